@@ -50,6 +50,7 @@ class PromptStd:
 
     def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Scale each group by its own; an all-zero group stays zero."""
+        # No epsilon, as `centre` makes groups without signal exactly 0: any other std is signal.
         return [a_G / std if (std := float(a_G.std())) > 0 else a_G for a_G in centred]
 
 

@@ -83,6 +83,7 @@ class ConstantAverage:
 
     def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
         """See `Averaging`."""
+        # The budget, not the longest there: no token's weight may depend on another completion's length.
         return np.full(len(length_N), 1.0 / (len(length_N) * (self.length or budget)))
 
 

@@ -121,6 +121,7 @@ class Marker:
         tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(tokens) == 1:
             return cls(tokens)
+        # By all tokens of the vocabulary, once: the last character may be merged with what follows it.
         last = frozenset(i for i in range(len(tokenizer)) if text[-1] in tokenizer.decode([i]))
         return cls(tokens, text, last, tokenizer.decode)
 
@@ -152,6 +153,7 @@ class LengthRule:
     def draw(self, u_G: np.ndarray) -> np.ndarray:
         """The lengths at which completions would be interrupted, from numbers uniform in [0, 1)."""
         if self.interrupt is None:
+            # No completion gets so far.
             return np.full(len(u_G), self.max_tokens + 1)
         low, high = self.interrupt
         return low + (u_G * (high - low + 1)).astype(np.int64)
@@ -176,6 +178,7 @@ class LengthRule:
         marker = Marker.of(tokenizer, end_of_thinking)
         if written not in tokenizer.decode(list(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
+        # More tokens than characters: some hold part of one alone, and no decoded tail ends with it.
         if len(marker.tokens) > 1 and (not marker.last or len(written) < len(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer splits a character of {end_of_thinking!r}")
         forced = choice.interruption()
@@ -201,6 +204,7 @@ class LengthState:
         self._thinking_R = np.ones(n_rows, dtype=bool)
         self._interrupt_at_R = np.zeros(n_rows, dtype=np.int64)
         self._inserting_R = np.full(n_rows, -1)  # index into the phrase, or -1
+        # The last entry is for rows that insert nothing: their index, -1, finds it.
         self._phrase = np.array([*rule.phrase, -1], dtype=np.int64)
         self._last = np.array(sorted(rule.end_of_thinking.last), dtype=np.int64)
         self._tail_RW = np.full((n_rows, rule.end_of_thinking.window), -1, dtype=np.int64)
@@ -235,13 +239,16 @@ class LengthState:
         self._thought_R += thinking_R
         self._answered_R += answering_R
 
+        # Inserted tokens end nothing, whatever they are: the model goes on behind them.
         ended_R = ~inserting_R & (token_R == end_token)
         closes_R = thinking_R & self._closes(token_R)
         if rule.phrase:
             starts_R = thinking_R & ~closes_R & (self._thought_R >= self._interrupt_at_R)
             last_R = self._inserting_R == len(rule.phrase) - 1
             self._inserting_R = np.where(inserting_R & ~last_R, self._inserting_R + 1, -1)
+            # Not where the end token was sampled just there: nothing would follow.
             self._inserting_R[starts_R & ~ended_R] = 0
+            # The phrase ends with the end of thinking, as `resolve` has checked.
             closes_R |= last_R
             out_R = answering_R & (self._answered_R >= rule.answer)
         else:

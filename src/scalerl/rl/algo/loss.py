@@ -57,6 +57,7 @@ class Cispo:
         self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
     ) -> TokenLoss:
         """See `Loss`; gradient flows through `logp_NT` as a log-probability only."""
+        # Detached: with a gradient through the ratio, a clipped token would lose its own.
         ratio_NT = (logp_NT.detach() - behaviour_logp_NT).exp()
         weight_NT = ratio_NT.clamp(max=self.max_ratio)
         return TokenLoss(-weight_NT * advantage_N[:, None] * logp_NT, ratio_NT > self.max_ratio)
@@ -83,6 +84,7 @@ class Reinforce:
     ) -> TokenLoss:
         """See `Loss`."""
         log_ratio_N = ((logp_NT.detach() - behaviour_logp_NT) * sampled_NT).sum(1)
+        # Clamped as a logarithm: over thousands of tokens the product itself overflows float32, at e^88.
         weight_N = log_ratio_N.clamp(max=math.log(self.max_ratio)).exp()
         clipped_N = log_ratio_N > math.log(self.max_ratio)
         value_NT = -(weight_N * advantage_N)[:, None] * logp_NT
@@ -155,6 +157,8 @@ class Gspo:
         """See `Loss`; gradient flows through the ratio, and so alike to every token."""
         log_ratio_N1 = ((logp_NT - behaviour_logp_NT) * sampled_NT).sum(1, keepdim=True)
         if self.length_normalised:
+            # A rank that has no completion left scores one without sampled tokens
+            # (`scalerl.rl.learner.fsdp`): 0 / 0 would be NaN, and so would NaN times its weight of 0.
             log_ratio_N1 = log_ratio_N1 / sampled_NT.sum(1, keepdim=True).clamp(min=1)
         value_N1, clipped_N1 = _surrogate(
             log_ratio_N1.exp(), advantage_N[:, None], self.min_ratio, self.max_ratio
@@ -165,6 +169,7 @@ class Gspo:
 def _surrogate(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLoss:
     """-min(rho A, clip(rho, low, high) A), and where the clip takes the gradient."""
     value = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    # Beyond the other bound the term without clip is the smaller one: the token keeps its gradient.
     above, below = (ratio > high) & (advantage > 0), (ratio < low) & (advantage < 0)
     return TokenLoss(value, above | below)
 
@@ -177,6 +182,7 @@ def _check_bounds(low: float, high: float) -> None:
     if not high > 0 or (low > 0 and high < 1):
         least = "1 or more" if low > 0 else "positive"
         raise ValueError(f"max_ratio must be {least}: it is the cap on the ratio itself")
+    # Ratios are float32: a cap beyond 3e38 would be none, and no message would tell.
     if 1e30 < high < math.inf:
         raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
 

@@ -77,8 +77,10 @@ class Checkpoints:
         if (self.folder / f"{STEP}{step:05d}").exists():
             return
         try:
+            # Copies are made here, between two steps; the thread only writes.
             save = self._saver(self.folder)
         except WriteError as error:
+            # Kept for `wait` or `finish`, which decide whether it ends the run.
             self._under_way = Future()
             self._under_way.set_exception(error)
         else:
@@ -115,6 +117,7 @@ class Checkpoints:
             return sums
 
         write_whole(folder / f"{STEP}{step:05d}", training)
+        # Older ones go once the new one is whole, never before.
         self._on_made()
         for _, old in step_folders(folder)[self._settings.keep :]:
             shutil.rmtree(old, ignore_errors=True)
@@ -192,6 +195,7 @@ def copied_state(model: Any) -> dict[str, Tensor]:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
+    # JSON and safetensors, not a pickle: a checkpoint that somebody passes on must not run code.
     tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")

@@ -50,6 +50,7 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"model {name} does not run in the generator ({first_line(error)})") from error
     allowed = _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_LOW) / min(sampling.temperature, 1.0)
+    # `not <=`, as NaN must be refused too.
     if not gap <= allowed:
         raise InputError(
             f"model {name} is sampled wrongly: log-probabilities are {gap:.2g} off those of its own forward "

@@ -49,6 +49,7 @@ def decode(
             install = generator.update if generator.version >= 0 else generator.start
             install(*weights)
             report("installed", generator.version)
+        # All messages first: completions of a group that start together share the pass over its prompt.
         while not (generator.busy and inbox.empty()):
             try:
                 message = inbox.get(timeout=BEAT)

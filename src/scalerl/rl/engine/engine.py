@@ -84,6 +84,7 @@ class TransformersEngine:
         for padded_T, prompt_T in zip(token_BT, prompts, strict=True):
             padded_T[: len(prompt_T)] = prompt_T
         position_BT = torch.arange(longest, device=self._device).expand(len(prompts), -1)
+        # Made here, as transformers would derive it from the length of a cache, of which slots have many.
         causal = torch.ones(longest, longest, dtype=torch.bool, device=self._device).tril()[None, None]
         hidden_BTD = hidden_states(
             self._model,
@@ -105,6 +106,7 @@ class TransformersEngine:
         slot_A = self._tensor(slots_A)
         token_S1[slot_A, 0] = self._tensor(tokens_A)
         position_S1[slot_A, 0] = self._tensor(positions_A)
+        # All slots, as to select those that take part would copy their keys and values in every step.
         every_S = torch.arange(len(token_S1), device=self._device)
         cache = self._cache.at(every_S, position_S1, prefilling=False)
         reach_L = torch.arange(cache.extent, device=self._device)
@@ -144,6 +146,7 @@ class _CacheLayer(CacheLayerMixin):
         """Allocate once the first states show heads, size and precision."""
         _, heads, _, dim = key_states.shape
         shape = (self.owner.n_slots, heads, self.owner.n_positions, dim)
+        # Zeros: what is masked has weight 0, and 0 times a NaN of fresh memory is NaN.
         self.keys = key_states.new_zeros(shape)
         self.values = value_states.new_zeros(shape)
         self.is_initialized = True
@@ -206,6 +209,7 @@ class SlotCache(Cache):
         """
         self.target = (slots_B[:, None], positions_BT)
         self.prefilling = prefilling
+        # Attention is over this much alone: early in a long context most of a slot is empty.
         self.extent = int(positions_BT.max()) + 1
         return self
 
@@ -222,6 +226,7 @@ class SlotCache(Cache):
 
     def load(self, slots_B: Tensor, saved: list[list[Tensor]]) -> None:
         """Put back what `save` returned."""
+        # Not strict: before the first use there is nothing to save.
         for layer, pair in zip(self.slot_layers, saved, strict=False):
             keys, values = (tensor.to(slots_B.device) for tensor in pair)
             layer.lazy_initialization(keys, values)

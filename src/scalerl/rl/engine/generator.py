@@ -215,6 +215,7 @@ class TorchGenerator(OrderedGroups):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Invert the cumulative distribution at a number that only (key, position) decide."""
         draw_A = uniform(self._key_S[slots], at - self._start_S[slots])
+        # In float64: a sum of 1 in float32 takes up no token rarer than 6e-8.
         cdf_AV = logp_AV.double().exp_().cumsum(-1)  # its end is 1 but for rounding
         threshold_A1 = torch.from_numpy(draw_A).to(self._device)[:, None] * cdf_AV[:, -1:]
         token_A1 = torch.searchsorted(cdf_AV, threshold_A1, right=True).clamp_(max=cdf_AV.shape[-1] - 1)
@@ -247,6 +248,7 @@ class TorchGenerator(OrderedGroups):
         assert request is not None
         span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
         rollout = request.rollout(
+            # Copies, as the slot is refilled at once.
             token_T=self._token_SL[slot, span].copy(),
             sampled_T=self._sampled_SL[slot, span].copy(),
             logp_T=self._logp_SL[slot, span].copy(),

@@ -116,9 +116,11 @@ def stream_keys(*parts: object, last: Iterable[object]) -> np.ndarray:
 
     A stream is named by `parts`, which all streams share, and by its own one of `last`.
     """
+    # `\0` after each part: without it ("a", "b1") and ("ab", "1") would have one stream.
     common = hashlib.blake2b("".join(f"{part}\0" for part in parts).encode(), digest_size=8)
     digests = []
     for part in last:
+        # What the samples of a group share is hashed once.
         own = common.copy()
         own.update(str(part).encode())
         digests.append(own.digest())
@@ -130,8 +132,10 @@ def uniform(key_S: np.ndarray, position_S: np.ndarray) -> np.ndarray:
 
     Both arguments are integer arrays of one shape; the result is float64 of that shape.
     """
+    # All arrays: NumPy wraps them round in silence, as is meant here, and warns of scalars that overflow.
     z = key_S.astype(np.uint64) + (position_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
+    # 53 bits, which float64 holds exactly: rounding up could give 1.
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53

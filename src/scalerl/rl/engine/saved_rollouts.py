@@ -19,6 +19,7 @@ _BY_ROLLOUT = ("epoch", "sample", "first_version", "truncated", "interrupted")
 
 def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Return a tree of plain values and arrays; every prompt is in it once."""
+    # The completions of a group share their prompt, which may be longer than they are.
     prompts = {r.prompt.id: r for r in rollouts}
     packed: dict[str, Any] = {
         "prompts": [dict(vars(r.prompt)) for r in prompts.values()],
@@ -37,6 +38,7 @@ def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
         p["id"]: np.array(t, dtype=np.int64)
         for p, t in zip(packed["prompts"], packed["prompt_tokens"], strict=True)
     }
+    # dtype, as an empty list would give floats, which slice nothing.
     ends = np.cumsum(packed["tokens"], dtype=np.int64)
     rollouts = []
     for i, (name, end) in enumerate(zip(packed["prompt"], ends, strict=True)):
@@ -71,6 +73,7 @@ def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
         "rollouts": pack_samples({i: group.rollouts for i, group in enumerate(groups)}),
         "reward": _joined([group.reward_G for group in groups]),
         "correct": _joined([group.correct_G for group in groups]),
+        # Pairs, as JSON would make texts of the numbers of samples.
         "failed": [[[sample, reason] for sample, reason in group.failed.items()] for group in groups],
     }
 

@@ -109,7 +109,7 @@ def _sampling(rows: Rows, window: int) -> float:
     """
     probes = _probes(rows, window)
     variance = sum(row["probe_tokens"] * row["rank_variance"] for row in probes)
-    if variance < 2.5:  # ten tokens that could have been others: too few for a normal distribution
+    if variance < 2.5:  # thirty tokens, at most 1/12 each: too few for a normal distribution
         return math.nan
     return abs(sum(row["probe_tokens"] * (row["rank"] - 0.5) for row in probes)) / math.sqrt(variance)
 

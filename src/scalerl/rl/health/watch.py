@@ -17,6 +17,7 @@ from scalerl.record.reader import EvalPoint
 from scalerl.rl.config.health import LONGEST_WINDOW, Health
 from scalerl.rl.health.figures import FIGURES, READ, Figure, Level, Rows, figures_of
 
+# The drift of lengths compares a window with the one before it.
 _STEPS_KEPT = 2 * LONGEST_WINDOW
 
 
@@ -61,12 +62,14 @@ class Watch:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Check a line of steps.jsonl."""
+        # What figures read, as the rows are part of every checkpoint.
         self._rows.append({key: row[key] for key in READ if key in row})
         self._check(row["step"], list(self._rows), self._of_steps)
 
     def evaluation(self, point: EvalPoint) -> None:
         """Check an evaluation."""
         p, n = point.pass_rate, point.n_prompts * point.n_samples
+        # Without the spread within prompts, p (1 - p) of the mean: never less than the mean of p (1 - p).
         noise = point.noise_sd if math.isfinite(point.noise_sd) else math.sqrt(p * (1 - p) / max(n, 1))
         self._points.append({"pass_rate": p, "noise_sd": noise})
         self._check(point.step, self._points, self._of_points)
@@ -95,6 +98,7 @@ class Watch:
     def _check_one(self, step: int, name: str, figure: Figure, value: float) -> None:
         known = self._open.get(name)
         if known is not None:
+            # Also while it stays open: the report of its end says how bad it was.
             worst = max(known.worst, value) if figure.sign > 0 else min(known.worst, value)
             known = self._open[name] = replace(known, worst=worst)
             if figure.is_over(value, known.level):

@@ -23,6 +23,7 @@ from scalerl.rl.kernels.dense import DenseModel
 LANES = 8
 """Numbers in a vector: sizes of heads, hidden states and gates must be multiples of it."""
 
+# Not -ffast-math: it assumes that nothing is infinite, and scores of masked positions are.
 _FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 
@@ -57,6 +58,7 @@ def _compile(compiler: Sequence[str], source: Path) -> ctypes.CDLL | None:
             command = [*compiler, *_FLAGS, *machine, str(source), "-o", str(target), "-lm"]
             with suppress(OSError):  # such as a folder from which nothing may be run
                 if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    # Loaded before its folder is removed: the mapping keeps it, and no path is shared.
                     return ctypes.CDLL(str(target))
     return None
 

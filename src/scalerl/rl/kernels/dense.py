@@ -60,6 +60,7 @@ class DenseModel:
         config: Any = model.config
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act not in ("silu", "swish"):
             return None
+        # The kernels attend to all that came before; a window would be ignored.
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
             return None
@@ -79,6 +80,7 @@ class DenseModel:
         )
         if any(type(m) is not nn.Linear for layer in dense.layers for m in layer.linears):
             return None  # an adapter, say
+        # A parameter that is not among these, as a further bias or norm, would be left out without a word.
         known = {id(p) for p in dense.parameters()}
         return dense if known == {id(p) for p in base.parameters()} else None
 
@@ -95,6 +97,7 @@ class DenseModel:
     def rotation(self, n_positions: int) -> tuple[Tensor, Tensor]:
         """Return cosine and sine by position, each (n_positions, head_dim), by the model's own module."""
         device = self.norm.device
+        # Of its first argument it reads dtype and device alone.
         cos, sin = self.rotary(torch.zeros(1, device=device), torch.arange(n_positions, device=device)[None])
         return cos[0].contiguous(), sin[0].contiguous()
 

@@ -89,6 +89,7 @@ class _Store:
     def __init__(self, model: DenseModel, n: int, n_positions: int) -> None:
         layers, kv_heads, dim = len(model.layers), model.kv_heads, model.head_dim
         self.extent = -(-n_positions // LANES) * LANES
+        # Zeros: blocks are read whole, and what was in that memory may not be finite.
         self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
         self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
         pairs = zip(self.keys, self.values, strict=True)
@@ -156,6 +157,7 @@ class FusedEngine:
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
         """Run all tokens of all prompts, one after the other and without padding; see `Engine`."""
+        # There are as many entries as slots, and those that start have let go of theirs: enough are free.
         self._prompt_S[np.concatenate(groups)] = -1
         entry_B = np.setdiff1d(np.arange(len(self._prompt_S)), self._prompt_S)[: len(groups)]
         for slots, prompt_T, entry in zip(groups, prompts, entry_B, strict=True):
@@ -175,6 +177,7 @@ class FusedEngine:
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return keys and values of all layers, and the prompt that each slot goes on from; see `Engine`."""
         prompt_B, prefix_B = self._prompt_S[slots_B], self._prefix_S[slots_B]
+        # A prompt that several slots share is saved once.
         entry_P, first_P = np.unique(prompt_B, return_index=True)
         own_B = length_B - prefix_B
         return {
@@ -197,6 +200,7 @@ class FusedEngine:
         """Run the tokens in passes of `MOST_TOKENS`; their keys and values are written to `own`."""
         inputs = [torch.from_numpy(array) for array in (tokens_A, *offsets)]
         out_AD = torch.empty(len(tokens_A), self._embedding.shape[1])
+        # A cut within a prompt changes nothing: keys and values of its first part are in the store by then.
         for start in range(0, len(tokens_A), MOST_TOKENS):
             part = slice(start, start + MOST_TOKENS)
             token_part, *offset_parts = (tensor[part] for tensor in inputs)
@@ -244,6 +248,7 @@ def _stack(parameters: Sequence[Tensor]) -> Tensor:
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
+        # A view: weights that are installed in the module later are then here, too.
         parameter.data = part
     return whole
 

@@ -49,6 +49,7 @@ def _queries_keys_values(model: DenseModel, layer: DenseLayer, x_FD: Tensor) -> 
     """Shape (F, X, E), the heads of queries first."""
     parts = (layer.q, layer.k, layer.v)
     bias = None if layer.q.bias is None else torch.cat([part.bias for part in parts])
+    # One product for all heads: the gradient of `cat` gives each matrix its part.
     qkv = linear(x_FD, torch.cat([part.weight for part in parts]), bias)
     qkv_FXE = qkv.unflatten(1, (-1, model.head_dim))
     if layer.q_norm is None or layer.k_norm is None:
@@ -84,6 +85,7 @@ class _RmsNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
         x, scale, rate = ctx.saved_tensors
+        # Autograd may pass an expanded gradient: its memory is not the array that C reads.
         grad, grad_x, grad_scale = grad.contiguous(), torch.empty_like(x), torch.zeros_like(scale)
         sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
         _functions().rms_norm_backward(grad, x, scale, rate, grad_x, grad_scale, *sizes)
@@ -97,6 +99,7 @@ class _Swiglu(Function):
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         _functions().swiglu(gate_up, out, *out.shape)
+        # The input alone: silu is cheaper to compute again than to hold.
         ctx.save_for_backward(gate_up)
         return out
 

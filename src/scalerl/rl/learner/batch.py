@@ -80,10 +80,13 @@ def make_batch(
         whole = [
             i
             for i, r in enumerate(rollouts)
+            # Without sampled tokens there is nothing to train, and averaging would divide by 0.
             if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
         ]
+        # The mean is over what enters the loss: a truncated completion is no baseline either.
         centred_G = centre(group.reward_G[whole])
         signal = centred_G.any()
+        # Counted also where such groups are kept: they train nothing but the divergence, if that is on.
         without_signal += not signal
         if signal or (keep_zero_variance and whole):
             kept.append([rollouts[i] for i in whole])
@@ -96,6 +99,7 @@ def make_batch(
             fates.append("failed" if len(group.failed) > truncated else "truncated")
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
+    # zeros(0), as a batch may have no group left, and nothing cannot be concatenated.
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
@@ -130,6 +134,7 @@ def _pad(
     return Batch(
         token_NT=token_NT,
         behaviour_logp_NT=padded("logp_T", np.float32),
+        # Inserted tokens are read and weigh 0: the model has not chosen them.
         weight_NT=padded("sampled_T", np.float64) * weight_N[:, None],
         version_NT=padded("version_T", np.int64),
         advantage_N=advantage_N,

@@ -69,6 +69,7 @@ class Learner:
         self.device = next(model.parameters()).device
         self._recipe = recipe
         self._trained = [p for p in model.parameters() if p.requires_grad]
+        # Weights in float32 are their own masters, without a second copy.
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = new_adamw(recipe.optimiser, self._masters)
         self._score = self._scorer()
@@ -115,6 +116,7 @@ class Learner:
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
+            # Before its first step AdamW has none.
             if moments:
                 self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
@@ -151,21 +153,26 @@ class Learner:
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""
         if not len(batch):
+            # Counted: a version stands for a batch that was consumed, by which admission gives slots back.
             self.version += 1
             return StepStats()
         sums, ratio_max = self._accumulate_all(batch)
+        # By the version, so that a resume needs no state of a scheduler.
         lr = self._recipe.optimiser.lr_at(self.version)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
+        # Checked before the step: the weights that are saved then are still the last good ones.
         norm = self._clip()
         if not math.isfinite(norm):
             raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
         self._optimiser.step()
+        # None, not 0: gradients take no memory while nothing is trained.
         self._optimiser.zero_grad(set_to_none=True)
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
         loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
+        # A backward pass costs two forward passes; the base model only a forward pass.
         passes = 3 if self._base_score is None else 4
         flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
@@ -243,8 +250,10 @@ class Learner:
                 base_logp_MT, _ = self._base_score(*completions)
             kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
+        # At once, so that the activations of one micro-batch are all that is held.
         loss.backward()
         self._gather_gradients()
+        # In float64, as the square of a ratio above e^44 overflows float32.
         log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
         ratio = log_ratio.exp()
         of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
@@ -294,6 +303,7 @@ def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.Adam
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    # `fused`: one pass over weights, gradients and moments, which are far larger than a cache.
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 

@@ -63,6 +63,7 @@ class Probe:
         some = fresh[:: max(1, len(fresh) // self._completions)][: self._completions]
         found = self._score(some) if some else {}
         now = self._learner.version
+        # Only a version that is published can be found in a completion: with OffPolicy every k-th.
         if now - self.version > self._schedule.max_staleness and self._schedule.publishes(now):
             self._hold()
         return found

@@ -24,6 +24,7 @@ from scalerl.rl.kernels.packed import can_pack, packed_hidden_states
 from scalerl.rl.kernels.packing import Packing
 from scalerl.rl.model.causal_lm import hidden_states, log_probs_TV
 
+# At a vocabulary of 150,000 these are 300 MB in float32.
 TOKENS_AT_ONCE = 512
 """Tokens whose distributions are in memory at once."""
 
@@ -68,6 +69,7 @@ class Scorer:
         logp_W, entropy_W = self._of_wanted(token_MT, wanted_MT, prompt_M, group_M)
         wanted = torch.from_numpy(wanted_MT).to(self._device)
         zero_MT = torch.zeros(wanted_MT.shape, device=self._device)
+        # Row by row, which is the order of `_of_wanted`.
         return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
 
     def _of_wanted(
@@ -82,6 +84,7 @@ class Scorer:
         logp_RV = log_probs_TV(self.model, hidden_RD, self._temperature, self._fp32_logits)
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
         with torch.no_grad():
+            # Recorded and not trained: a graph of its own would hold (R, V) once more.
             entropy_R = -(logp_RV.exp() * logp_RV).sum(-1)
         return logp_RV[row_W, target_W], entropy_R[row_W]
 
@@ -151,6 +154,7 @@ def scores_of_held(
 
 def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ranks of tokens in their distributions, and the variance of each rank of a sample."""
+    # In float64, as each probability is one of 150,000 that are added up.
     logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
     likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
     tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
@@ -160,6 +164,7 @@ def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
 @contextmanager
 def _in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[None]:
     """Put the held weights in the place of the trained ones, which are then restored."""
+    # In the place of the trained ones: a second model would take as much memory again, in shards of its own.
     own = copies(trained)
     try:
         _install(held, trained)

@@ -89,7 +89,10 @@ class RunCounters:
     def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
         """Add a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
+        # Added up by step, not multiplied at the end: a resume may have another number of trainers.
         self.trainer_seconds += wall_seconds * self.trainers
+        # A generator of its own is held before and after the trainer's steps, and says so itself; one that
+        # takes turns with the trainer is held as long as that.
         if self.apart:
             self.generator_seconds, self.generator_startup = generator.held, generator.startup
         else:
@@ -100,6 +103,7 @@ class RunCounters:
         self.waited_seconds += step.waited_seconds * self.trainers
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
+        # Of all groups consumed, also those without signal: they were paid for.
         self.samples += sum(len(group.rollouts) for group in step.groups)
         self.prompts += len(step.groups)
         for fate in step.batch.fates:
@@ -126,6 +130,7 @@ class RunCounters:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, on the devices that there are now."""
+        # The devices are those of this start, not those of the checkpoint.
         now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
         self.__dict__.update(dict(state) | now)
 
@@ -135,6 +140,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
     generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
+    # By token: a completion may have been sampled by several versions.
     staleness_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
     row = {
         "step": step.index,

@@ -40,6 +40,7 @@ class Agenda:
     def evaluates(self, share: float) -> bool:
         """Return whether an evaluation is due; several that one step passes are made once."""
         before, share = self.due, min(share, 1.0)  # a step may cost any multiple of the budget
+        # The floor jumps over all that has passed; the loop settles the last, where it is off by one.
         self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
@@ -114,6 +115,7 @@ class Evaluations:
         """
         while self._pending:
             future = self._pending[0].future
+            # In short waits, as a signal sets `stop` and cannot wake a thread that waits for a future.
             while len(self._pending) > most and not future.done() and not (stop and stop.is_set()):
                 wait([future], timeout=_MOMENT)
             if not future.done():
@@ -122,6 +124,7 @@ class Evaluations:
                 result = future.result()
             except ScalerlError as error:
                 raise EvaluationError(f"{self.writer.path}: {error}") from error
+            # Popped once its result is there: after an error a checkpoint still has it, for the resume.
             self._write(self._pending.popleft().row, result)
         return len(self._pending) <= most
 
@@ -145,7 +148,9 @@ class Evaluations:
     def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
         self.counters.evaluate_seconds += result.seconds
         self.counters.startup_seconds += result.startup
+        # The row holds the counters at the start of this evaluation; only its own cost is known since.
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
+        # Weights with NaN sample nonsense, whose pass rate of 0 would look like any other.
         if not math.isfinite(result.entropy):
             raise DivergedError(row["step"], "the model's probabilities are not finite any more")
         n = len(self._prompt_ids)

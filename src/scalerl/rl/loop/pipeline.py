@@ -123,6 +123,7 @@ class Pipeline:
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, once verifications are done and recorded in the pool."""
         if self._verifying is not None:
+            # Their groups are out of the generator's state already, and would be in no part of a checkpoint.
             self._verifying.rewards.wait(math.inf)
             self._keep_verified()
         return {
@@ -151,6 +152,7 @@ class Pipeline:
         n_prompts = self._recipe.batch.prompts
         wanted = self._recipe.schedule.at_once(n_prompts)
         if self.admitted < self._collected + wanted and not self._pool.left:
+            # A step takes whole batches: what is left of the pool's last one is never trained.
             return (self.admitted - self._collected) // n_prompts * n_prompts  # the last ones
         return wanted
 
@@ -163,6 +165,7 @@ class Pipeline:
                 continue
             if not self._wanted():
                 return False
+            # Only this counts as waiting for generation; a wait for the verifier does not.
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
@@ -202,11 +205,13 @@ class Pipeline:
         batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         pending = learner.begin(batch)
+        # 0: while groups are being verified, `_go_on` does the waiting.
         while not pending.wait(0.0 if self._verifying else _MOMENT):
             self._go_on()
             if self._verified and self._batch is None:
                 self._batch = self._make_batch()
         stats = pending.result()
+        # Fetched only where they are sent: from a sharded learner that is a gather over all ranks.
         weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
         if weights is not None:

@@ -25,6 +25,7 @@ class PromptPool:
     seed: int
     passes: int = 0
     _queue: list[Prompt] = field(default_factory=list)
+    # By prompt: the epoch is part of the key of random numbers, so that each draw samples anew.
     _epochs: Counter[str] = field(default_factory=Counter)
     _history: dict[str, History] = field(default_factory=dict)
     _retired: set[str] = field(default_factory=set)
@@ -38,12 +39,14 @@ class PromptPool:
         """Return the next prompt and its epoch; None when every prompt has been retired."""
         while True:
             while self._queue:
+                # Looked at here, as the queue of the pass was filled before some of its prompts were retired.
                 prompt = self._queue.pop()
                 if prompt.id not in self._retired:
                     self._epochs[prompt.id] += 1
                     return prompt, self._epochs[prompt.id] - 1
             if not self.left:
                 return None
+            # Made anew for each pass, so that a resume needs none of its state.
             order = np.random.default_rng([self.seed, self.passes]).permutation(len(self.prompts))
             self._queue = [self.prompts[i] for i in order]
             self.passes += 1

@@ -39,6 +39,7 @@ class View:
 
     def step(self, step: int, share: float, counters: RunCounters) -> None:
         """Report a trainer step."""
+        # Per second of work: idle devices and evaluations would make the same code look slower.
         speed = counters.generated / (counters.generate_seconds + counters.train_seconds)
         self._last = replace(self._last, step=step, share=min(share, 1.0), tokens_per_second=speed)
         self._report(self._last)

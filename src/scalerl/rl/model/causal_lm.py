@@ -164,6 +164,7 @@ def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
 
 def copy_weights(model: nn.Module) -> Weights:
     """Return NumPy copies of the parameters by name; tied parameters once."""
+    # Copied: `numpy()` of a float32 tensor on a CPU shares its memory, and the next step would change it.
     return {name: p.detach().float().cpu().numpy().copy() for name, p in merged_parameters(model)}
 
 
@@ -171,6 +172,7 @@ def copy_weights(model: nn.Module) -> Weights:
 def install_weights(model: nn.Module, weights: Weights) -> None:
     """Copy `weights` into the parameters of `model`, in place."""
     for name, parameter in model.named_parameters():
+        # In place, as the engines hold views of the parameters.
         parameter.copy_(torch.from_numpy(np.asarray(weights[name])))
 
 

@@ -33,6 +33,7 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
     head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     adapters = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=linear, lora_dropout=0.0)
+    # Named, as `fork_rng` warns where a machine has several GPUs and none is.
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices):  # peft draws from the generator of the process
         torch.manual_seed(seed)
@@ -66,4 +67,5 @@ def plain_state(model: nn.Module) -> dict[str, Tensor] | None:
     """Return the state of the plain model, adapters merged; None if the model has no adapters."""
     if not any(hasattr(module, "lora_A") for module in model.modules()):
         return None
+    # safetensors saves contiguous tensors alone.
     return {name: weight.detach().contiguous() for name, weight in merged_parameters(model)}

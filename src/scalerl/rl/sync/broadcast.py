@@ -93,6 +93,7 @@ class WeightSender:
 
     def close(self) -> None:
         """Do not wait for what is under way: those who would receive it are gone."""
+        # A collective whose peers are gone returns only at its timeout.
         self._thread.shutdown(wait=False, cancel_futures=True)
         Joined.leave()
 
@@ -101,6 +102,7 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
     """Broadcast all buckets; what fails is told, and seen by the receivers."""
     try:
         joined = Joined.of(group, 0)
+        # The version first: a receiver that was lost for one broadcast would else take the next one for it.
         joined.broadcast(torch.tensor([version], device=joined.device))
         for bucket in weights.mappings():
             flat = np.concatenate([weight.reshape(-1) for weight in bucket.values()])

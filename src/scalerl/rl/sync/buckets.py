@@ -42,6 +42,7 @@ def layout_of(weights: Weights) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes in the order of `buckets_of`; nothing is fetched for it."""
     if isinstance(weights, Elsewhere):
         return [tensor for bucket in weights.layout for tensor in bucket]
+    # A receiver allocates by this before the first bucket comes, so that the order of both must agree.
     return [(name, weight.shape) for name, weight in weights.items()]
 
 

@@ -31,6 +31,7 @@ class StoredWeights(Mapping[str, np.ndarray]):
         self._at = {name: ref for tensors, ref in self._buckets for name, _ in tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
+        # A copy: what Ray returns is a read-only view of its shared memory, and pins the bucket there.
         return np.array(self._get(self._at[name])[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -65,6 +66,7 @@ class StoredWeights(Mapping[str, np.ndarray]):
 
     def _get(self, ref: Any) -> dict[str, np.ndarray]:
         try:
+            # With a timeout, as the owner of an object may hang, for which Ray waits without end.
             return ray.get(ref, timeout=self._seconds)
         except RayError as error:
             raise LearnerLostError(f"weights do not come from the learner ({brief_error(error)})") from error
@@ -95,6 +97,7 @@ def put(bucket: dict[str, np.ndarray]) -> Bucket:
 
 def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
     """Weights in the object store: put there bucket by bucket, unless they are there already."""
+    # Weights of a learner on actors are in the store already, bucket by bucket from its ranks.
     if isinstance(weights, StoredWeights):
         return weights
     check()

@@ -69,6 +69,7 @@ class SharedWeights:
     def write(self, weights: Weights, version: int) -> None:
         """Make `weights` current."""
         into = 1 - int(self._header[_CURRENT])
+        # Odd before the first number changes, for a reader that is still in this buffer, a version late.
         self._header[_COUNT][into] += 1
         _fence()
         for (name, _, _), place in zip(self._layout, self._places(into), strict=True):
@@ -77,12 +78,14 @@ class SharedWeights:
         _fence()
         self._header[_COUNT][into] += 1
         _fence()
+        # Last: a reader that follows it finds a buffer that is whole.
         self._header[_CURRENT] = into
 
     def read(self, into: Mapping[str, np.ndarray]) -> int:
         """Copy the current weights into float32 arrays of their shapes, and return their version."""
         while True:
             current = int(self._header[_CURRENT])
+            # In this order: the count before the numbers and again after them, which must not be reordered.
             count = int(self._header[_COUNT][current])
             _fence()
             version = int(self._header[_VERSION][current])

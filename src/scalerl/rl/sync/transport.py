@@ -34,6 +34,7 @@ class ObjectStore:
     def publish(self, weights: Weights, version: int) -> None:
         """These are the weights of the day."""
         self.current = store(weights, self._bucket_mib, self._seconds)
+        # One reference for all buckets, as Ray counts every reference of every message.
         self._posted = Posted.of(self.current, self._seconds)
 
     def for_one(self) -> Any:
@@ -78,10 +79,12 @@ class Broadcast(ObjectStore):
         """What each is sent: that it is to receive a broadcast, which begins."""
         if not receivers:
             return []
+        # A collective needs exactly its members: one that has come or gone would leave all others waiting.
         if self._group is None or self._receivers != list(receivers):
             port = free_port(self._address)
             self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._heartbeat)
             self._receivers = list(receivers)
+        # Begun before the receivers are told: it waits for them elsewhere, in a thread or on an actor.
         self._send(self._group, self.current, version)
         layout = self.current.layout
         return [Incoming(self._group, rank + 1, layout, version) for rank in range(len(receivers))]
@@ -106,5 +109,6 @@ def transport_of(cluster: Any, learner: Any) -> ObjectStore:
     if kind == "object_store":
         return ObjectStore(bucket_mib, timeouts.weights)
     send = getattr(learner, "send", None)
+    # Sent from where the weights are: the first rank of the learner has put them on its own node.
     address = learner.address if send else ray.util.get_node_ip_address()
     return Broadcast(kind, bucket_mib, timeouts.weights, timeouts.heartbeat, address, send)

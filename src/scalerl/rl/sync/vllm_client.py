@@ -33,6 +33,7 @@ class Client:
     def __init__(
         self, name: str, key: str, key_name: str, *, url: str = "http://vllm", socket: str | None = None
     ) -> None:
+        # A completion in flight holds a connection; httpx allows 100 by default, and others would wait.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, retries=0)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -56,12 +57,14 @@ class Client:
         while True:
             method = "GET" if body is None else "POST"
             try:
+                # One deadline for all tries together.
                 timeout = httpx.Timeout(max(until - time.monotonic(), 0.01), connect=10.0)
                 response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
             except httpx.TimeoutException as error:
                 raise ServerLostError(f"{self.name}: {path} took longer than {seconds:g} s") from error
             except httpx.TransportError as error:
                 raise ServerLostError(f"{self.name}: {path}: {brief_error(error)}") from error
+            # Only these say that the request was not begun; to send any other again could sample twice.
             if response.status_code not in (429, 503):
                 return self._read(path, response)
             if time.monotonic() + pause > until:
@@ -86,6 +89,7 @@ class Client:
         status = response.status_code
         if status in (401, 403):
             raise WorkerError(f"{self.name} refuses the API key ({status}): set {self._key_name}")
+        # /pause and /collective_rpc are routes of vLLM's development mode alone.
         if status == 404:
             why = _message(response)
             raise WorkerError(

@@ -52,6 +52,8 @@ class FileTransport:
             version, weights = self.version, self._weights
             if version not in self._written:
                 assert weights is not None
+                # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
+                # received. Under the lock, so that servers that ask at the same time share one copy.
                 self._written[version] = await asyncio.to_thread(self._write, weights, version)
                 del weights
                 if version == self.version:
@@ -66,6 +68,7 @@ class FileTransport:
 
     async def load(self, server: Client, source: Path, seconds: float) -> Any:
         """Have a paused server load the weights; return the progress of its completions."""
+        # vLLM's own timeout is the first to end, so that its message comes back instead of a dropped request.
         call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
         return await server.request("/collective_rpc", call, seconds=2 * seconds)
 

@@ -56,6 +56,7 @@ BEAT_SECONDS = 1.0
 
 def main(fd: int, parent: int, seconds: float, memory: int) -> None:
     """Verify the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
+    # Its workers run the task's code: none of them may have the channel to the trainer.
     os.set_inheritable(fd, False)
     leave_signals()
     proc.adopt_orphans()
@@ -184,6 +185,7 @@ class Supervisor:
 
     def _next(self, worker: ForkedWorker, job: Job) -> Outcome | None:
         """Return the outcome of the next completion; None if the worker is not to be trusted any more."""
+        # The first completion of a worker may import what all later ones find.
         fresh = worker.verified == 0
         answer = self._forks.verify(worker, job)
         if not fresh and not answer.odd:

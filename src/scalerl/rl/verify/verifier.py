@@ -150,6 +150,7 @@ class PoolVerifier(Verification):
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`."""
         texts = _texts(self._tokenizer, completions)
+        # JSON, as nothing that goes through a worker is unpickled by the trainer.
         jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
         return self._pool.submit([job.encode() for job in jobs])
 

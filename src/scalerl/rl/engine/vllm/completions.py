@@ -41,6 +41,7 @@ def parse_answer(name: str, answer: Any, request: Request, marks: list[tuple[int
             return None
         token_T = np.array(choice["token_ids"], dtype=np.int64)
         logp_T = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
+        # vLLM leaves the details out, or has null there, where nothing was cached.
         cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     except (KeyError, TypeError, ValueError, AttributeError):
         raise WorkerError(f"{name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
@@ -62,6 +63,7 @@ def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
     sampled_T = np.ones(n, dtype=bool)
     sampled_T[forced] = False
     version_T = np.zeros(n, dtype=np.int32)
+    # In order: each overwrites the end of the one before.
     for start, version in marks:
         version_T[start:] = version
     return request.rollout(
@@ -91,6 +93,7 @@ def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_token: 
     ends = np.flatnonzero(token_T == end_token)
     if not rule.phrase:
         return _finished(token_T, 0, ends, rule.max_tokens, slice(0, 0))
+    # A completion may end while it thinks; what vLLM returns after its end token does not count.
     thinking = min(interrupt_at, *(ends[:1] + 1)) if len(ends) else interrupt_at
     closed = _closes_at(rule.end_of_thinking, token_T[:thinking])
     if closed is not None:
@@ -113,6 +116,7 @@ def _finished(token_T: np.ndarray, start: int, ends: np.ndarray, budget: int, fo
         return Followed(int(later[0]) + 1, forced, truncated=False)
     if len(token_T) < start + budget:
         raise WorkerError(f"vLLM ended a completion after {len(token_T)} tokens, with budget left")
+    # What follows is the end token that `LengthProcessor` had sampled to end the request.
     return Followed(start + budget, forced, truncated=True)
 
 

@@ -93,6 +93,7 @@ class VllmGenerator(OrderedGroups):
         except OSError as error:
             raise InputError(f"weights_folder: {settings.weights_folder} ({error.strerror})") from error
         self._folder = Path(folder)
+        # By atexit, too: /dev/shm is memory, and a model's worth would stay taken.
         self._remove_folder = atexit.register(partial(shutil.rmtree, folder, ignore_errors=True))
         marks = sampling.length.end_of_thinking.tokens, sampling.length.phrase
         texts = tuple(tokenizer.decode(list(tokens)) for tokens in marks if tokens)
@@ -109,6 +110,7 @@ class VllmGenerator(OrderedGroups):
         self._lost: set[int] = set()
         """Servers that were lost, and do not take part again yet."""
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
+        # A server may have cached these prompts for another run, by other weights of the same version.
         salt = f"{purpose}-{secrets.token_hex(4)}"
         self._pool = ServerPool(
             settings,
@@ -142,6 +144,7 @@ class VllmGenerator(OrderedGroups):
         """
         tokenizer = load_tokenizer(model_folder)
         seed = recipe.evaluation.seed if evaluation else recipe.seed
+        # The shape alone: the weights are in the learner and on the servers.
         shape = empty_model(model_folder, dtype_of(recipe.precision))
         return cls(
             settings,
@@ -175,6 +178,7 @@ class VllmGenerator(OrderedGroups):
     def installed(self) -> int:
         """The version that every server has installed which takes part; -1 where all are lost."""
         self._receive(block=False)
+        # A lost server installs nothing: if it counted, the others would have no more groups to sample.
         taking_part = [version for i, version in enumerate(self._installed) if i not in self._lost]
         return min(taking_part, default=-1)
 
@@ -220,6 +224,7 @@ class VllmGenerator(OrderedGroups):
 
     def _receive(self, block: bool) -> None:
         if self._error:
+            # Raised by every later call, as no event will come any more.
             raise self._error
         try:
             while block or not self._events.empty():
@@ -239,6 +244,7 @@ class VllmGenerator(OrderedGroups):
             if self._installed[event.server] < 0:
                 self._record("arrived", event.server, f"takes part from version {event.version}")
             self._installed[event.server] = event.version
+            # It takes part again with the newest weights, as any other.
             self._lost.discard(event.server)
             self.install_seconds.append(event.seconds)
         elif isinstance(event, LostTokens):
@@ -246,6 +252,7 @@ class VllmGenerator(OrderedGroups):
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
             self._lost.add(event.server)
+            # The groups stay assigned: the pool samples their completions anew, by the same random numbers.
             self._counters.restarted += len(event.seq_nos)
             self.restarts += 1
             self._record("lost", event.server, f"is lost: {event.why}")
@@ -293,6 +300,7 @@ def _remote_servers(settings: Vllm) -> list[ServerState]:
     servers: list[ServerState] = []
     for url in settings.urls:
         socket = url.removeprefix("unix://") if url.startswith("unix://") else None
+        # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
         where = {"socket": socket} if socket else {"url": url.rstrip("/").removesuffix("/v1")}
         client = Client(f"vLLM at {url}", key, key_name, **where)
         servers.append(ServerState(len(servers), client, None))

@@ -120,6 +120,7 @@ class LengthProcessor(LogitsProcessor):
             forced_R = states.forced()
             for index, row in rows.items():
                 if (token := int(forced_R[row.row])) >= 0:
+                    # The log-probability of a forced token is then 0, whatever the temperature.
                     logits[index] = -torch.inf
                     logits[index, token] = 0.0
         return logits
@@ -129,6 +130,7 @@ class LengthProcessor(LogitsProcessor):
         if text is None:
             return None
         values = json.loads(text)
+        # By the rule of each request: servers at `urls` may serve several runs.
         key = json.dumps(values["rule"], sort_keys=True)
         if key not in self._states:
             rule = rule_from_json(values["rule"], self._decode)
@@ -170,6 +172,7 @@ class _States:
             for row in behind:
                 token_R[row.row] = row.output[row.seen]
                 row.seen += 1
+            # `LengthState` moves all of its rows on; those that are not behind are put back.
             others = np.setdiff1d(np.arange(self._n_rows), [row.row for row in behind])
             kept = self._state.save(others)
             done_R, _ = self._state.advance(token_R, self._end_token)

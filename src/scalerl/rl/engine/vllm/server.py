@@ -81,6 +81,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start the process; it answers much later."""
+        # A server that was killed leaves its socket, at which the next could not listen.
         Path(self.socket).unlink(missing_ok=True)
         command = [find_python(self.settings), "-m", "scalerl.rl.engine.vllm.launch", str(self.folder)]
         command += ["--model", self.model_folder, "--uds", self.socket, *self.arguments]
@@ -97,6 +98,7 @@ class ServerProcess:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 command,
+                # `launch` ends the server once this pipe is closed, which a killed trainer does too.
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -117,6 +119,7 @@ class ServerProcess:
             return own | {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
         return own | {
             "VLLM_CPU_KVCACHE_SPACE": str(self.settings.cpu_cache_gib),
+            # Else every server binds its threads to the same first cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }

@@ -120,6 +120,7 @@ class ServerState:
     def count_time(self, *, working: bool = False, holding: bool = False, starting: bool = False) -> None:
         """Count the seconds from now on as these."""
         times = self._times.until(time.perf_counter())
+        # One assignment of a new object: a reader in another thread sees the old or the new.
         self._times = replace(times, working=working, holding=holding, starting=starting)
 
     def count_work(self) -> None:
@@ -129,4 +130,5 @@ class ServerState:
     def see(self, progress: Mapping[str, int]) -> None:
         """Record how many tokens completions have, by the names of their flights."""
         for name, flight in self.flights.items():
+            # A completion that has ended is not in the progress any more, nor one that has not begun.
             flight.seen = progress.get(name, flight.seen)

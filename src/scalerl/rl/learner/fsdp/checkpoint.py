@@ -81,6 +81,7 @@ class _SummingWriter(FileSystemWriter):
         """Write, and sum what was written: it is read from the page cache."""
         written = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in written}
+        # By the rank that wrote them, so that the driver need not read the shards of all.
         sums = {name: sum_file(Path(self.path) / name) for name in names}
         summed: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         summed.set_result(
@@ -105,6 +106,7 @@ def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
     """
     writer = _SummingWriter(folder)
     found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
+    # PyTorch returns the future, or with some stagers an object that holds it.
     return Saving(writer, folder, found if isinstance(found, Future) else found.upload_completion)
 
 
@@ -129,6 +131,7 @@ def load(state: State, folder: Path, group: dist.ProcessGroup) -> None:
     Raises:
         InputError: on every rank; it is not whole, or that of another model.
     """
+    # Before PyTorch unpickles the index, and on every rank, as each reads it.
     on_all_ranks(lambda: check_index(folder))
     try:
         state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
@@ -162,6 +165,7 @@ class _OfTensors(pickle.Unpickler):
 
 def _cause(error: BaseException) -> str:
     """Return the error of the first rank that failed."""
+    # Those after the first are ranks that waited for it.
     failures = list(error.failures.values()) if isinstance(error, CheckpointException) else []
     return brief_error(failures[0][0] if failures else error)
 
@@ -208,6 +212,7 @@ class _File:
     def close(self) -> None:
         """Write config and index, without which nothing can be read."""
         config = self._model.config
+        # As `save_pretrained` does: vLLM, for one, finds the code of a model by it.
         config.architectures = [type(self._model).__name__]
         index = {"metadata": {"total_size": self._bytes}, "weight_map": self._places}
         with _disk_errors(self._folder):

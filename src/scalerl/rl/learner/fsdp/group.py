@@ -70,6 +70,7 @@ class LearnerRank:
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Make one step of a batch, which is given by its fields."""
+        # The commands of torchrun are JSON, which makes lists of tuples.
         return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -146,6 +147,7 @@ class LearnerGroup:
 
         All ranks must see the folder: with several nodes it is on a file system that they share.
         """
+        # On the disk of the checkpoint, so that `move` only renames; it may be left of a run that was killed.
         part = near / ".learner.part"
         shutil.rmtree(part, ignore_errors=True)
         try:
@@ -156,6 +158,7 @@ class LearnerGroup:
 
         def move(folder: Path) -> Sums:
             try:
+                # Called by the checkpoint's thread; a collective there would mix with those of a step.
                 sums = self._ranks.first("wait_saved") if resumable else {}
                 for path in part.iterdir():
                     path.rename(folder / path.name)
@@ -189,6 +192,7 @@ class _Step:
         return self.stats.wait(seconds)
 
     def result(self) -> StepStats:
+        # Not before: a step that is lost with its ranks has made no version.
         stats = StepStats(**self.stats.result())
         self.learner.version += 1
         return stats

@@ -55,9 +55,11 @@ def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]]
         WorkerError: a rank has exited, or has not answered for `settings.timeout` seconds.
     """
     if torch.cuda.is_available():
+        # Before the group is made, as NCCL takes the device that is current then.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     with losses(settings.timeout):
         meet(settings.timeout)
+    # A group of its own: to wait for a command may take hours, to wait within a step must not.
     commands, rank = dist.new_group(backend="gloo", timeout=_IDLE), LearnerRank()
     try:
         if dist.get_rank():
@@ -124,7 +126,9 @@ def _send(tree: Any, group: Any) -> None:
     arrays: dict[str, Tensor] = {}
     plain = without_arrays(tree, arrays)
     shapes = {name: [str(a.dtype).removeprefix("torch."), list(a.shape)] for name, a in arrays.items()}
+    # A bytearray, as PyTorch warns of memory that cannot be written.
     text = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
+    # The size first: a receiver must allocate before it can take part.
     dist.broadcast(torch.tensor(len(text)), 0, group=group)
     copies = [array.clone(memory_format=torch.contiguous_format) for array in arrays.values()]
     for part in (text, *map(_bytes, copies)):

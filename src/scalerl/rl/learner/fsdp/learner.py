@@ -63,6 +63,8 @@ class ShardedLearner(Learner):
         self._whole, self._mesh, self._sharding = whole, mesh, settings
         super().__init__(whole.model, recipe, base)
         seconds = timedelta(seconds=settings.timeout)
+        # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
+        # threads in one group.
         self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
         for master in self._masters:  # as AdamW itself starts, so that a state is whole before the first step
             zeros = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
@@ -168,10 +170,12 @@ class ShardedLearner(Learner):
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for i, rows in enumerate(passes):
             last = i == len(passes) - 1
+            # Reduced in the last pass, gradients travel once a step; they are held whole until then.
             group_of(self._whole).set_requires_gradient_sync(last or self._sharding.sync == "pass")
             part, largest = self._accumulate(*((batch, rows) if len(rows) else _nothing(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
         sums, largest = sums.to(self.device), torch.tensor(ratio_max, device=self.device)
+        # Not over `tensor`, whose ranks have computed the same rows together.
         group = self._mesh["data"].get_group()
         dist.all_reduce(sums, group=group)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
@@ -193,6 +197,7 @@ def _scatter(value: Tensor, shards: Tensor) -> None:
     """Copy this rank's part of `value`, which all ranks have, into `shards`."""
     value = value.to(shards.device)
     if isinstance(shards, DTensor):
+        # None: every rank has read the value, and nothing need be sent.
         value = distribute_tensor(value, shards.device_mesh, shards.placements, src_data_rank=None)
     shards.copy_(value)
 
@@ -232,8 +237,10 @@ def load_sharded_learner(
 
     def sharded(trained: bool) -> tuple[Whole, bool]:
         model = on_all_ranks(lambda: _model(recipe, model_folder, precision, chosen, trained))
+        # Only rank 0 has weights to try it with, and all must do the same.
         packs = torch.tensor(chosen.packed and dist.get_rank() == 0 and can_pack(model)).int()
         dist.broadcast(packs, 0)
+        # After the trial, which runs on the CPU: flash attention needs a GPU.
         model.set_attn_implementation(chosen.attention)
         return shard(model, mesh, device, precision), bool(packs)
 

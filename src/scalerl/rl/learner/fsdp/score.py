@@ -98,6 +98,7 @@ def wanted_hidden(model: nn.Module, token_MT: np.ndarray, wanted_MT: np.ndarray,
     device = next(model.parameters()).device
     inputs, at = {"input_ids": token_MT[:, :-1]}, wanted_MT
     if packed:
+        # One token at least: a rank without completions must pass something through the blocks.
         read_M = np.where(wanted_MT.any(1), wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)
         read_MT = np.arange(wanted_MT.shape[1]) < read_M[:, None]  # up to the last that predicts something
         position_MT = np.broadcast_to(np.arange(wanted_MT.shape[1]), wanted_MT.shape)
@@ -155,6 +156,7 @@ class _Chunked(torch.autograd.Function):
             part = slice(start, start + chunk)
             logits_CV = linear(hidden_WD[part], weight_VD, bias_V).float().div_(temperature)
             log_sum_W[part] = logits_CV.logsumexp(-1)
+            # In place: (C, V) is the largest array of a step, and here it is held once.
             logp_CV = logits_CV.sub_(log_sum_W[part, None])
             logp_W[part] = logp_CV.gather(-1, target_W[part, None])[:, 0]
             entropy_W[part] = -torch.linalg.vecdot(logp_CV.exp(), logp_CV)

@@ -84,7 +84,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: t
         fully_shard(block, mesh=mesh["data"], mp_policy=policy)
     _fill([module for module in model.modules() if id(module) not in of_blocks], device)
     whole = Whole(model)
+    # After the blocks: the root takes the parameters that are not in a group yet.
     fully_shard(whole, mesh=mesh["data"], mp_policy=policy)
+    # FSDP2 divides by the number of ranks by default; here the weights of all tokens sum to 1 already.
     for group in map(group_of, groups_of(whole)):
         group.set_force_sum_reduction_for_comms(True)
         group.set_gradient_divide_factor(1.0)

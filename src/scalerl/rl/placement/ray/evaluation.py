@@ -72,6 +72,7 @@ class SupervisedEvaluation(EvaluationWorker):
     def submit(self, weights: StoredWeights, version: int) -> None:
         """See `EvaluationWorker.submit`."""
         call = self._actor.handle.evaluate.remote(weights, version)
+        # No deadline of the call: `EvaluatorAside` has one, from the last heartbeat on.
         self._evaluating = Calls({call: self._actor}, math.inf, "evaluated")
 
     def poll(self, seconds: float) -> EvaluationResult | None:

@@ -67,6 +67,7 @@ class TrainerActor(WorkerActor):
     def all(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of `LearnerRank`, as all ranks do; the first returns its result."""
         found = getattr(self._rank, name)(*arguments)
+        # What the others return would travel to the driver for nothing.
         return found if dist.get_rank() == 0 else None
 
     @ray.method(concurrency_group="first")

@@ -106,6 +106,7 @@ class RayVerifier(ActorPool[VerifierWorker], Verification):
         """Share completions out; those that were submitted before are given up."""
         for worker in self._workers:
             worker.share = None
+        # Not smaller than the processes of an actor, of which some would be idle.
         size = max(math.ceil(len(completions) / (SHARES * len(self._workers))), self._smallest)
         self._completions, self._jobs = completions, Jobs(len(completions), size, self._advance)
         self._jobs.wait(0.0)  # the actors start now, not when the driver first waits
