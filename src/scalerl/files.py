@@ -248,6 +248,7 @@ class Changing:
         started = monotonic()
         if self._now != self._seen:
             self._wait = 0.0
+        # What was seen before the read: a change during it is due again.
         self._seen, self._again = self._now, math.inf
         try:
             return reader()

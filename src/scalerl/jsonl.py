@@ -33,6 +33,7 @@ def read_bytes(path: Path) -> bytes:
     with reading(path), open_input(path) as file:
         about = os.fstat(file.fileno())
         limits.WHOLE.check(about.st_size, path)
+        # The size of a pipe is 0 in `stat`, whatever comes out of it.
         return file.read() if stat.S_ISREG(about.st_mode) else whole_of(file, str(path))
 
 

@@ -119,6 +119,7 @@ class Choice:
         from pydantic_core import core_schema
 
         def validate(value: Any, built_in: Callable[[Any], Any]) -> Any:
+            # Custom classes were made and checked before: pydantic knows the variants of the package alone.
             return value if is_dataclass(value) else built_in(value)
 
         variants = handler(Annotated[self.built_in, Discriminator("kind")])
@@ -175,6 +176,7 @@ def _plain(value: Any, name: str) -> Any:
 def kind_of(value: Any) -> str:
     """Return the kind of an object: the `kind` of a variant of the package, else the name of its class."""
     cls = type(value)
+    # A file's module is below this one by name, and is not of the package.
     own = not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
     return name_of(cls) if own else value.kind
 
@@ -242,9 +244,11 @@ def _module(source: str) -> ModuleType:
         path = Path(source).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}")
+        # The dots of a path would be packages: quoted, a file is one module, found by `_Files`.
         return importlib.import_module(_FILE + quote(str(path), safe="/ ").replace(".", "%2E"))
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:  # as with `python -m`; processes inherit it
+        # At its end: a file of the user's must not shadow a package of the same name.
         sys.path.append(here)
     return importlib.import_module(source)
 

@@ -101,6 +101,7 @@ def _cut(
     except CannotAnswerError as error:
         why = str(error).removeprefix(f"{run.source}: ")
         return Cut(run.source, fraction, compute, len(seen), "cannot answer", why, None)
+    # Forecast all the same: how good answers are that nobody should act on is scored apart.
     outcome = "forecast" if result.identified else "too early"
     return Cut(run.source, fraction, compute, result.n_points, outcome, result.why, _later(result, rest))
 
@@ -114,6 +115,7 @@ def _later(result: Fit, rest: Points) -> Later:
     for name, rival in RIVALS.items():
         try:
             point_M[name] = rival(result)(compute_M)
+        # With its reason: a rival that answers at fewer cuts is scored on easier ones.
         except (CannotAnswerError, InputError) as error:
             no_point[name] = str(error).removeprefix(f"{rest.source}: ")
     crps_M = _crps(result, compute_M, rest.pass_rate_N)

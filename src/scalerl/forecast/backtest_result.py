@@ -179,6 +179,7 @@ class Backtest:
         """
         ours, *rivals = self.methods
         wanted: list[tuple[str, str, Outcome | None]] = [(ours, ours, None)]
+        # With one outcome alone the rows would repeat the line above.
         if all(self.select(fraction, outcome) for outcome in _ANSWERED):
             wanted.extend((f"  {outcome}", ours, outcome) for outcome in _ANSWERED)
         wanted.extend((name, name, None) for name in rivals)
@@ -189,6 +190,7 @@ class Backtest:
                 if point := self.point_score(method, fraction, outcome, end):
                     cells = [f"{point.runs}", f"{point.median_abs:.4f}", f"{point.rms:.4f}"]
                     cells.append(f"{point.bias:+.4f}")
+                    # Rivals are points: they have no interval to score.
                     if method == ours and (found := self.interval_score(fraction, outcome, end)):
                         cells.append(f"{found.coverage:.3f}")
                         cells += [f"{value:.4f}" for value in (found.width, found.score, found.crps)]
@@ -261,6 +263,7 @@ class Backtest:
         for fraction in self.fractions:
             # Without their figures, which differ from run to run, the reasons are few.
             reasons: Counter[str] = Counter()
+            # Cuts without an answer of our own first: `most_common` keeps the order of equal counts.
             for cut in sorted(self.select(fraction), key=lambda cut: cut.later is not None):
                 missing = {"": cut.why} if cut.later is None else cut.later.no_point
                 for name, why in missing.items():
@@ -281,6 +284,7 @@ def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:
     chosen = [
         later.compute_M == later.compute_M.max() if end else np.ones(len(later.compute_M)) for later in parts
     ]
+    # Evaluations of one run are correlated: ten times as many of them are not ten times the evidence.
     return np.concatenate([chosen_M / chosen_M.sum() for chosen_M in chosen]) / len(parts)
 
 
@@ -288,5 +292,6 @@ def _median(value_E: np.ndarray, weight_E: np.ndarray) -> float:
     """Return the weighted median: where half of the weight is reached, half-way if half lies below."""
     order = np.argsort(value_E, kind="stable")
     held = np.cumsum(weight_E[order])
+    # 1e-12 as sums of weights such as 1/3 miss .5 by rounding, and the median would jump to one side.
     low, high = np.searchsorted(held, [0.5 - 1e-12, 0.5 + 1e-12])
     return float(value_E[order[low]] + value_E[order[min(high, len(order) - 1)]]) / 2

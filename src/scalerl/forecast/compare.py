@@ -92,6 +92,7 @@ def compare(
     base = _checked(recipes, base, budget, target, level)
     if blocks is not None:
         _check_blocks(recipes, blocks)
+    # Every pair asks for the same posteriors given a family, and for the same tau.
     given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
     sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
@@ -111,6 +112,7 @@ def compare(
             differences={
                 name: _difference(side, name, quantity, level)
                 for name, quantity in quantities(budget, target).items()
+                # A ceiling beside a withheld one would be read as an answer.
                 if not (side.misfit and name == "A")
             },
             crossing=None if side.misfit else _crossing(side, level),
@@ -160,6 +162,7 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
         why = why or _decided_by_the_family(side)
     if why:
         verdict = "inconclusive"
+    # At the level of Holm's first step, the strictest: the order of a later comparison is not known.
     seeds = seeds_needed(difference, variance, (1 - level) / tests)
     return Claim(verdict, p, adjusted, side.p(question.quantity, runs_only=True), seeds, why)
 
@@ -215,6 +218,7 @@ def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Dif
 
 def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
     """Return the difference of values that may be infinite, without draws in which both are, alike."""
+    # inf - inf is NaN: where neither reaches the target there is no difference to speak of.
     says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
     return recipe_n[says_n] - base_n[says_n]
 

@@ -118,6 +118,7 @@ def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) 
         at: computes for the interval of the mean curve.
     """
     sample, level = fit.sample, fit.intervals.level
+    # The noise of a row: with that of one evaluation A's interval was three times too wide at 4,000 of them.
     sd, rng = sample.row_sd(fit.noise.sd), np.random.default_rng(seed)
     y_nN = fit.curve.at_log(sample.log_c_N) + sd * _replicates(sample, fit.noise.phi, n, rng)
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
@@ -158,6 +159,7 @@ def profile(fit: Fit) -> Profile:
     A_M, rss_M = _refined(sample, noise, np.unique(A_M))
     best = int(np.argmin(rss_M))
     floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor / math.sqrt(sample.each)
+    # Few points may lie on the curve by luck: the sampling noise is there all the same.
     variance = max((rss_M[best] + sample.within) / degrees, floor**2)
     limit = float(rss_M[best] + variance * _t_squared(level, degrees))
     inside = np.flatnonzero(rss_M <= limit)
@@ -221,6 +223,7 @@ def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
     step = np.array([log_b[1] - log_b[0], log_mid[1] - log_mid[0]])
     grid_K2 = grid(log_b, log_mid)
     rss_MK = _given_ceiling(sample, noise, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
+    # A grid over everything, as the likelihood of early runs has several valleys: no descent from one start.
     theta_M2, rss_M = grid_K2[np.argmin(rss_MK, axis=1)], rss_MK.min(axis=1)
     # Each zoom spans one step to either side of the best cell, and halves the step.
     around_K2 = grid(*[np.linspace(-1, 1, _ZOOM)] * 2)
@@ -241,5 +244,6 @@ def _given_ceiling(sample: Sample, noise: Noise, cell_MK2: np.ndarray, A_M: np.n
     A_M1 = A_M[:, None]
     if sample.r0 is not None:
         return q.rss(sample.r0, A_M1)
+    # At a given A the quadratic has its least at this R_0, and beyond a bound at the bound.
     R_0 = (q.hy - A_M1 * q.hg) / np.maximum(q.hh, 1e-12)
     return q.rss(np.clip(R_0, 0.0, A_M1), A_M1)

@@ -51,6 +51,7 @@ def find_crossing(
         return found
     log_c_n = _last_change(lead_nM[crosses_n], last_n[crosses_n], np.log(compute_M))
     low, middle, high = np.exp(np.quantile(log_c_n, np.insert(tails(level), 1, 0.5))).tolist()
+    # Of the draws that cross some do it the other way round: the likelier direction is named.
     recipe_wins = bool(np.mean(last_n[crosses_n] > 0) >= 0.5)
     before, after = names[not recipe_wins], names[recipe_wins]
     return replace(found, compute=middle, interval=(low, high), before=before, after=after)
@@ -60,6 +61,7 @@ def _end_leads(lead_nM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the signs of the first and of the last lead above `LEAD`, 0 where none is."""
     sign_nM = np.where(np.abs(lead_nM) > LEAD, np.sign(lead_nM), 0.0)
     rows, counts_nM = np.arange(len(sign_nM)), sign_nM != 0
+    # Where no lead counts, argmax is 0, and the sign there is 0 as well.
     last = sign_nM.shape[1] - 1 - counts_nM[:, ::-1].argmax(axis=1)
     return sign_nM[rows, counts_nM.argmax(axis=1)], sign_nM[rows, last]
 

@@ -103,6 +103,7 @@ class Forecaster:
                 axis=self._points.axis,
             )
         except (InputError, TypeError, ValueError) as error:
+            # `Points` numbers the point of its own arrays, which is 1 here always.
             head, _, reason = str(error).partition(": ")
             what = reason if reason and head.startswith(source) else error
             raise InputError(f"{source}, evaluation {len(self) + 1}: {what}") from None
@@ -111,6 +112,7 @@ class Forecaster:
             column, value = getattr(self._points, name), getattr(new, name)
             # A column that one evaluation lacks is of no use to the others.
             joined[name] = None if column is None or value is None else np.append(column, value)
+        # Replaced at the end, so that an evaluation that is refused has changed nothing.
         self._points = replace(self._points, **joined)
         self._fit = None
 
@@ -153,6 +155,7 @@ def forecast_line(
             return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
         return f"no forecast: {str(found).removeprefix(f'{points.source}: ')}"
     forecast = found.forecast(end)
+    # `yet` would promise what more compute cannot bring to a run whose last evaluations are NaN.
     ceiling = "ceiling not identified" if found.ending else "ceiling not identified yet"
     if found.identified:
         ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"

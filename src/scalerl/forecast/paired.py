@@ -68,11 +68,13 @@ def paired_prompts(
     shared = [row["prompt_set"] for row in rows[0] if row.get("prompt_set") in common]
     if not shared:
         return None
+    # The latest of several: the prompts may have been changed between runs, or within.
     prompt_set = shared[-1]
     computes = [
         {point.step: float(c) for point, c in zip(run.evals, run.compute(axis, price), strict=True)}
         for run in runs
     ]
+    # As far as the shortest run goes: beyond it a difference would be one of compute.
     at = min(max(compute.values()) for compute in computes)
     nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(runs, rows, computes, strict=True)]
     ids = sorted(nearest[0][1])

@@ -70,6 +70,7 @@ class PaperFit:
         gain_N, gap_N = points.pass_rate_N - curve.R_0, curve.A - points.pass_rate_N
         out_N = np.full(len(points), np.nan)
         odds_N = np.divide(gain_N, gap_N, out=out_N, where=(gain_N > 0) & (gap_N > 0))
+        # C_mid^B overflows where B is large on an axis of FLOPs: infinite is what it then is.
         with np.errstate(over="ignore"):
             return np.power(np.float64(curve.C_mid), curve.B) * odds_N
 
@@ -168,6 +169,7 @@ def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:
     points, sample = fit.points, fit.sample
     if len(points) > MAX_ROWS:
         source, axis = points.source, points.axis
+        # Time and memory grow with the points, times 13,000 pairs of B and C_mid.
         points = Points.from_arrays(np.exp(sample.log_c_N), sample.y_N, source=source, axis=axis)
     r0 = fit.r0_value if fit.r0_source == "given" else None
     return paper_fit(points, r0, min_compute=min_compute)
@@ -204,6 +206,7 @@ def _candidates(
     between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance; and the
     curves between them are no farther from the chord than `_CURVATURE` h^2 / 8 of the gain at any point.
     """
+    # One node of B at a time: all shares at once would take K M N numbers.
     gg_KM, gy_KM, dd_KM = np.empty((3, len(_LOG_B_K), len(x_MN)))
     before_MN = np.zeros_like(x_MN)
     for k, b in enumerate(np.exp(_LOG_B_K)):
@@ -214,10 +217,12 @@ def _candidates(
         before_MN = share_MN
     rss_KML = y_N @ y_N - 2 * gain_L * gy_KM[..., None] + gain_L**2 * gg_KM[..., None]
     left_KML, right_KML, dd_KML = rss_KML[:-1], rss_KML[1:], gain_L**2 * dd_KM[1:, :, None]
+    # The least of the parabola along the chord, kept between its ends.
     t_KML = np.clip(0.5 + (left_KML - right_KML) / (2 * np.maximum(dd_KML, 1e-300)), 0.0, 1.0)
     chord_KML = left_KML + t_KML * (right_KML - left_KML - (1 - t_KML) * dd_KML)
     sag_L = _CURVATURE * (_LOG_B_K[1] - _LOG_B_K[0]) ** 2 / 8 * math.sqrt(len(y_N)) * gain_L
     distance_KML = np.sqrt(np.maximum(chord_KML, 0.0))
+    # Kept where the least possible distance is within the largest that the best can have.
     k_Q, m_Q, l_Q = np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
     return k_Q, m_Q, l_Q
 
@@ -234,6 +239,7 @@ def _zoom(
             q, z = np.unravel_index(rss_QZ.argmin(), rss_QZ.shape)
             return float(log_b_QZ[q, z]), int(q), float(rss_QZ[q, z])
         z_Q, rows = rss_QZ.argmin(axis=1), np.arange(len(rss_QZ))
+        # To both neighbours: the least lies between them wherever S has one valley in the segment.
         low_Q = log_b_QZ[rows, np.maximum(z_Q - 1, 0)]
         high_Q = log_b_QZ[rows, np.minimum(z_Q + 1, len(_ZOOM) - 1)]
 
@@ -314,6 +320,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
             "runs are compared on one compute axis"
         )
     warnings = tuple(f"{fit.points.source}: {warning}" for fit in (a, b) for warning in fit.warnings)
+    # 1e-9, as ceilings are multiples of .005 that floats do not have exactly.
     if abs(a.curve.A - b.curve.A) > SAME_CEILING + 1e-9:
         seeds = "one run each says nothing of the seed; three seeds of one recipe lay within +-.015 in A"
         return PaperComparison("A", a, b, (a, b), (*warnings, seeds))

@@ -43,6 +43,7 @@ def distance(
 def half_spread(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray) -> float:
     """Return E|X - X'| / 2 of a mixture: sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2. It costs K^2."""
     weight_K = np.asarray(weight_K) / np.sum(weight_K)
+    # Half of the pairs, as each costs an error function in Python.
     i, j = np.triu_indices(len(weight_K))
     pairs = _mean_abs(mean_K[i] - mean_K[j], np.hypot(sd_K[i], sd_K[j]))
     twice = np.where(i == j, 1.0, 2.0)  # every pair of different components stands for two

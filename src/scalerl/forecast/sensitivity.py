@@ -127,13 +127,16 @@ def sensitivity(
     Raises:
         InputError: as for `fit`. What cannot be fitted is no error: its row says why.
     """
+    # Before the shares are taken: they are of the compute that is fitted.
     points = points.select(points.compute_N <= max_compute)
     top = float(points.compute_N.max(initial=0.0))
     wanted = [share * top for share in SHARES] if cuts is None else cuts
+    # The same compute at every cut, so that only what was left out differs.
     compute = 2 * top if at is None else at
     rows, counts = [], set()
     for cut in sorted(wanted):
         count = int(np.count_nonzero(points.kept_from(cut * (1 - _SAME))))
+        # A cut that leaves out nothing more has the same fit, and would look like a second witness.
         if count in counts:
             continue
         counts.add(count)
@@ -146,6 +149,7 @@ def _row(points: Points, cut: float, count: int, at: float, **options: Any) -> S
         found = fit(points, min_compute=cut * (1 - _SAME), **options)
     except CannotAnswerError as error:
         return SensitivityRow(cut, count, str(error).removeprefix(f"{points.source}: "))
+    # A run may be a misfit from its start on, and healthy without it: each cut is judged by itself.
     interval = None if found.misfit else found.intervals.A
     A, B, C_mid, forecast = found.ceiling, found.median.B, found.median.C_mid, found.forecast(at)
     return SensitivityRow(cut, found.n_points, found.why, A, interval, B, C_mid, forecast, found.identified)
@@ -155,6 +159,7 @@ def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
     if len(values) < 2:
         return None
     points = [point for point, _ in values]
+    # The narrowest: a move that exceeds it means that one of the fits was too sure.
     return Move(max(points) - min(points), min(high - low for _, (low, high) in values))
 
 

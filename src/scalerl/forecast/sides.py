@@ -67,6 +67,7 @@ class Sides:
     def p(self, quantity: Quantity, runs_only: bool = False) -> float:
         """Return the two-sided tail mass at no difference, not below the resolution of the draws."""
         base_n, recipe_n = map(quantity, self.runs if runs_only else self.recipes)
+        # Ties count half: ceilings of 1 on both sides are common, and would else be a difference.
         above = float(np.mean(recipe_n > base_n) + 0.5 * np.mean(recipe_n == base_n))
         return min(1.0, max(2 * min(above, 1 - above), 1 / len(base_n)))
 
@@ -90,6 +91,7 @@ def given_family(
     spread = prior.spread()
     if not replicated:
         return GivenFamily(posts, spread, spread)
+    # Runs without a replicate say nothing of seeds.
     moments = theta_moments([post.draws(1024) for of_recipe in replicated.values() for post in of_recipe])
     recipe_R = np.repeat(np.arange(len(replicated)), [len(of_recipe) for of_recipe in replicated.values()])
     found = spread.given(*moments, recipe_R)
@@ -124,6 +126,7 @@ def draw_sides(
         fits=(own, other),
         common=len(rows[0]) if rows else None,
         families={family.name: float(w) for family, w in zip(shared, weight_F, strict=True)},
+        # `compare` calls a verdict inconclusive where this has the other sign: the family decides then.
         alone=_own_ceiling(other) - _own_ceiling(own),
         runs=(runs_base, runs_name),
         recipes=(recipe_base, recipe_name),
@@ -144,6 +147,7 @@ def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFami
     """Draw curves of one recipe alone, with the effects of seeds, and the family weights of its own runs."""
     parts = []
     for family, n in _draws_of(joint_weights(fits)):
+        # Given the family, as B and C_mid of several families cannot be averaged over runs.
         known = given(family)
         runs = [post.draws(n, seed=run) for run, post in enumerate(known.posteriors[name])]
         mean, share = pooled(runs, known.spread)
@@ -159,6 +163,7 @@ def mostly_identified(fits: Sequence[Fit]) -> bool:
 def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return the runs of either side that have a partner, in the same order; None where too few have."""
     base, recipe = (list(blocks[name]) for name in names)
+    # In the order of the base: row i of one side is the partner of row i of the other.
     common = [block for block in base if block in recipe]
     if len(common) < LEAST_COMMON:
         return None

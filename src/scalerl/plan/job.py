@@ -51,6 +51,7 @@ class Lengths:
     def __post_init__(self) -> None:
         if min(self.answer, self.prompt) < 0 or not 0 <= self.within <= 1:
             raise ValueError("answer and prompt must not be negative, and within must be a share")
+        # No log-normal has more: ln(p95 / mean) is largest at sigma = 1.645, and 1.645^2 / 2 there.
         if not 0 < self.mean <= self.p95 <= self.mean * math.exp(_P95**2 / 2):
             raise ValueError("mean must be above 0, and p95 between it and 3.87 times it")
 
@@ -58,7 +59,7 @@ class Lengths:
         """Draw the lengths of the completions of some groups, 1 or more: (B, G)."""
         z_BG = math.sqrt(1 - self.within) * rng.standard_normal((n_groups, 1))
         z_BG = z_BG + math.sqrt(self.within) * rng.standard_normal((n_groups, samples))
-        # From ln(p95 / mean) = 1.645 sigma - sigma^2 / 2.
+        # From ln(p95 / mean) = 1.645 sigma - sigma^2 / 2, of whose two roots the smaller.
         sigma = _P95 - math.sqrt(max(_P95**2 - 2 * math.log(self.p95 / self.mean), 0.0))
         length_BG = np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * z_BG)
         if cut.interrupt is not None:

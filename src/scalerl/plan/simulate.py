@@ -115,6 +115,7 @@ def simulate(
     for name, value in (("generators", generators), ("trainers", trainers), ("steps", steps)):
         if not 1 <= value <= MOST_DEVICES:
             raise InputError(f"{name}: a number from 1 to {MOST_DEVICES}, found {value}")
+    # The first rounds fill the pipeline, and short completions end first: they are left out.
     first, n = 2 * in_flight, -(-steps // in_flight) * in_flight
     loop = Simulation(job, rates, generators, trainers, seed)
     loop.run(first, lambda done: watch(done / (first + n)))
@@ -207,6 +208,7 @@ class Simulation:
         return np.sum([(one.busy, one.slot_seconds) for one in self.generators], axis=0)
 
     def _at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
+        # The number breaks ties, so that events of one time stay in order and functions are not compared.
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, act, args))
 
@@ -222,6 +224,7 @@ class Simulation:
         generator = self.generators[i]
         done = generator.go_on(self.now)
         self._in_flight[i] -= len(done)
+        # An end that was planned before is out of date: a heap has no way to take it back.
         generator.stamp += 1
         if generator.ends < math.inf:
             self._at(generator.ends, self._ended, i, generator.stamp)

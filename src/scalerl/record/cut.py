@@ -35,6 +35,7 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
         InputError: a cut that was killed cannot be read any more.
         OSError: the disk does not take it.
     """
+    # Ended first: some of its files are cut, and its lines are in no lost.jsonl yet.
     end_cut(folder)
     texts = {name: _text_from(folder / name, lengths.get(name, 0)) for name in RECORDS}
     tails = {name: text.removesuffix("\n").split("\n") for name, text in texts.items() if text}
@@ -54,11 +55,13 @@ def end_cut(folder: Path) -> None:
     prepared = folder / CUT
     if not prepared.is_file():
         return
+    # surrogateescape: lines of other programs, in any encoding, are kept byte by byte.
     text = prepared.read_text(encoding="utf-8", errors="surrogateescape")
     for name, length in _lengths_of(text, prepared).items():
         path = folder / name
         if not length:
             path.unlink(missing_ok=True)
+        # Only shorter: a file that a kill left short must not be filled up with zeros.
         elif path.exists() and path.stat().st_size > length:
             os.truncate(path, length)
             sync(path)

@@ -83,8 +83,10 @@ class LeftOut:
         found = list(omitted)
         nan_W = np.array([one.reason == NAN for one in found], dtype=bool)
         if _are_gaps(at_N, at_W[nan_W]):
+            # A table pads rows without an evaluation by NaN; without this such a run would seem to diverge.
             found = [replace(one, reason=NO_EVALUATION) if one.reason == NAN else one for one in found]
         valueless_W = np.array([one.reason in VALUELESS for one in found], dtype=bool)
+        # Only after the last evaluation that counts: NaN in the middle was passed, and the run went on.
         newest_W = np.flatnonzero(valueless_W & (at_W > at_N.max(initial=-math.inf)))
         newest = [found[n] for n in newest_W[np.argsort(at_W[newest_W], kind="stable")]]
         return cls.of(found, metric, _ending(newest, len(at_N) + int(valueless_W.sum()), metric))
@@ -105,6 +107,7 @@ class LeftOut:
             for one in (items if isinstance(items, Sequence) else ())[:MOST]
             if isinstance(one, Mapping) and isinstance(why := one.get("reason"), str) and why in _WHY
         ]
+        # A config.json that anyone may have edited: nothing in it may raise, or fill a page.
         texts = [printable(str(found.get(name) or ""))[:500] for name in ("metric", "ending")]
         return cls(texts[0], tuple(counts), tuple(listed), texts[1])
 
@@ -198,6 +201,7 @@ def _shared(found: Sequence[Omitted]) -> list[Omitted]:
     by_reason: dict[str, list[Omitted]] = {}
     for one in found:
         by_reason.setdefault(one.reason, []).append(one)
+    # By size: what the small ones leave of their share is known when the large ones are cut.
     kept: dict[str, list[Omitted]] = {}
     for left, reason in enumerate(sorted(by_reason, key=lambda reason: len(by_reason[reason]))):
         room = MOST - sum(map(len, kept.values()))
@@ -209,6 +213,7 @@ def shown_step(value: Any) -> int | None:
     """Convert a step, line or count to a whole number; None if it is none, or beyond 2**53."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # The bound first: int() raises for NaN and infinities, which are not within it.
     return int(value) if abs(value) <= 2**53 and value == int(value) else None
 
 

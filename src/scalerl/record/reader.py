@@ -99,11 +99,13 @@ class EvalPoint:
     @property
     def total_samples(self) -> float:
         """Completions behind `pass_rate`, all prompts together; NaN when not known."""
+        # 0 stands for not known, and would be divided by.
         return float(self.n_prompts * self.n_samples) or math.nan
 
     @property
     def noise_sd(self) -> float:
         """Sampling noise of `pass_rate` on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
+        # The unbiased estimate is NaN at one sample, so that this is; a foreign one may be below 0.
         return math.sqrt(max(self.mean_p_1mp, 0.0) / self.total_samples)
 
     @classmethod
@@ -118,6 +120,7 @@ class EvalPoint:
                 raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
         values: dict[str, Any] = {}
         for name in (f.name for f in fields(cls)):
+            # null is what the writer makes of NaN: not known, as a missing key.
             if (value := row.get(name)) is None:
                 continue
             if name in _COUNTERS:
@@ -205,6 +208,7 @@ class RunRecord:
         """Processes that train, as config.json has them; 1 where it does not say."""
         devices, recipe = (_table(self.config, name) for name in ("devices", "recipe"))
         found = devices.get("trainers", _table(recipe, "cluster").get("trainers"))
+        # A config.json of anyone: no number, or one below 1, must not divide or multiply.
         return max(found, 1) if isinstance(found, int) else 1
 
     @property
@@ -273,6 +277,7 @@ class RunRecord:
     def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
         """Return `compute` as it is fitted: 0 at step 0, as devices that start up train nothing."""
         step_N = np.array([point.step for point in self.evals])
+        # Devices idle before the first step, which would put the untrained model at a compute above 0.
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 
     def to_frame(self) -> Any:
@@ -382,6 +387,7 @@ def compute_of(point: EvalPoint, axis: str) -> float:
     """Return the training compute up to one evaluation, in units of one of `AXES`; NaN where not known."""
     if axis in ("gpu_hours", "dollars"):
         seconds = point.device_seconds
+        # Idle time is paid for; NaN of any part makes the sum NaN, which is not logged.
         return (seconds.generate + seconds.train + seconds.idle) / 3600
     if axis == "flops":
         return point.flops.generate + point.flops.train
@@ -401,6 +407,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     schema = config.get("schema", SCHEMA)
     if not isinstance(schema, int):
         raise InputError(f"{file}: 'schema' is a whole number, found {schema!r}")
+    # A newer one may mean something else by a field; older ones are read.
     if schema > SCHEMA:
         raise InputError(f"{file}: schema {schema} is newer than this scalerl reads ({SCHEMA})")
     return config

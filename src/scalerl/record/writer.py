@@ -74,6 +74,7 @@ class RunWriter:
 
     def change(self, **changes: Any) -> None:
         """Change values in config.json, or parts of its tables (the recipe, say), where they differ."""
+        # As it will be read: tuples are lists, and NaN is null, before the two are compared.
         now = json.loads(dumps({**self.config, **changes}))
         for name, before in self.config.items():
             if isinstance(before, dict) and isinstance(now[name], dict):
@@ -155,6 +156,7 @@ class RunWriter:
         data = (dumps(row) + "\n").encode()
         with _writing(self.path / name):
             try:
+                # Created once: a file that was removed would begin anew without its first half, unnoticed.
                 handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
             except FileNotFoundError:
                 self._check_end(name, 0)
@@ -189,6 +191,7 @@ def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
 def _append(handle: int, data: bytes, synced: bool) -> None:
     before = os.lseek(handle, 0, os.SEEK_END)
     try:
+        # A short write is a full disk, which Linux reports only at the next one.
         if os.write(handle, data) != len(data):
             raise OSError(28, os.strerror(28))
         if synced:
