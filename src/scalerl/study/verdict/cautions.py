@@ -1,4 +1,4 @@
-"""What a study cannot tell, in sentences."""
+"""The cautions of a study: sentences on what its runs do not show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.view.numbers import as_float, as_mapping, rate_interval
 
 RATIO_IS_ONE = 1.01
-"""The largest importance ratio up to which it is called 1: float32 kernels leave 1 by 1e-5."""
+"""The largest importance ratio that is taken for 1: by float32 kernels alone it differs from 1 by 1e-5."""
 FEWEST_SEEDS = 3
 ENOUGH_C_MID = 3.0
 """Times C_mid that a run should reach: below, its ceiling is seldom identified (docs/compare.md)."""
@@ -23,14 +23,14 @@ ENOUGH_C_MID = 3.0
 
 @dataclass(frozen=True)
 class Ratios:
-    """What the steps of an arm's runs say of the importance ratios; None where they do not."""
+    """Whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown."""
 
     stay_1: bool | None
     never_clipped: bool | None
 
 
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
-    """Every sentence that applies, what concerns the losses first."""
+    """Return the cautions that apply to a study; those about the losses come first."""
     ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
     return (
         *_on_policy(study, ratios),
@@ -49,8 +49,9 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
 
 
 def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
-    """By the logged steps; where there are none, by the schedule of the recipe."""
+    """Take the ratios from the logged steps, or from the schedule of the recipe where no step has them."""
     records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
+    # A skipped step trains nothing, and its ratios are NaN.
     rows = [row for record in records for row in record.steps() if not row.get("skipped")]
     largest = [as_float(row.get("ratio_max")) for row in rows]
     clipped = [as_float(row.get("ratio_clipped")) for row in rows]
@@ -63,10 +64,11 @@ def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
 
 
 def _is_on_policy(recipe: Mapping[str, Any]) -> bool | None:
-    """Whether the schedule lets no token be older than the weights that are trained."""
+    """Return whether the schedule trains every token at staleness 0; None if it does not say."""
     schedule = as_mapping(recipe.get("schedule"))
     if "k" not in schedule:
         return None
+    # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
     return schedule["k"] == (1 if schedule.get("kind") == "off_policy" else 0)
 
 
@@ -81,7 +83,7 @@ def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> Iterator[str
 
 
 def _alike_but_for_the_loss(arms: Sequence[ArmPlan]) -> list[str]:
-    """Arms that differ from another one in `loss` and in nothing else."""
+    """Return the arms that differ from another arm in `loss` alone."""
     rest = {arm.name: {k: v for k, v in arm.recipe.items() if k not in ("loss", "name")} for arm in arms}
     losses = {arm.name: arm.recipe.get("loss") for arm in arms}
     found = {
@@ -110,7 +112,7 @@ def _few_seeds(arms: Sequence[ArmSummary]) -> Iterator[str]:
 
 
 def _lost(arms: Sequence[ArmSummary]) -> Iterator[str]:
-    """Arms that are judged by the runs that were left."""
+    """Name the arms some of whose runs failed, and that are judged by the others."""
     lost = [
         f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
         for arm in arms
@@ -123,6 +125,7 @@ def _lost(arms: Sequence[ArmSummary]) -> Iterator[str]:
 def _shared_models(study: StudyRecord) -> Iterator[str]:
     seeds = {(run.plan.seed, run.plan.model) for run in study.runs}
     models = {model for _, model in seeds}
+    # With several models for one seed the arms have base models of their own: that is another design.
     one_model_each = len(seeds) == len({seed for seed, _ in seeds})
     if one_model_each and 1 < len(models) < len(seeds):
         yield (
@@ -133,7 +136,7 @@ def _shared_models(study: StudyRecord) -> Iterator[str]:
 
 
 def _made_otherwise(study: StudyRecord) -> Iterator[str]:
-    """What the runs record of where and with what they were made, where they differ."""
+    """Name the devices and versions that are not the same in all runs, as their config.json has them."""
     made: dict[str, Counter[str]] = {}
     for run in study.runs:
         config = run.record.config if run.record else {}
@@ -167,7 +170,7 @@ def _combined(study: StudyRecord) -> Iterator[str]:
 
 
 def _unlike_before(study: StudyRecord) -> Iterator[str]:
-    """Arms that are evaluated otherwise: before any training they have to be as good as the first one."""
+    """Name arms that are evaluated otherwise: before training they must have the pass rate of the first."""
     first = study.arms[0].name
     before = {
         (run.plan.arm, run.plan.seed): (run.plan.model, run.record.evals[0].pass_rate)
@@ -177,6 +180,7 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
     unlike: dict[str, float] = {}
     for (arm, seed), (model, pass_rate) in before.items():
         first_model, first_rate = before.get((first, seed), (None, math.nan))
+        # Exactly equal: the same weights, prompts and random numbers must give the same completions.
         if model == first_model and pass_rate != first_rate:
             unlike[arm] = pass_rate - first_rate
     if unlike:
@@ -211,7 +215,7 @@ def _below_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
 
 
 def _inert(study: StudyRecord) -> Iterator[str]:
-    """Arms whose runs are those of another one, evaluation for evaluation."""
+    """Name pairs of arms whose runs have the same evaluations: what they differ in has had no effect."""
     rates = {
         arm.name: [
             [(point.step, point.pass_rate) for point in run.record.evals] if run.record else []
@@ -222,6 +226,7 @@ def _inert(study: StudyRecord) -> Iterator[str]:
     twins = [
         f"{name} and {other}"
         for other, name in itertools.combinations(rates, 2)
+        # Exactly equal: a difference that acts once changes all later samples.
         if rates[name] == rates[other] and any(rates[name])
     ]
     if twins:
@@ -232,10 +237,11 @@ def _inert(study: StudyRecord) -> Iterator[str]:
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
-    """Runs that end too early for their ceiling, and the compute that is expected to tell it."""
+    """Describe an arm whose runs are too short to identify the ceiling, and the compute that should do it."""
     sound = [fit for fit in arm.fits if not fit.misfit]
     if not sound:
         return
+    # Medians over seeds: one run that was stopped early is no reason for a caution.
     reach = statistics.median(fit.c_max_over_c_mid for fit in sound)
     open_runs = [fit for fit in sound if not fit.identified]
     if reach >= ENOUGH_C_MID and 2 * len(open_runs) <= len(sound):

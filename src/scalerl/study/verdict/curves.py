@@ -1,4 +1,4 @@
-"""The mean curves of an arm over its seeds, and what of its runs is drawn.
+"""The mean curve of every arm over its seeds, and the evaluations that are drawn beside it.
 
 Shapes: N evaluations of a run, M computes of a curve.
 """
@@ -24,7 +24,7 @@ _MOST_POINTS = 2400
 
 
 def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
-    """The arms that have an evaluation, compute in `unit`; the base first."""
+    """Return the curves of the arms that have evaluations, with compute in `unit`; the base comes first."""
     count = sum(run.run.record is not None for arm in verdict.arms for run in arm.runs)
     most = max(_MOST_POINTS // max(count, 1), 6)
     names = short_names([arm.name for arm in verdict.arms])
@@ -36,6 +36,7 @@ def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
         # Beyond what its own runs have measured a curve is a forecast, which the tables give.
         compute_M = _grid(runs)
         band = None
+        # A band around a curve that does not describe the runs would lend it a precision that it has not.
         if arm.draws is not None and len(compute_M) and not any(fit.misfit for fit in arm.fits):
             band = _band(arm.draws, compute_M, unit, verdict.level)
         found.append(ArmCurve(names[arm.name], arm.name == verdict.study.plan["base"], runs, band))
@@ -61,6 +62,7 @@ def _points(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, most: int) -> li
         if fit is not None:
             compute_N, pass_rate_N = fit.points.compute_N, fit.points.pass_rate_N
         elif record is not None and record.evals and verdict.axis in record.logged_axes():
+            # Without a fit its evaluations are drawn all the same: a run that failed is part of the arm.
             compute_N = record.training_compute(verdict.axis)
             pass_rate_N = np.array([point.pass_rate for point in record.evals])
         else:

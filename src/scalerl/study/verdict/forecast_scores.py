@@ -1,4 +1,4 @@
-"""How the forecasts of a study held: frozen when they were made, and judged by what was measured since."""
+"""Scores of the frozen forecasts of a study, by what was measured after they were made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALIKE = 0.08
 
 @dataclass(frozen=True)
 class JudgedForecast:
-    """A frozen forecast of a run, what it came to, and the points of the rivals from the same evaluations.
+    """A frozen forecast of a run, its outcome, and what the rivals forecast from the same evaluations.
 
     `rivals` are by the names of `scalerl.forecast.baselines.RIVALS`; one that could not answer is missing.
     """
@@ -40,13 +40,13 @@ class JudgedForecast:
 
 @dataclass(frozen=True)
 class ForecastScore:
-    """Forecasts made at one share of their target, all runs pooled: how their intervals and points did."""
+    """Scores of the forecasts that were made at one share of their target compute, over all runs."""
 
     share: float
     forecasts: int
-    """That could be judged; the scores are theirs, and NaN without any."""
+    """Forecasts whose target was measured. The scores are over these, and NaN without any."""
     open: int
-    """That could not: their runs failed, were stopped, or have not come to the target yet."""
+    """Forecasts without a measurement: the run failed, was stopped, or has not reached the target yet."""
     coverage: float
     width: float
     score: float
@@ -54,11 +54,11 @@ class ForecastScore:
     rms: float
     bias: float
     rivals_rms: Mapping[str, float]
-    """Of the rivals, each where it answered."""
+    """By rival, over the forecasts for which it has an answer."""
 
 
 def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:
-    """Every forecast on record, of the runs' own and of the study's, each once; run by run, by compute."""
+    """Return the forecasts that runs and study have on record, each once: run by run, by compute."""
     return tuple(
         one
         for run in study.runs
@@ -83,16 +83,18 @@ def _of_run(run: StudyRun, record: RunRecord, rows: Sequence[Mapping[str, Any]])
 
 
 def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[FrozenForecast]:
-    """A run makes one of its budget half-way, and the study at every budget: they may be the same."""
+    """Return the forecasts of a run, each once: its own, and those of the study, which may be the same."""
     found: dict[tuple[str, float, float], FrozenForecast] = {}
     for row in (*record.forecasts, *rows):
         forecast = FrozenForecast.from_row(row)
+        # The run's own first: the same forecast must not count twice in the coverage.
         found.setdefault((forecast.axis, forecast.made_at_step, forecast.target_compute), forecast)
     return sorted(found.values(), key=lambda forecast: (forecast.compute, forecast.target_compute))
 
 
 def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, PointForecast]:
-    """The rivals, fitted to the evaluations that there were at the time; those that can answer."""
+    """Fit the rivals to the evaluations up to a step; return those that have an answer."""
+    # The rivals must not see what the forecast had not seen.
     known = sum(point.step <= made_at_step for point in record.evals)
     seen = replace(record, evals=record.evals[:known], lines=record.lines[:known])
     rivals = {}
@@ -107,11 +109,12 @@ def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, Poin
 
 
 def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ...]:
-    """Scores of what has been measured since, by share of the target compute."""
+    """Score the forecasts, pooled by the share of the target compute at which they were made."""
     groups: list[list[JudgedForecast]] = []
     placed = [one for one in judged if math.isfinite(one.forecast.share)]
     for one in sorted(placed, key=lambda one: one.forecast.share):
         if groups and one.forecast.share - groups[-1][0].forecast.share <= ALIKE:
+            # From the first of the group on, so that a chain of small steps does not pool all shares.
             groups[-1].append(one)
         else:
             groups.append([one])

@@ -1,4 +1,4 @@
-"""What was measured, without any curve: pass rates at parts of the budget, seed by seed.
+"""Pass rates as they were measured, without a curve: at parts of the budget, seed by seed.
 
 Shapes: S seeds, M computes.
 """
@@ -20,9 +20,9 @@ _NEAR = 0.05  # a run counts at a compute that it has missed by no more than thi
 
 
 def measured_table(verdict: StudyVerdict) -> Table:
-    """One row per arm: its mean pass rate at parts of the budget, as a difference to the base's.
+    """Return a row for every arm: its mean pass rate at parts of the budget, less that of the base.
 
-    Between evaluations pass rates are taken to be linear in compute.
+    Between evaluations the pass rate is interpolated linearly in compute.
     """
     compute_M = np.array(SHARES) * verdict.budget
     unit = unit_for(verdict.axis, verdict.budget)
@@ -48,7 +48,7 @@ def measured_table(verdict: StudyVerdict) -> Table:
 
 
 def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.ndarray]:
-    """By seed the pass rates at `compute_M`; NaN beyond the end of a run."""
+    """Return the pass rates at `compute_M`, (M,), by seed; NaN beyond the end of a run."""
     found = {}
     for run in arm.runs:
         record = run.run.record
@@ -56,6 +56,7 @@ def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.nd
             continue
         compute_N = record.training_compute(axis)
         rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
+        # np.interp would go on with the last value, as if the run had stood still.
         found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
     return found
 
@@ -83,12 +84,13 @@ def _cell(value_S: np.ndarray, models: Sequence[str], is_base: bool) -> Cell:
 
 
 def _standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
-    """Of the mean, robust to what seeds of one base model have in common; NaN where it cannot be told.
+    """Return the standard error of the mean, with seeds of one base model as a cluster; NaN for one value.
 
     sqrt(G / (G - 1) sum_g (sum of the deviations in g)^2) / S over G models (Liang and Zeger, Biometrika
-    1986); with one seed each it is sd / sqrt(S). Where all begin from one model it is about that one alone.
+    1986); with one seed each it is sd / sqrt(S). If all seeds have one model, it is for that model alone.
     """
     names, group_S = np.unique(models, return_inverse=True)
+    # One cluster gives no spread between clusters: the spread of its seeds is what is left.
     if len(names) == 1:
         group_S = np.arange(len(models))
     sum_G = np.bincount(group_S, value_S - value_S.mean())

@@ -1,4 +1,4 @@
-"""What the main figure shows, gathered from the record, the fit and the frozen forecast."""
+"""The content of the main figure, from the record, the fit and the frozen forecast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Ceiling:
     """The median of the ceiling A with its interval, and the share of the data that they rest on.
 
-    `A` is NaN in a forecast that was stored without medians: the least-squares A is not the interval's.
+    `A` is NaN in a forecast that was stored without medians: its least-squares A has no such interval.
     """
 
     data: str
@@ -33,10 +33,10 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Change:
-    """Where a run leaves every saturating curve, and the part of it that one describes alone."""
+    """The change in a run that no saturating curve describes, and the part of it that one does describe."""
 
     at: float
-    """Compute of the change; NaN where there is no one place."""
+    """Compute of the change; NaN where it has no single place."""
     text: str
     keep: tuple[float, float]
     """Range of the part that holds; NaN without one."""
@@ -46,13 +46,13 @@ class Change:
 
 @dataclass(frozen=True)
 class CurveView:
-    """The main figure's content, compute in units of `unit`; arrays `_N` have one entry per evaluation."""
+    """The content of the main figure, with compute in `unit`; arrays (N,) have an entry per evaluation."""
 
     unit: Unit
     compute_N: np.ndarray
     pass_rate_N: np.ndarray
     noise_sd_N: np.ndarray
-    """Zero where it is not known: no bar is drawn."""
+    """0 where it is not known: no bar is drawn."""
     later_N: np.ndarray
     """Whether the evaluation was made after the forecast that is drawn."""
     window: float
@@ -68,7 +68,7 @@ class CurveView:
 
 
 def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> str:
-    """The compute axis of the page: that of the fit, else of the forecast, else the run's own."""
+    """Return the compute axis of the page: that of the fit, else of the forecast, else the run's own."""
     if fit is not None:
         return fit.axis
     if frozen is not None:
@@ -81,7 +81,7 @@ def curve_view(
 ) -> CurveView:
     """Gather what is drawn. A forecast on another axis than the fit's is left out of the figure.
 
-    `part` is the fit of the part that holds; left out, it is made here.
+    `part` is the fit of the part that holds, which is made here by default.
 
     Raises:
         InputError: the counters behind the compute axis are missing.
@@ -113,7 +113,7 @@ def curve_view(
 
 
 def fit_view(fit: Fit, last: float = 0.0) -> CurveView:
-    """A fit alone, with its own points: compute in the unit of the axis, and the curve up to `last`."""
+    """Return a fit alone, with its points: compute in the unit of the axis, and the curve up to `last`."""
     largest = float(fit.points.compute_N.max())
     part = part_that_holds(fit)
     return CurveView(
@@ -133,12 +133,12 @@ def fit_view(fit: Fit, last: float = 0.0) -> CurveView:
 
 
 def known_ceiling(run: RunRecord) -> float:
-    """The ceiling that was known before the run, from config.json; NaN without one."""
+    """Return the ceiling that was known before the run, from config.json; NaN without one."""
     return as_float(as_mapping(run.config.get("ceiling")).get("value"))
 
 
 def ceiling_why(run: RunRecord) -> str:
-    """How that ceiling is known, from config.json; empty without one."""
+    """Return how that ceiling is known, from config.json; empty without one."""
     return str(as_mapping(run.config.get("ceiling")).get("why") or "")
 
 
@@ -171,7 +171,7 @@ def _band(fit: Fit, first: float, last: float) -> Band:
 
 
 def _change(fit: Fit | None, part: Fit | None, unit: Unit, said: Unit | None = None) -> Change | None:
-    """`said` is the unit of the text, where that is another one."""
+    """Return the change of a misfit in `unit`; the unit of its text is `said`, where given."""
     if fit is None or fit.misfit is None:
         return None
     at = math.nan if fit.misfit.at is None else fit.misfit.at / unit.size

@@ -1,4 +1,4 @@
-"""What stands in the record beside the curve: what was run, what it cost and by which recipe, as rows."""
+"""The facts of a record beside its curve, as rows: what was run, what it cost, and the recipe."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Rows = list[tuple[str, str]]
 
 
 def imported(run: RunRecord) -> bool:
-    """Whether the run was read from a log: it neither splits a step nor says that the run has ended."""
+    """Return whether a run was read from a log, which neither splits a step nor marks the end of the run."""
     return bool(as_mapping(run.config.get("source")))
 
 
 def notes(run: RunRecord) -> list[str]:
-    """What was passed over while the run was read, and what was assumed of its log, each once."""
+    """Return what was passed over as the run was read, and what was assumed of its log, each once."""
     assumed = run.config.get("assumed")
     return list(dict.fromkeys([*run.warnings, *(map(str, assumed) if isinstance(assumed, list) else ())]))
 
 
 def head(run: RunRecord, axis: str) -> Rows:
-    """What was run, for the head of the page; compute on `axis`."""
+    """Return what was run, for the head of the page, with compute on `axis`."""
     config, model = run.config, as_mapping(run.config.get("model"))
     last = run.evals[-1]
     spent = float(run.compute(axis).max(initial=0.0))
@@ -105,13 +105,13 @@ def _flops(run: RunRecord) -> float:
 
 
 def _flops_unit(run: RunRecord) -> Unit:
-    """One unit for all amounts of the run; the base model's where the run has no counters."""
+    """Return one unit for all amounts of a run: that of the base model if the run has no counters."""
     base = as_float(as_mapping(run.config.get("base")).get("flops"))
     return unit_for("flops", _flops(run) if _flops(run) > 0 else base)
 
 
 def recipe_sections(recipe: Any) -> Iterator[tuple[str, Rows]]:
-    """The resolved recipe, one (title, rows) per table of it; single values come first."""
+    """Yield a title and rows for every table of a resolved recipe; single values come first."""
     if not isinstance(recipe, Mapping):
         return
     single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
@@ -123,7 +123,7 @@ def recipe_sections(recipe: Any) -> Iterator[tuple[str, Rows]]:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Rows:
-    """Leaves of a nested mapping, as (dotted key, text)."""
+    """Return the leaves of a nested mapping: dotted keys and texts."""
     return [(key, _text(value)) for key, value in flat(tree).items()]
 
 
@@ -138,7 +138,7 @@ def _text(value: Any) -> str:
 
 
 def environment(config: Mapping[str, Any]) -> Rows:
-    """Versions, devices, budget and model, from config.json."""
+    """Return versions, devices, budget and model from config.json."""
     keys = ("versions", "devices", "budget", "model")
     return _leaves({key: config[key] for key in keys if config.get(key) is not None})
 

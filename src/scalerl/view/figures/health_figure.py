@@ -1,4 +1,4 @@
-"""Health of the training over its steps, as small multiples: what broke, what drifted, what was idle."""
+"""The health of a training over its steps, as small multiples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HealthLine:
     """The line shows maxima or a stock: blocks of steps keep the largest, and nothing is smoothed."""
 
     def values(self, steps: Steps) -> np.ndarray:
-        """Of every step, shape (n,)."""
+        """Return the value at every step, shape (n,)."""
         return _field(steps, self.of) if isinstance(self.of, str) else self.of(steps)
 
 
@@ -51,8 +51,8 @@ class Panel:
 
     `scale` multiplies what is stored (100 for shares in per cent). The axis starts at zero, so that noise
     is not blown up into a trend, unless values are negative or `from_zero` is off. `watched` are the figures
-    of the run's health whose alarms are marked here. Where the first of them is what the panel shows it is
-    `bounded`: its thresholds are drawn, if the values come near them.
+    of the run's health whose alarms are marked here. A panel that shows the first of them is `bounded`: the
+    thresholds of that figure are drawn, if the values come near them.
     """
 
     title: str
@@ -69,7 +69,7 @@ def _field(steps: Steps, key: str) -> np.ndarray:
 
 
 def failed_share(steps: Steps) -> np.ndarray:
-    """Share of the completions whose verification failed, shape (n,)."""
+    """Return the share of the completions whose verification failed, shape (n,)."""
     failed_N = np.array([sum(map(as_float, as_mapping(row.get("failed")).values())) for row in steps])
     completions_N = _field(steps, "completions")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -77,7 +77,7 @@ def failed_share(steps: Steps) -> np.ndarray:
 
 
 def tokens_per_second(steps: Steps) -> np.ndarray:
-    """Tokens generated per wall-clock second between consecutive steps, shape (n,); the first is NaN.
+    """Return the tokens generated per second between consecutive steps, shape (n,); the first is NaN.
 
     `tokens.generated` may be cumulative, as in evals.jsonl, or count one step: a counter that never falls
     is taken as cumulative.
@@ -96,7 +96,7 @@ def _one(title: str, unit: str, of: str | Values, largest: bool = False, **optio
 
 
 def _share(title: str, of: str, key: str | Values, watched: str = "") -> Panel:
-    """A share in per cent; `watched` is its name among the figures of health, where it is one."""
+    """Make the panel of a share in per cent; `watched` is its name in the run's health, if it has one."""
     names = (watched,) if watched else ()
     return _one(title, f"% of {of}", key, scale=100, watched=names, bounded=bool(watched))
 
@@ -133,9 +133,9 @@ PANELS = (
 
 
 def health_svg(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None) -> str | None:
-    """The small multiples as inline SVG; None where the steps hold none of the figures, or zeros alone.
+    """Draw the small multiples as inline SVG; None if the steps hold none of the figures, or only zeros.
 
-    `alarms` are marked, and lines drawn at `thresholds`, the recipe's `health` as config.json has it.
+    Alarms are marked, and lines are drawn at `thresholds`, the recipe's `health` as config.json has it.
     """
     step_N = _field(steps, "step")
     shown = [panel for panel in PANELS if _known_values(panel, steps).any()]
@@ -146,7 +146,7 @@ def health_svg(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = Non
 
 
 def always_zero(steps: Steps) -> list[str]:
-    """The figures that were logged and are 0 at every step; a sentence says so, and no panel is drawn."""
+    """Return the figures that were logged and are 0 at every step: they have no panel, and are listed."""
     known = [(panel, _known_values(panel, steps)) for panel in PANELS]
     return [
         f"{panel.title.lower()} ({panel.unit})" for panel, values in known if values.size and not values.any()
@@ -159,7 +159,7 @@ def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
 
 
 def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` values, shorter at the ends; NaN values are left out."""
+    """Return the centred mean over `window` values, fewer at the ends; NaN is left out."""
     known_N = np.isfinite(values_N)
     box = np.ones(window)
     total_N = np.convolve(np.where(known_N, values_N, 0.0), box, mode="same")
@@ -169,7 +169,7 @@ def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
 
 
 def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
-    """At most `_LONGEST_LINE` values: means (or maxima) over blocks of consecutive steps."""
+    """Return at most `_LONGEST_LINE` values: means (or maxima) over blocks of consecutive steps."""
     size = math.ceil(values_N.size / _LONGEST_LINE)
     if size <= 1:
         return values_N
@@ -245,7 +245,7 @@ def _mark(axes: Axes, step_N: np.ndarray, alarms: Sequence[Alarm]) -> None:
 
 
 def _bound(axes: Axes, limits: Mapping[str, Any], scale: float) -> None:
-    """Lines at the thresholds that the values come near: within twice the height of the panel."""
+    """Draw lines at the thresholds that are no farther from the values than the height of the panel."""
     low, high = axes.get_ylim()
     for name, shape in (("warning", (0, (1, 2))), ("alarm", (0, (4, 2)))):
         value = as_float(limits.get(name)) * scale

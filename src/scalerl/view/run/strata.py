@@ -1,7 +1,7 @@
 """Pass rate by stratum of the held-out prompts, at the start of the run and at its end.
 
-A stratum is what stands before the last slash of a prompt's id: `chain/7/123` belongs to `chain/7`.
-The page calls them what config.json says under "strata" (`chain length`, say).
+The stratum of a prompt is its id up to the last slash: `chain/7/123` belongs to `chain/7`. Their name on the
+page is "strata" in config.json (`chain length`, say).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST = 40
-"""More strata than this are a list and no picture."""
+"""More strata than this are listed, and not drawn."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Stratum:
 def strata(evaluations: Sequence[Mapping[str, Any]]) -> list[Stratum]:
     """Group the held-out prompts of the first and the last line of eval_prompts.jsonl.
 
-    Returns nothing where there are fewer than two evaluations of one prompt set, or fewer than two strata.
+    The list is empty with fewer than two strata, or fewer than two evaluations of one prompt set.
     """
     evaluations = [line for line in evaluations if _is_whole(line)]
     if len(evaluations) < 2 or evaluations[0].get("prompt_set") != evaluations[-1].get("prompt_set"):
@@ -50,7 +50,7 @@ def strata(evaluations: Sequence[Mapping[str, Any]]) -> list[Stratum]:
 
 
 def strata_svg(groups: Sequence[Stratum], first_step: int, last_step: int) -> str | None:
-    """One row per stratum, from its pass rate at `first_step` to that at `last_step`; None if too many."""
+    """Draw each stratum from its pass rate at `first_step` to that at `last_step`; None if too many."""
     if not 2 <= len(groups) <= _MOST:
         return None
     described = f"Pass rate of {len(groups)} strata of the prompts, at steps {first_step} and {last_step}"
@@ -100,7 +100,7 @@ def _is_whole(evaluation: Mapping[str, Any]) -> bool:
 
 
 def _rates(evaluation: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Pass rates of the prompts of one evaluation, by stratum."""
+    """Return the pass rates of the prompts of one evaluation, by stratum."""
     found: dict[str, list[float]] = defaultdict(list)
     for name, correct in zip(evaluation["id"], evaluation["correct"], strict=True):
         stratum, slash, _ = str(name).rpartition("/")
@@ -110,6 +110,6 @@ def _rates(evaluation: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Sort key that puts `chain/10` after `chain/9`."""
+    """Return a sort key that puts `chain/10` after `chain/9`."""
     parts = re.findall(r"\d+|\D+", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

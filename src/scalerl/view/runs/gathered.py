@@ -1,4 +1,4 @@
-"""Several runs that are shown together: what they were asked, how they compare, and what was assumed."""
+"""Several runs that are shown together: their options, their comparison, and what was assumed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RunsView:
 
 
 def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
-    """The fit of a run, or why there is none.
+    """Return the fit of a run and an empty text, or None and the reason.
 
     Raises:
         InputError: an option is not valid.
@@ -79,19 +79,19 @@ def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
 
 
 def warnings_of(run: OverlayRun) -> list[str]:
-    """What was said of a run while it was read and fitted, each once."""
+    """Return the warnings of reading and fitting a run, each once."""
     found = run.fit.warnings if run.fit is not None else run.points.warnings
     return list(dict.fromkeys(local(run, warning) for warning in found))
 
 
 def local(run: OverlayRun, message: str) -> str:
-    """The message without the folder that it is about: a page is shown on other machines."""
+    """Return a message without the folders of the run: a page is read on other machines."""
     own = () if run.record is None else (run.record.path,)
     return without_folders(message, Path(run.points.source).parent, *own)
 
 
 def assumptions(view: RunsView) -> list[str]:
-    """What the numbers rest on, in sentences."""
+    """Return the assumptions behind the numbers, in sentences."""
     level = percent(view.level)
     labels = ", ".join(family.label for family in FAMILIES)
     said = [
@@ -111,7 +111,7 @@ def assumptions(view: RunsView) -> list[str]:
 
 
 def _compute(view: RunsView) -> str:
-    """What compute is: the same of all runs, or of each what it was made of."""
+    """Define compute in a sentence: once for all runs, or for each what it consists of."""
     by_meaning: dict[str, list[str]] = {}
     for run in view.runs:
         by_meaning.setdefault(_meaning(run, view.axis), []).append(run.name)
@@ -122,7 +122,7 @@ def _compute(view: RunsView) -> str:
 
 
 def _meaning(run: OverlayRun, axis: str) -> str:
-    """The compute of one run: by our own counters, by what was taken from a log, or by a column."""
+    """Return what the compute of a run is: our own counters, what a log has, or a column of a table."""
     if run.record is None:
         return f"the column {axis} of the table"
     if not imported(run.record) or axis == "steps":
@@ -142,7 +142,7 @@ START = {
 
 
 def _starts(view: RunsView) -> list[str]:
-    """The pass rate before training: of all runs in one sentence, or of those that have it from elsewhere."""
+    """Return where the pass rate before training comes from: a sentence for all runs, or for each source."""
     by_source: dict[str, list[str]] = {}
     for run in view.runs:
         if run.fit is not None:
@@ -156,7 +156,7 @@ def _starts(view: RunsView) -> list[str]:
 
 
 def taken(run: OverlayRun) -> str:
-    """Of the log of another trainer, what was taken for what; empty of a run folder and of a table."""
+    """Return what the metrics of another trainer's log were taken for; empty for other runs."""
     config = run.record.config if run.record is not None else {}
     if not (said := as_mapping(config.get("taken"))):
         return ""
@@ -166,7 +166,7 @@ def taken(run: OverlayRun) -> str:
 
 
 def last_measured(run: OverlayRun, name: str) -> str:
-    """The last value that the evaluations have of a figure of health (a field of `EvalPoint`); or a dash."""
+    """Return the last known value of a field of `EvalPoint`, as a text; a dash if there is none."""
     values = [getattr(point, name) for point in run.record.evals] if run.record is not None else []
     known = [value for value in values if value == value]
     if not known:

@@ -1,8 +1,8 @@
-"""Runs laid over one another, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
+"""Several runs in one chart, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
 
-A run is fitted on one compute axis. On another its curve is drawn along the run's own clock: at the compute
-of that axis which the run had spent when it had spent so much of the fit's own. Between evaluations the clock
-is linear, and beyond the last one it is not known, so that nothing is drawn there.
+A run is fitted on one compute axis. On another axis its curve is drawn by the run's clock, which converts
+compute from one axis to the other: its evaluations have both, and between two of them it is linear. Beyond
+the last evaluation the conversion is not known, and nothing is drawn.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 MOST_DRAWN = 4000
 """Evaluations that a chart draws in all: beyond that a browser becomes slow."""
 _FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
-"""Of one run."""
+"""The bounds of what is drawn of one run."""
 _PLACES, _PLACES_OF_MANY, _MANY = 81, 31, 24
-"""Where a curve is drawn: so many places even on a linear axis, and as many on a logarithmic one."""
+"""Computes at which a curve is drawn, even on a linear axis, and as many even on a logarithmic one; and with
+more than `_MANY` runs."""
 _PLACES_BEYOND = 61
-"""Between the last evaluation and the budget, where nothing else shows the shape of the curve."""
+"""Those between the last evaluation and the budget, where nothing else shows the shape of the curve."""
 
 Clock = Callable[[np.ndarray], np.ndarray]
 """From compute on the axis of the fit to compute on another; NaN where the run has not been."""
@@ -39,32 +40,32 @@ Clock = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class OverlayRun:
-    """One run of a chart. A table has no `record`; without a `fit`, `reason` says why, in a sentence."""
+    """One run of a chart. `record` is None for a table, and `reason` a sentence on why there is no `fit`."""
 
     name: str
-    """Under which it is shown: no two of a chart are alike."""
+    """The name that is shown, unique in its chart."""
     points: Points
     """All of its evaluations, on the axis of the fit."""
     record: RunRecord | None = None
     fit: Fit | None = None
     reason: str = ""
     budget: float = math.nan
-    """Compute up to which its curve goes on, on the axis of the fit; NaN is the budget of the chart."""
+    """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
 
 
 def overlay(
     runs: Sequence[OverlayRun], *, budget: float | None = None, target: float | None = None
 ) -> dict[str, Any]:
-    """What a chart of these runs holds, all of it numbers, texts, lists and None, for JSON.
+    """Return the data of a chart of these runs: numbers, texts, lists and None, for JSON.
 
     Args:
         runs: all on one compute axis.
-        budget: compute on that axis to mark, up to which curves go on; by default they end with their run,
-            or at its own budget.
-        target: pass rate to mark.
+        budget: compute on that axis that is marked, and to which curves are drawn; by default a curve ends
+            with its run, or at the run's own budget.
+        target: pass rate that is marked.
 
-    Returns an object with these keys. A list by AXIS has None where the compute of that axis is not known,
-    and an interval is [low, high]:
+    Returns an object with these keys. Lists by AXIS have None where compute on that axis is not known, and an
+    interval is [low, high]:
         axis                  the axis of all fits, on which the chart opens
         axes[].{key, label, size}   every axis that a run has: `shown = compute / size` in units of `label`
         level                 of the intervals of fits; None without a fit
@@ -86,8 +87,8 @@ def overlay(
         runs[].forecasts[]    those frozen during the run:
             .axis, .step, .made.AXIS, .target.AXIS    when it was made, and for which compute
             .mean, .interval  of one evaluation at the target
-            .measured, .outcome    what came of it: None, and "inside", "outside" or "not measured"
-            .leads            whether it is the one made nearest half of the compute
+            .measured, .outcome    the pass rate at the target; "inside", "outside" or "not measured"
+            .leads            whether it is the forecast made nearest to half of the compute
             .curve            as above, as it was frozen (the line is its median), or None
     """
     names = [run.name for run in runs]
@@ -115,7 +116,7 @@ def overlay(
 
 
 def thin(value_N: np.ndarray, most: int) -> np.ndarray:
-    """Positions of at most about `most` of the values, in order, that look like all of them.
+    """Return positions of about `most` values at most, in order, whose plot looks like that of all.
 
     Half are even steps apart, the first and the last among them; the others are the highest and the lowest
     of every bin, so that no outlier is lost. Steps and bins are even both in the place and in its logarithm:
@@ -131,13 +132,13 @@ def thin(value_N: np.ndarray, most: int) -> np.ndarray:
 
 
 def _even(last: int, count: int) -> np.ndarray:
-    """Whole numbers from 0 to `last`: `count` of them even steps apart, and as many in their logarithm."""
+    """Return whole numbers from 0 to `last`: `count` evenly spaced ones, and as many on a log scale."""
     steps = np.concatenate([np.linspace(0, last, count), np.geomspace(1, last, count)])
     return np.unique(steps.round().astype(int))
 
 
 def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
-    """Compute of every evaluation on every axis of the run, arrays (N,)."""
+    """Return the compute of every evaluation on every axis of the run, arrays (N,)."""
     found = {run.points.axis: run.points.compute_N}
     if run.record is not None:
         for axis in run.record.logged_axes():
@@ -178,7 +179,7 @@ def _run(
 
 
 def _used(points: Points, fit: Fit) -> np.ndarray:
-    """Which evaluations the fit is of, booleans (N,)."""
+    """Return which evaluations were fitted, booleans (N,)."""
     inside_N = points.kept_from(fit.min_compute) & (points.compute_N <= fit.max_compute)
     # Compute 0 is left out where R_0 was given; what was fitted starts with it where it was not.
     return inside_N & (points.compute_N >= fit.points.compute_N[0])
@@ -218,9 +219,10 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
 
 
 def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) -> np.ndarray:
-    """From the first evaluation that was fitted to `last`, the first half of the way to it included.
+    """Return the computes at which a curve is drawn, from where its fit begins to `last`.
 
-    Beyond the last evaluation there are as many again, on a linear and on a logarithmic axis.
+    They are even on a linear and on a logarithmic axis, up to the last evaluation and again beyond it. A fit
+    with an evaluation at compute 0 begins at half of the first compute above that.
     """
     first = float(compute_N[compute_N > 0].min()) / (2 if compute_N[0] == 0 else 1)
     even_M = np.linspace(min(float(compute_N[0]), first), last, places)
@@ -235,7 +237,7 @@ def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) ->
 
 
 def mean_band(fit: Fit, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of the curve, which `Fit.forecast` gives, and its interval: three arrays (M,), for plots."""
+    """Return the mean curve, as `Fit.forecast` has it, and its interval: three arrays (M,), for plots."""
     post, (_, low_M, high_M) = fit.posterior, fit.band(compute_M)
     mean_M = np.array([np.sum(post.curve_at(float(compute)) * post.weight) for compute in compute_M])
     return np.clip(mean_M, 0.0, 1.0), low_M, high_M
@@ -280,7 +282,7 @@ def _forecast(
 
 
 def _frozen(along: dict[str, Clock], band: Band, places: int) -> dict[str, Any]:
-    """The curve of a forecast at as many of its own places as a fit has."""
+    """Return the stored curve of a forecast, thinned to as many computes as that of a fit."""
     count = len(band.compute_M)
     chosen = np.unique(np.linspace(0, count - 1, min(count, 2 * places)).round().astype(int))
     return _curve(
@@ -297,7 +299,7 @@ def _spread(median: float, interval: Interval) -> list[float | None]:
 
 
 def _numbers(value_N: np.ndarray, digits: int = 6) -> list[float | None]:
-    """Numbers as short as the eye allows, which makes a page half as large; None where one is not known."""
+    """Return numbers rounded to `digits` figures, which halves the size of a page; None if not finite."""
     return [_number(value, digits) for value in value_N.tolist()]
 
 

@@ -1,7 +1,7 @@
 """The curve of a run in a terminal: evaluations, the fitted median and its band, the target, the end.
 
 Curves are drawn in Braille, two by four dots to a character; where a terminal knows no such characters, in
-ASCII. Every layer has a sign of its own, so that nothing is told by colour alone.
+ASCII. Every layer has a sign of its own, so that no two differ by colour alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Signs:
     ceiling: str
     prediction: str
     curve: str
-    """Empty where it is drawn in Braille."""
+    """Empty where the curve is drawn in Braille."""
 
 
 UNICODE = Signs("●", "░", "╌", "┄", "│", "")
@@ -46,7 +46,7 @@ _BANDS = (UNICODE.band, ASCII.band)
 
 @functools.lru_cache(maxsize=2)  # a view is drawn anew as time goes by, the same run in the same size
 def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list[Text]:
-    """The plot in `width` x `height` characters, its axes included, as one line of text per row."""
+    """Draw the plot with its axes in `width` x `height` characters; return a text for every row."""
     columns, rows = max(width - _MARGIN, 10), max(height - 1, 4)
     canvas = _Canvas(columns, rows, max(run.end, run.compute) or 1.0, _limits(run))
     fit = run.fit if run.fit is not None and run.fit.misfit is None else None
@@ -69,7 +69,7 @@ def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list
 
 
 def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
-    """What the signs of the plot mean, those alone that are in it, in lines of at most `width` characters."""
+    """Return the legend of the layers that the plot has, in lines of at most `width` characters."""
     from rich.text import Text
 
     entries = [(signs.evaluation, "evaluation", "bold")]
@@ -94,7 +94,7 @@ def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
 
 
 def _median(canvas: _Canvas, median_M: np.ndarray, signs: Signs) -> None:
-    """The curve, from its values in the middle of every column."""
+    """Draw the curve from its values in the middle of every column."""
     dots_D = (np.arange(2 * canvas.columns) + 0.5) / 2 - 0.5
     for dot, rate in enumerate(np.interp(dots_D, np.arange(canvas.columns), median_M).tolist()):
         if signs.curve:
@@ -104,7 +104,7 @@ def _median(canvas: _Canvas, median_M: np.ndarray, signs: Signs) -> None:
 
 
 def _limits(run: Standing) -> tuple[float, float]:
-    """Pass rates at the lower and the upper edge: a little beyond all that is drawn."""
+    """Return the pass rates at the lower and the upper edge, a little beyond all that is drawn."""
     shown = run.points.pass_rate_N.tolist()
     if run.fit is not None:
         shown += run.fit.forecast(run.end).prediction
@@ -116,39 +116,39 @@ def _limits(run: Standing) -> tuple[float, float]:
 
 
 class _Canvas:
-    """Characters and their styles, by row from above and by column."""
+    """Characters and their styles, by row (from the top) and column."""
 
     def __init__(self, columns: int, rows: int, most: float, limits: tuple[float, float]) -> None:
         self.columns, self.rows, self.most, (self.low, self.high) = columns, rows, most, limits
         self.cells = [[(" ", "")] * columns for _ in range(rows)]
 
     def column(self, compute: float) -> int:
-        """Of a compute."""
+        """Return the column of a compute."""
         return min(int(compute / self.most * self.columns), self.columns - 1)
 
     def row(self, rate: float, per_row: int = 1) -> int:
-        """Of a pass rate, in parts of a row; outside of the canvas where it lies beyond."""
+        """Return the row of a pass rate, in units of 1 / `per_row`; outside of the canvas if the rate is."""
         return math.floor((self.high - rate) / (self.high - self.low) * (self.rows * per_row - 1e-9))
 
     def put(self, column: int, row: int, sign: str, style: str) -> None:
-        """One character, on top of what is there."""
+        """Write a character over what is there."""
         if 0 <= row < self.rows:
             self.cells[row][column] = (sign, style)
 
     def fill(self, column: int, low: float, high: float, sign: str, style: str) -> None:
-        """A column from one pass rate to another."""
+        """Fill a column from one pass rate to another."""
         for row in range(max(self.row(high), 0), min(self.row(low), self.rows - 1) + 1):
             self.put(column, row, sign, style)
 
     def level(self, rate: float, sign: str, style: str) -> None:
-        """A line across, where nothing is drawn yet but a band."""
+        """Draw a horizontal line through cells that are empty or hold a band."""
         row = self.row(rate)
         for column in range(self.columns):
             if 0 <= row < self.rows and self.cells[row][column][0] in (" ", *_BANDS):
                 self.put(column, row, sign, style)
 
     def dot(self, dot: int, rate: float, style: str) -> None:
-        """A dot of Braille, beside the dots that its character has."""
+        """Add a dot of Braille to those that its character has."""
         fine = self.row(rate, 4)
         column, row = dot // 2, fine // 4
         if not 0 <= row < self.rows:
@@ -176,7 +176,7 @@ def _framed(canvas: _Canvas, run: Standing) -> list[Text]:
 
 
 def _labels(canvas: _Canvas) -> dict[int, str]:
-    """Pass rates by row, as many as there is room for."""
+    """Return labels of round pass rates by row, as many as there is room for."""
     most = max(canvas.rows // 3, 2)
     for step in _STEPS:
         first, last = math.ceil(canvas.low / step), int(canvas.high / step)
