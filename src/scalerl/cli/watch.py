@@ -146,6 +146,7 @@ class Follower:
         run = stand(data.points, data.record, self._query)
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
+        # A run writes steps far more often than evaluations, and a fit takes longer than a read.
         if self.run is not None and _evaluations(self.run) == _evaluations(run):
             return replace(run, found=self.run.found)  # a step has no new evaluation to fit
         started = monotonic()
@@ -210,6 +211,7 @@ def _follow_view(follower: Follower, args: argparse.Namespace, console: Console)
 
     assert follower.run is not None
     try:
+        # No refresh by rich's thread: a view is drawn here alone, with the clock of that moment.
         with Live(console=console, auto_refresh=False, screen=True) as live:
             due = time.monotonic() + follower.pause(args.interval)
             while not follower.run.ended:
@@ -219,6 +221,7 @@ def _follow_view(follower: Follower, args: argparse.Namespace, console: Console)
                     follower.look()
                     due = time.monotonic() + follower.pause(args.interval)
     finally:
+        # Once more: what was drawn on the alternate screen is gone with it.
         _print_view(console, follower.run)
 
 

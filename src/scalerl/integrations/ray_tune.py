@@ -46,6 +46,7 @@ class ForecastScheduler(FIFOScheduler):
             rate in [0, 1]. NaN is skipped.
     """
 
+    # Tune would else pass several results at once, and a decision come after compute that it was to save.
     _supports_buffered_results = False
 
     def __init__(
@@ -103,6 +104,7 @@ class ForecastScheduler(FIFOScheduler):
             return TrialScheduler.CONTINUE
         trainable = trial.get_trainable_cls()
         keeps_state = trial.has_checkpoint() or not (trainable and issubclass(trainable, FunctionTrainable))
+        # A paused function without a checkpoint would start anew: its compute is spent twice.
         resumable = self._pause and (result.get(SHOULD_CHECKPOINT) or keeps_state)
         logger.info("trial %s is %s: %s", name, "paused" if resumable else "stopped", why)
         if resumable:
@@ -125,6 +127,7 @@ class ForecastScheduler(FIFOScheduler):
         for trial in paused:
             if self._why(trial) is None:
                 return self._resumed(trial)
+        # A running trial may still fail or fall back, and a paused one be the best again.
         if any(trial.status == Trial.RUNNING and trial.trial_id not in self._spared for trial in trials):
             return None
         if paused and self._resume_paused:

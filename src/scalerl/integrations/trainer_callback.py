@@ -144,6 +144,7 @@ class ForecastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Forecast from the reward of training, in a run that evaluates nothing."""
+        # Every row is an evaluation then: a fit for each would be most of a short step.
         if args.eval_strategy == "no" and state.global_step >= self._next:
             self._look(args, state, control)
 
@@ -151,6 +152,7 @@ class ForecastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stop all processes where the main one has found the run hopeless: every process calls this."""
+        # Every process stops at the same step, or the others would wait for it in a collective.
         if self._stops and args.world_size > 1:
             self._hopeless = _broadcast(self._hopeless, args.device)
             if self._hopeless:
@@ -197,6 +199,7 @@ class ForecastCallback(TrainerCallback):
     def _import(self, args: TrainingArguments, state: TrainerState) -> Imported:
         """The run as the importer has it from a trainer_state.json."""
         folder = Path(str(args.output_dir))
+        # n_gpu is 0 on a CPU, and above 1 under DataParallel, which has one process for all.
         devices = self._asked.devices or args.world_size * max(args.n_gpu, 1)
         asked = replace(self._asked, devices=devices)
         builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
@@ -284,17 +287,14 @@ def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float
 def _log(
     row: dict[str, float], args: TrainingArguments, state: TrainerState, control: TrainerControl
 ) -> None:
-    """Log a row of its own, as `Trainer.log` makes one.
-
-    A callback is called after the trackers', when it is too late to add to their row, and `on_init_end` and
-    all other events give it neither the trainer nor the handler of the callbacks, which is the one that is
-    calling. `control.should_log`, set at an evaluation, is taken back when the next step begins; and a row
-    kept for the next `on_log` would come a logging interval late, and never after the last evaluation. TRL's
-    `log` would also print completions again.
-    """
+    """Log a row of its own, as `Trainer.log` makes one."""
     if state.epoch is not None:
         row["epoch"] = state.epoch
     state.log_history.append({**row, "step": state.global_step})
+    # Trackers are called before this callback: it is too late to add to their row. `control.should_log` is
+    # reset when the next step begins, and a row kept for the next `on_log` would come an interval late, or
+    # never after the last evaluation. No event gives a callback the trainer or the handler of the callbacks;
+    # the handler is the one that is calling. TRL's own `log` would print its completions again.
     frame = inspect.currentframe()
     while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
         frame = frame.f_back

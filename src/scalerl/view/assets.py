@@ -79,6 +79,7 @@ def asset(name: str) -> str:
 def script_json(data: Any) -> str:
     """`data` as JSON that may stand inside of `<script type="application/json">`, whatever its texts hold."""
     text = json.dumps(plain(data), separators=(",", ":"), allow_nan=False)
+    # `</script>` in the name of a run would end the element, and what follows would be HTML.
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

@@ -33,6 +33,7 @@ from scalerl.study.verdict.arm_fits import below_best, last_gains
 
 def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
     """Write the forecasts of the later budgets for `runs`, which have come to this one."""
+    # A frozen forecast is never made again: a resume would know more than it did.
     known = {(row["run"], row.get("at"), row["target_compute"]) for row in read_lines(folder, FORECASTS, [])}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
@@ -40,6 +41,7 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
             if (run.key, budget, target) in known:
                 continue
             row: dict[str, Any] = {"run": run.key, "at": budget, "target_compute": target}
+            # Cut to this budget, which a run may have passed by part of a step.
             record = cut(RunRecord.read(folder / run.folder), plan.axis, budget)
             try:
                 row |= freeze(record, plan.axis, target)

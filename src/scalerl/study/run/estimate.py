@@ -73,6 +73,7 @@ class _Pace:
 
     def evaluation_hours(self, evaluation: Evaluation, share: float) -> float:
         """Return the hours of the evaluations up to a share of the budget."""
+        # The one before training counts too.
         made = round(evaluation.count * share) + 1
         return made * self.n_prompts * evaluation.samples * self.hours_per_completion
 
@@ -99,6 +100,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     training, evaluation = sum(arm.gpu_hours for arm in arms), sum(arm.evaluation_hours for arm in arms)
     hours = training + evaluation
     devices = plan.arms[0].recipe.devices
+    # All arms are taken to need as many devices as the first.
     at_once = min(max(cores // devices, 1), runs)
     return StudyCost(
         arms=tuple(arms),
@@ -106,6 +108,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
         compute=sum(arm.compute for arm in arms),
         gpu_hours=training,
         evaluation_hours=evaluation,
+        # In waves: 5 runs at 4 at once take as long as 8.
         wall_hours=math.ceil(runs / at_once) * hours / runs / devices,
         dollars=hours * (plan.study.price or math.nan),
     )
@@ -118,6 +121,7 @@ def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
     compute = seeds * last + tried * tuning
     hours = evaluation = math.nan
     if paces:
+        # The median: one run on a busy machine must not double the estimate.
         hours = compute * median(pace.hours_per_unit for pace in paces)
         each = arm.recipe.evaluation
         evaluation = median(
@@ -179,6 +183,7 @@ def _flops_of_step(recipe: Recipe) -> float:
         return math.nan
     length = recipe.context.prompt + recipe.context.sampled / 2
     tokens = recipe.batch.prompts * recipe.batch.samples * length
+    # Sampling, and a forward and a backward pass, which costs two. A token attends to half of its sequence.
     return 4 * cost.forward(tokens, tokens * length / 2)
 
 

@@ -37,6 +37,7 @@ class RunJob:
         self._end: dict[str, str] = {}
         folder = study / task.run.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Not fork: this process has threads and may have used CUDA, neither of which survives one.
         context = get_context("forkserver")
         context.set_forkserver_preload(["scalerl.study.run.preload"])
         self._inbox, outbox = context.Pipe(duplex=False)
@@ -45,6 +46,7 @@ class RunJob:
         args = (outbox, task.recipe.without_prompts(), folder, task.until, log, gpus)
         self._process = context.Process(target=work, args=args)
         self._process.start()
+        # Closed here, so that the end of the process is the end of the channel.
         outbox.close()
 
     @property

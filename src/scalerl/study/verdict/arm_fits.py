@@ -111,6 +111,7 @@ def fit_arms(study: StudyRecord, axis: str, level: float = 0.95) -> dict[str, tu
         if run.record is None or not run.record.evals:
             return FittedRun(run, None, run.cause or "no evaluation yet")
         try:
+            # All that is there: a run that failed late has said most of what it had to say.
             return FittedRun(run, fit(run.record, x=axis, price=study.plan["price"], level=level))
         except (CannotAnswerError, InputError) as error:
             return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
@@ -154,10 +155,12 @@ def summarise(
         estimates: dict[str, Estimate] = {}
         draws = None
         if fits:
+            # Not all arms together: they share the base models, so that each would count once for every arm.
             alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
             models = {run.run.plan.model for run in runs}
             draws = draw_recipe(fits, name, alone if len(models) > 1 else shared)
             asked = quantities(budget, target)
+            # With a misfit the arm has no ceiling: a mean over the others would be that of lucky runs.
             if any(result.misfit for result in fits):
                 del asked["A"]
             estimates = {key: _estimate(key, quantity(draws), level) for key, quantity in asked.items()}
@@ -239,6 +242,7 @@ def last_gains(study: StudyRecord) -> dict[str, float]:
         arm.name: {
             run.plan.seed: run.record.evals[-1].pass_rate
             for run in study.of_arm(arm.name)
+            # An unfinished run would be compared at less compute.
             if run.record is not None and run.outcome == "finished"
         }
         for arm in study.arms

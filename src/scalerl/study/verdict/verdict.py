@@ -49,6 +49,7 @@ def kind_of(pair: Pair) -> Kind:
         return "both"
     if ceiling or efficiency:
         return "ceiling" if ceiling else "efficiency"
+    # Not significant only if both questions could be answered.
     is_open = "inconclusive" in (pair.ceiling.verdict, pair.efficiency.verdict)
     return "inconclusive" if is_open else "noise"
 
@@ -124,6 +125,7 @@ def judge_study(
     fits, seeds = fits_of(runs)
     if budget is None:
         reached = [max(float(fit.points.compute_N.max()) for fit in of_arm) for of_arm in fits.values()]
+        # On another axis the budget means nothing, and beyond the shortest arm pass rates are forecasts.
         budget = float(plan["budgets"][-1]) if axis == plan["axis"] or not reached else min(reached)
     arms = summarise(runs, budget, target, level)
     comparison = None
@@ -168,6 +170,7 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
     """Return the arms without a fit and why; all arms where the base or all of the others have no fit."""
     without = {arm.name: arm.why for arm in arms if not arm.fits}
     if base in without:
+        # Without the base there is nothing to compare with, so that every arm needs a reason.
         return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
     if len(without) == len(arms) - 1:
         return without | {base: "no other arm could be fitted"}
@@ -176,6 +179,7 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
 
 def _arm_json(arm: ArmSummary, pair: Pair | None, budget: float) -> dict[str, Any]:
     stability = asdict(arm.stability)
+    # Lists, as docs/json.md has every key, and these are data.
     stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
     stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
     return {

@@ -189,6 +189,7 @@ def _events(looker: Looker) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
+        # Each holds a connection for as long as its page is open.
         if looker.streams >= _MOST_STREAMS:
             return JSONResponse({"error": "too many pages are open"}, 503)
         return StreamingResponse(stream(request), media_type="text/event-stream")

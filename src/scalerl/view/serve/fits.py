@@ -64,6 +64,7 @@ class Fits:
         self._asked = asked
         self._numbers = itertools.count()
         self._kept = _Latest[tuple[str, str], tuple[float, Fitted]](_KEPT)
+        # One fit at a time: a request and the looker would else make the same one twice.
         self._fitting = threading.Lock()
 
     def of(self, name: str, record: RunRecord, axis: str) -> Fitted:
@@ -75,6 +76,7 @@ class Fits:
         with self._fitting:
             if (found := self._kept.use((name, axis))) is not None:
                 at, kept = found
+                # By identity: a record is read anew whenever its files have changed.
                 if kept.standing.record is record or time.monotonic() - at < REFIT:
                     return kept
             made = self._fit(record, axis)

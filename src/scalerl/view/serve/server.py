@@ -138,6 +138,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind)
     except (OSError, UnicodeError) as error:
         raise InputError(f"--host {host}: no address of this machine ({_why(error)})") from None
+    # Else a port stays taken for a minute after a server with open pages has stopped.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class Run:
     """When `row` was changed last."""
     stale: bool = False
     """Whether the row's fit is not of all evaluations."""
-    fitted: float = field(default=float("-inf"))
+    fitted: float = -math.inf
     """When it was fitted last, by the monotonic clock."""
 
 
@@ -82,6 +82,7 @@ class RunStore:
         What is not read after so many `seconds` waits for the next call; returns whether anything does. The
         runs that were written to last come first, and are looked at more often than the others.
         """
+        # Not under `_changing`: a request must not wait for files that are being read.
         with self._looking:
             started = time.monotonic()
             if (entries := self._sweep.look()) is not None:
@@ -133,6 +134,7 @@ class RunStore:
             run = max(waiting, key=lambda run: run.row["updated"] or 0.0, default=None)
             if run is None or run.record is None:
                 return False
+            # Noted before the fit, so that no other thread begins the same one meanwhile.
             run.fitted = now
         try:
             made = self._fits.of(run.id, run.record, self._axis(run.record))
@@ -169,6 +171,7 @@ class RunStore:
             common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
             return data | {"common": common, "ids": [run.id for run in runs]}
 
+        # Names are part of the key, as they depend on the runs that are shown beside one another.
         return self._answers.once(_key("overlay", axis, names, made), answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
@@ -223,9 +226,9 @@ class RunStore:
     def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str, list[Fitted]]:
         """The runs of these ids, the axis for all of them, and their fits on it."""
         with self._changing:
-            unknown = [one for one in ids if one not in self._runs]
-            if unknown:
+            if unknown := [one for one in ids if one not in self._runs]:
                 raise UnknownRunError(f"no run {unknown[0]!r}")
+            # The fits are made outside of the lock: a run that is replaced meanwhile stays as it was here.
             runs = [self._runs[one] for one in dict.fromkeys(ids)]
         if not 0 < len(runs) <= MOST:
             raise InputError(f"choose 1 to {MOST} runs, found {len(runs)}")
@@ -293,14 +296,11 @@ class RunStore:
 
         standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
         before = self._runs.get(id)
-        about = {"id": id, "path": entry.shown, "format": entry.format}
-        row = self._row(standing, about, waits=True)
+        row = self._row(standing, {"id": id, "path": entry.shown, "format": entry.format}, waits=True)
         if before is not None and before.record is not None and _goes_on(before.record, record):
             kept = ("forecast", "no_forecast", "ceiling", "target")
             row |= {key: before.row[key] for key in kept}
-        run = Run(id, row, record, stale=True)
-        run.fitted = before.fitted if before is not None else run.fitted
-        return run
+        return Run(id, row, record, stale=True, fitted=-math.inf if before is None else before.fitted)
 
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
@@ -328,6 +328,7 @@ class RunStore:
     def _replace(self, entry: str, runs: list[Run]) -> None:
         """The runs of an entry are these from now on."""
         with self._changing:
+            # Under one lock: a page never sees a source without its runs.
             for name in set(self._of_entry.get(entry, ())) - {run.id for run in runs}:
                 self._runs.pop(name, None)
                 self.version += 1
