@@ -100,9 +100,9 @@ _WITHOUT: dict[str, set[str]] = {
     "mlflow": _NESTED_ROWS
     | {"long-name", "name-of-separators", "more-columns", "other-columns", "more-runs", "text"},
     "verl-console": _NESTED_ROWS | {"negative-steps", "broken-steps", "large-steps", "far-steps"},
-    **dict.fromkeys(("parquet", "tensorboard", "table-csv", "wandb-csv"), _NESTED_ROWS),
+    **dict.fromkeys(("mlflow-db", "parquet", "tensorboard", "table-csv", "wandb-csv"), _NESTED_ROWS),
 }
-_OF_RUNS = {"jsonl", "mlflow", "trackio", "parquet", "wandb-csv"}
+_OF_RUNS = {"jsonl", "mlflow", "mlflow-db", "trackio", "parquet", "wandb-csv"}
 """Formats of several runs."""
 _OWN = {"table-csv": "fit", "table-jsonl": "fit", "run-folder": "fit"}
 """What is read by other commands than ingest."""

@@ -109,6 +109,35 @@ def trackio(folder: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
+def mlflow_db(folder: Path, rows: Sequence[Row]) -> Path:
+    path = folder / "mlflow.db"
+    with closing(sqlite3.connect(path)) as base:
+        base.executescript(_MLFLOW_TABLES)
+        for row in rows:
+            run = row.get("run", "r")
+            base.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, 1, 'active', 0)", (run, run))
+            for n, (metric, value) in enumerate(metrics(row).items()):
+                is_nan = isinstance(value, float) and math.isnan(value)
+                step = _sqlite(row["step"])
+                cells = (metric, 0 if is_nan else _sqlite(value), 1_700_000_000_000 + n, run, step, is_nan)
+                base.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", cells)
+                base.execute("INSERT OR IGNORE INTO latest_metrics VALUES (?, ?)", (metric, run))
+        base.commit()
+    return path
+
+
+_MLFLOW_TABLES = """
+CREATE TABLE experiments (experiment_id INTEGER PRIMARY KEY, name, lifecycle_stage);
+INSERT INTO experiments VALUES (1, 'x', 'active');
+CREATE TABLE runs (run_uuid PRIMARY KEY, name, experiment_id, lifecycle_stage, start_time);
+CREATE TABLE tags (key, value, run_uuid, PRIMARY KEY (key, run_uuid));
+CREATE TABLE params (key, value, run_uuid);
+CREATE TABLE metrics (key, value, timestamp, run_uuid, step, is_nan);
+CREATE INDEX of_metrics ON metrics (key, timestamp, step);
+CREATE TABLE latest_metrics (key, run_uuid, PRIMARY KEY (key, run_uuid));
+"""
+
+
 def _sqlite(step: Any) -> Any:
     return float(step) if isinstance(step, int) and abs(step) >= 2**63 else step
 
@@ -260,7 +289,14 @@ WRITERS: dict[str, Callable[[Path, Sequence[Row]], Path]] = {
         "verl-console": console,
         "trainer-state": trainer_state,
     },
-    **{"mlflow": mlflow, "trackio": trackio, "parquet": parquet, "wandb-csv": wandb_csv, "wandb": wandb},
+    **{
+        "mlflow": mlflow,
+        "mlflow-db": mlflow_db,
+        "trackio": trackio,
+        "parquet": parquet,
+        "wandb-csv": wandb_csv,
+        "wandb": wandb,
+    },
     **{"tensorboard": tensorboard, "table-csv": table_csv, "table-jsonl": table_jsonl},
     "run-folder": run_folder,
 }

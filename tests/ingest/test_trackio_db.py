@@ -146,7 +146,7 @@ def test_of_the_library(tmp_path):
 
 def test_errors(tmp_path):
     path = tmp_path / "x.db"
-    with pytest.raises(InputError, match="no trackio projects in it"):
+    with pytest.raises(InputError, match="no SQLite files of trackio in it"):
         read_logs(FORMAT, tmp_path, everything)
     path.write_text("no database")
     with pytest.raises(InputError, match="no SQLite file"):
@@ -159,7 +159,7 @@ def test_errors(tmp_path):
     with closing(sqlite3.connect(path)) as database, database:  # MLflow's, say
         database.execute("CREATE TABLE metrics (key TEXT, value REAL, step INTEGER, run_uuid TEXT)")
     assert not FORMAT.recognises(path)
-    with pytest.raises(InputError, match="no table of metrics as trackio has it"):
+    with pytest.raises(InputError, match="no tables as trackio has them"):
         read_logs(FORMAT, path, everything)
     for bad in ("[1]", "{", b"\xff", None, 5):
         write(path, cell=lambda row, bad=bad: bad if bad is not None else "null")

@@ -95,8 +95,8 @@ class Format:
 
 
 _MODULES = (
-    *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "trackio_db"),
-    *("verl_log", "parquet", "metrics_jsonl"),
+    *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "mlflow_db"),
+    *("trackio_db", "verl_log", "parquet", "metrics_jsonl"),
 )
 """Of the formats, those first that are told by the name or the first bytes of a file."""
 

@@ -75,7 +75,7 @@ def _log(run: Path, wanted: Wanted, room: Room) -> Log:
     params = run / "params"
     if params.is_dir() and not params.is_symlink():
         for key, file in _files(params):
-            builder.config[key.replace("/", ".")] = _plain(_text(file))
+            builder.config[key.replace("/", ".")] = parameter(_text(file))
     return builder.build()
 
 
@@ -137,7 +137,7 @@ def _text(file: Path) -> str:
         return opened.read(_LONGEST).decode("utf-8", errors="replace").strip()
 
 
-def _plain(text: str) -> Any:
+def parameter(text: str) -> Any:
     """Convert a parameter, which MLflow keeps as a text, to the number or boolean that it was."""
     if len(text) > 40 or not re.fullmatch(r"True|False|None|[-+]?[\d.]+(?:[eE][-+]?\d+)?", text):
         return text
