@@ -142,7 +142,7 @@ def test_every_key_of_a_report(tables, tmp_path, capsys):
     compared = printed(capsys, "compare", *tables[:2], "--budget", "20000", "--json")
     for pair in compared["pairs"]:
         del pair["paired_prompts"], pair["paper"]
-    by_command_alone = {name: compared[name] for name in ("sources", "unread")}
+    by_command_alone = {name: compared[name] for name in ("sources", "unread", "warnings")}
     assert answer.pop("comparison") | by_command_alone == compared
     for run in answer["runs"]:
         run["fit"] = None
@@ -175,7 +175,11 @@ def test_every_key_of_a_study(studies, tmp_path):
     assert set(answer["arms"][0]["quantities"]) == set(quantities(1.0, 0.5))
     check("scalerl study", with_quantities(answer) | {"comparison": None})
     keys = [path.split(".") for path in listed("scalerl compare")]
-    assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {"sources", "unread"}
+    assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {
+        "sources",
+        "unread",
+        "warnings",
+    }
     of_pairs = {key[1].removesuffix("[]") for key in keys if key[0] == "pairs[]"}
     assert set(answer["comparison"]["pairs"][0]) == of_pairs - {"paired_prompts", "paper"}
 

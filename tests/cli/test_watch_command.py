@@ -49,7 +49,7 @@ def once(capsys, *words):
 
 
 def follower(path, **asked):
-    return Follower(str(path), None, ReadOptions(), None, StandingQuery(**asked))
+    return Follower(str(path), None, ReadOptions(), None, lambda data: StandingQuery(**asked))
 
 
 def stood(path):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
+from scalerl.cli._amounts import amount
 from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
@@ -110,14 +111,8 @@ def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], fl
 
 
 positive = _number("a number above 0", lambda value: value > 0)
-compute = _number("compute of 0 or more", lambda value: value >= 0)
 pass_rate = _number("a share in [0, 1] (not percent)", lambda value: 0 <= value <= 1)
 level = _number("a level between 0 and 1, as 0.95", lambda value: 0 < value < 1)
-
-
-def computes(text: str) -> tuple[float, ...]:
-    """Convert amounts of compute, separated by commas."""
-    return tuple(compute(part) for part in text.split(","))
 
 
 def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
@@ -147,7 +142,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "a TOML file, the name of a recipe of the package, or a run folder, whose recipe is used",
     },
     "--base": {"metavar": "NAME"},
-    "--budget": {"type": compute, "metavar": "C"},
+    "--budget": {"type": amount(), "metavar": "C"},
     "--group": {"type": _group, "action": "append", "default": [], "metavar": "NAME=RUN,RUN"},
     "--json": {"action": "store_true", "help": "print one JSON object and nothing else"},
     "--level": {"type": level, "default": 0.95, "metavar": "P", "help": "level of the intervals (0.95)"},

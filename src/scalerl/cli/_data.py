@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli._arguments import add_shared, compute, pass_rate, positive
+from scalerl.cli._amounts import Amount, amount
+from scalerl.cli._arguments import add_shared, pass_rate, positive
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -26,7 +27,7 @@ def add_data_arguments(command: argparse.ArgumentParser) -> None:
     add_shared(command, "--x", "compute axis, or column of FILE (axis of the run's budget; gpu_hours)")
     command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates (pass_rate)")
     command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
-    command.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute below C")
+    command.add_argument("--min-compute", type=amount(), metavar="C", help="leave out compute below C")
     add_shared(command, "--level")
     add_shared(command, "--price", "dollars per GPU-hour; measures compute in dollars")
     add_shared(command, "--json")
@@ -108,6 +109,57 @@ def _runs_at(path: str) -> list[str]:
 def fit_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a fit that say where its curve starts."""
     return {"r0": args.r0, "min_compute": args.min_compute or 0.0}
+
+
+def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]:
+    """Replace the amounts of compute in `args` by numbers on the axis of `found`.
+
+    Returns a warning where amounts lie far beyond the data, else nothing.
+
+    Raises:
+        InputError: an amount is named with another axis, or the runs are on several.
+    """
+    from scalerl.view.facts.reach import beyond
+
+    typed = _typed(args)
+    if not any(typed.values()):
+        return []
+    check_amounts(args, found)
+    runs, axis = [(data.points, data.record) for data in found], found[0].points.axis
+    reach = max(float(points.compute_N.max(initial=0.0)) for points, _ in runs)
+    axes = [name for name in axes_of(found[0]) if all(name in axes_of(data) for data in found)]
+    numbers: list[float] = []
+    for name, given in ((name, given) for name, given in typed.items() if given):
+        settled = [one.on(_option(name), axis, reach, axes) for one in given]
+        setattr(args, name, settled if isinstance(getattr(args, name), list) else settled[0])
+        numbers += settled
+    return [text] if (text := beyond(numbers, runs)) else []
+
+
+def check_amounts(args: argparse.Namespace, found: Sequence[Data]) -> None:
+    """Raise an InputError if runs are on several axes, and an amount of compute could be on any of them."""
+    on = {data.points.axis: data.path for data in found}
+    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
+    given = [f"{_option(name)} {one.text}" for name, typed in _typed(args).items() for one in typed]
+    if given and len(on) > 1:
+        raise InputError(f"{given[0]} could be on either axis: {listed}; choose one with --x")
+
+
+def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
+    """Return the amounts of compute in `args` by argument; fractions, as `backtest --at` has, are none."""
+    given = {name: getattr(args, name, None) for name in ("budget", "at", "min_compute", "max_compute")}
+    each = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    return {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def axes_of(data: Data) -> tuple[str, ...]:
+    """Return the axes that a run or a table can be read on by --x, as far as they are known."""
+    steps = data.record is None and data.points.step_N is not None
+    return (*data.axes, "steps") if steps and "steps" not in data.axes else data.axes
 
 
 def paths_of(args: argparse.Namespace) -> list[str]:

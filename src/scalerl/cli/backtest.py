@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._arguments import examples
-from scalerl.cli._data import add_data_arguments, fit_options, read_each
+from scalerl.cli._data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError
 
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     found, unread = read_each(args.runs_or_files, args, once=False)
     runs = [data for of_path in found.values() for data in of_path]
+    far = settle_amounts(args, runs)
     test = backtest(
         [run.points for run in runs],
         fractions=args.at,
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({**test.to_json(), "frozen": frozen, "unread": [one.to_json() for one in unread]})
     else:
-        print_warnings(unread)
+        print_warnings([*unread, *far])
         print_warnings(warning for run in runs for warning in run.points.warnings)
         print(test)
         if frozen:

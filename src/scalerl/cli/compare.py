@@ -6,8 +6,17 @@ import argparse
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, examples, positive
-from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
+from scalerl.cli._amounts import amount
+from scalerl.cli._arguments import add_shared, examples
+from scalerl.cli._data import (
+    add_data_arguments,
+    check_one_axis,
+    fit_options,
+    paths_of,
+    read_each,
+    recipes_of,
+    settle_amounts,
+)
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 
@@ -48,7 +57,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="compare seed by seed: runs with one seed share their base model, prompts and order",
     )
     add_data_arguments(compare)
-    add_shared(compare, "--budget", "compare the pass rates at this compute", type=positive)
+    add_shared(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
     add_shared(compare, "--target", "compare the compute to this pass rate")
     compare.set_defaults(run=run)
 
@@ -58,7 +67,9 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.forecast import compare
 
     read, unread = read_each(paths_of(args), args, least=2)
-    check_one_axis([data for of_path in read.values() for data in of_path])
+    found = [data for of_path in read.values() for data in of_path]
+    check_one_axis(found)
+    far = settle_amounts(args, found)
     fitted, unfitted = _fitted(read, args)
     unread += unfitted
     recipes = recipes_of(args, fitted)
@@ -74,18 +85,19 @@ def run(args: argparse.Namespace) -> None:
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
     papers = {name: _paper_fit(runs) for name, runs in recipes.items()}
     rules = [_paper_rule(papers[pair.base], papers[pair.recipe]) for pair in result.pairs]
+    whole = [run for runs in recipes.values() for run in runs]
+    warnings = [*far, *(f"{data.path}: {warning}" for data, fit in whole for warning in fit.warnings)]
     if args.json:
         answer = result.to_json()
         answer["sources"] = {name: [data.path for data, _ in runs] for name, runs in recipes.items()}
         answer["unread"] = [one.to_json() for one in unread]
+        answer["warnings"] = list(dict.fromkeys(warnings))
         for pair, common, rule in zip(answer["pairs"], prompts, rules, strict=True):
             pair["paired_prompts"] = common and common.to_json()
             pair["paper"] = None if isinstance(rule, str) else rule.to_json()
         print_json(answer)
         return
-    print_warnings(unread)
-    whole = [run for runs in recipes.values() for run in runs]
-    print_warnings(f"{data.path}: {warning}" for data, fit in whole for warning in fit.warnings)
+    print_warnings([*unread, *warnings])
     if args.paired:
         print_warnings(
             f"{pair.recipe} and {pair.base} have no two seeds of one base model in common: not paired"

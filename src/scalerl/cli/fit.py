@@ -6,8 +6,16 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, compute, computes, examples, positive
-from scalerl.cli._data import add_data_arguments, check_options, fit_options, read_options, read_siblings
+from scalerl.cli._amounts import amount, amounts
+from scalerl.cli._arguments import add_shared, examples, positive
+from scalerl.cli._data import (
+    add_data_arguments,
+    check_options,
+    fit_options,
+    read_options,
+    read_siblings,
+    settle_amounts,
+)
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError
 
@@ -24,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Fit a curve to a run: ceiling and efficiency with intervals, forecasts, and a verdict.",
         epilog=examples("""
   scalerl fit runs/mine --at 16000                              # what the run will reach there
-  scalerl fit log.csv --x gpu_hours --y pass_rate               # any table of compute and pass rates
+  scalerl fit log.csv --x gpu_hours --y pass_rate --at 2x       # any table; at twice its compute
   scalerl fit runs/mine --target 0.6 --budget 16000             # is it worth going on: go, no-go, too early
   scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
 """),
@@ -35,9 +43,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="a run folder, a CSV or JSONL, the log of another trainer, or - for standard input",
     )
     add_data_arguments(fit)
-    fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
+    fit.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")
     fit.add_argument(
-        "--at", type=computes, default=(), metavar="C1,C2", help="amounts of compute to forecast at"
+        "--at",
+        type=amounts,
+        action="extend",
+        default=[],
+        metavar="C1,C2",
+        help="amounts of compute to forecast at: 16000, 12k, 2x (twice the data), '600 steps'",
     )
     add_shared(fit, "--target", "pass rate to reach at --budget")
     add_shared(fit, "--budget", "compute at which --target must be reached")
@@ -70,10 +83,10 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.ingest.load import read_data
 
     data = read_data(args.run_or_file, args.x, read_options(args), args.price)
-    points = data.points
+    points, warnings = data.points, settle_amounts(args, [data])
     if args.paper:
         check_options(args, [data])
-        _paper(args, points)
+        _paper(args, points, warnings)
         return
     from scalerl.curve import fit
     from scalerl.curve.families import load_family
@@ -94,12 +107,13 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
         answer |= {name: value.to_json() for name, value in more.items()}
+        answer["warnings"] += warnings
         if args.worth is not None:
             gain = result.gain_per_unit(float(result.points.compute_N[-1]))
             answer["stop"] = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": gain}
         print_json(answer, indent=None)
         return
-    print_warnings(result.warnings)
+    print_warnings([*result.warnings, *warnings])
     from scalerl.view.facts.fit_rows import fit_rows, worth_rows
 
     points_row, *rows = fit_rows(result, args.at, args.target, args.budget)
@@ -117,7 +131,7 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
     return [("axis", f"{data.points.axis}, as no budget is logged; --x {others}")] if others else []
 
 
-def _paper(args: argparse.Namespace, points: Points) -> None:
+def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> None:
     """Run the paper's procedure alone, so that published numbers can be matched."""
     from scalerl.forecast.paper import paper_fit
 
@@ -134,8 +148,11 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     if args.json:
         lines = zip(result.points.compute_N.tolist(), result.linearised(result.points).tolist(), strict=True)
         more = {"forecast": at, "linearised": [{"compute": c, "F": F} for c, F in lines]}
-        print_json({"paper": result.to_json() | more}, indent=None)
+        answer = result.to_json() | more
+        answer["warnings"] += warnings
+        print_json({"paper": answer}, indent=None)
         return
+    print_warnings(warnings)
     print(result)
     for row in at:
         print(f"at {row['compute']:g}: {row['paper_point']:.3f}")

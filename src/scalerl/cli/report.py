@@ -9,8 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, examples, positive
-from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
+from scalerl.cli._amounts import amount
+from scalerl.cli._arguments import add_shared, examples
+from scalerl.cli._data import (
+    add_data_arguments,
+    check_amounts,
+    check_one_axis,
+    fit_options,
+    paths_of,
+    read_each,
+    recipes_of,
+    settle_amounts,
+)
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -52,7 +62,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="write only the main figure of a RUN: .svg, .png, .pdf",
     )
     several = report.add_argument_group("several runs")
-    add_shared(several, "--budget", "forecast every run at this compute", type=positive)
+    add_shared(several, "--budget", "forecast every run at this compute", type=amount(True))
     add_shared(several, "--target", "pass rate to reach at --budget")
     add_shared(several, "--base", "recipe to compare the others with (the first)")
     add_shared(several, "--group", "treat these runs as seeds of one recipe (run folders: by their recipe)")
@@ -119,7 +129,7 @@ def _several(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(view, paths, written, unread)
         return
-    print_warnings(unread)
+    print_warnings([*unread, *view.beyond])
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
@@ -146,6 +156,7 @@ def _print_json(
         "comparison": view.comparison and view.comparison.to_json(),
         "unread": [one.to_json() for one in unread],
         "not_compared": view.not_compared or None,
+        "warnings": view.beyond,
     }
     print_json(answer)
 
@@ -166,6 +177,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     read, unread = read_each(paths, args)
     found = _on_one_axis([data for of_path in read.values() for data in of_path], args)
     check_one_axis(found)
+    settle_amounts(args, found)
     paths = [data.path for data in found]
     names = distinct([run_name(data.record, data.path) for data in found], paths)
     options = {**fit_options(args), "level": args.level}
@@ -202,11 +214,7 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     own = dict.fromkeys(data.points.axis for data in found)
     if len(own) == 1:
         return found
-    on = {data.points.axis: data.path for data in found}
-    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
-    for option, amount in (("--budget", args.budget), ("--min-compute", args.min_compute)):
-        if amount is not None:
-            raise InputError(f"{option} {amount:g} could be on either axis: {listed}; choose one with --x")
+    check_amounts(args, found)
     for axis in dict.fromkeys((*own, *AXES)):
         records = [data.record for data in found if data.points.axis != axis]
         if all(record is not None and axis in record.logged_axes() for record in records):

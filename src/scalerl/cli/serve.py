@@ -41,10 +41,14 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.record.reader import AXES
 
     axes = [axis for axis in AXES if axis != "dollars"]  # which need a price
-    if args.budget is not None and args.x is None:
-        raise InputError(f"--budget needs its axis: name one with --x ({', '.join(axes)})")
-    if args.x is not None and args.x not in axes:
-        raise InputError(f"--x {args.x}: no compute axis of runs; choose one of {', '.join(axes)}")
+    axis = args.x or (args.budget and args.budget.axis)
+    if args.budget is not None and axis is None:
+        raise InputError(
+            f"--budget needs its axis: name one with --x ({', '.join(axes)}), or with it: '1200 steps'"
+        )
+    if axis is not None and axis not in axes:
+        raise InputError(f"--x {axis}: no compute axis of runs; choose one of {', '.join(axes)}")
+    budget = args.budget and args.budget.on("--budget", axis, None, axes)
     if not args.folder.is_dir():
         raise InputError(f"{args.folder}: no such folder")
     try:
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"serve needs {missing}: pip install 'scalerl[serve]'") from None
     from scalerl.view.facts.standing import StandingQuery
 
-    asked = StandingQuery(args.target, args.budget, args.level, axis=args.x)
+    asked = StandingQuery(args.target, budget, args.level, axis=axis)
     ready = partial(print, flush=True)
     try:
         serve(args.folder, asked, args.host, args.port, args.token, args.open, ready)

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, examples, positive, whole
+from scalerl.cli._amounts import amount
+from scalerl.cli._arguments import add_shared, examples, whole
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
 
@@ -51,7 +52,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     verdict = study.add_argument_group("the verdict")
     add_shared(verdict, "--x", "compute axis (the axis of the budgets)")
-    add_shared(verdict, "--budget", "compare the pass rates at this compute", type=positive)
+    add_shared(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
     add_shared(verdict, "--target", "compare the compute to this pass rate")
     add_shared(verdict, "--level")
     verdict.add_argument(
@@ -70,7 +71,12 @@ def run(args: argparse.Namespace) -> None:
     if args.what[0] == "report":
         if len(args.what) != 2:
             raise InputError(f"study report: expected one folder of a study, found {len(args.what) - 1}")
-        _report(Path(args.what[1]), args)
+        folder = Path(args.what[1])
+        if args.budget is not None:
+            from scalerl.study.record import read_plan
+
+            _settle_budget(args, str(read_plan(folder)["axis"]))
+        _report(folder, args)
         return
     if len(args.what) != 1:
         raise InputError(f"study: expected one study file, found {len(args.what)}: {' '.join(args.what)}")
@@ -82,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.study.spec import load_study
 
     plan = make_plan(load_study(source))
+    _settle_budget(args, plan.axis)
     folder = args.output or Path("studies") / plan.study.name
     cores = args.cores or _devices()
     from scalerl.study.run.estimate import check_models, short_of_steps
@@ -96,6 +103,14 @@ def run(args: argparse.Namespace) -> None:
     check_models(plan)
     _run(plan, folder, cores, source)
     _report(folder, args)
+
+
+def _settle_budget(args: argparse.Namespace, axis: str) -> None:
+    """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
+    from scalerl.record.reader import AXES
+
+    if args.budget is not None:
+        args.budget = args.budget.on("--budget", args.x or axis, None, AXES)
 
 
 def _devices() -> int:

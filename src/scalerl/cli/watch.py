@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalerl.cli._arguments import add_shared, examples, positive
-from scalerl.cli._data import add_data_arguments, read_options
+from scalerl.cli._data import add_data_arguments, axes_of, read_options
 from scalerl.cli._text import print_warnings
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalerl.ingest.imported import ReadOptions
+    from scalerl.ingest.load import Data
     from scalerl.view.facts.standing import Standing, StandingQuery
 
 _REDRAW = 1.0
@@ -66,7 +68,16 @@ def run(args: argparse.Namespace) -> None:
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")
-    query = StandingQuery(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
+
+    def query(data: Data) -> StandingQuery:
+        axis, axes = data.points.axis, axes_of(data)
+        # Twice the compute of a run that goes on would be another amount at every look.
+        budget, least = (
+            given and given.on(option, axis, None, axes)
+            for option, given in (("--budget", args.budget), ("--min-compute", args.min_compute))
+        )
+        return StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
+
     follower = Follower(args.run_or_file, args.x, read_options(args), args.price, query)
     before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
@@ -97,7 +108,12 @@ class Follower:
     """
 
     def __init__(
-        self, path: str, x: str | None, options: ReadOptions, price: float | None, query: StandingQuery
+        self,
+        path: str,
+        x: str | None,
+        options: ReadOptions,
+        price: float | None,
+        query: Callable[[Data], StandingQuery],
     ) -> None:
         self.path, self.problem = Path(path), ""
         self.run: Standing | None = None
@@ -143,7 +159,7 @@ class Follower:
         self._options.check_used([self.path], data.foreign)
         if not len(data.points):
             raise InputError(f"{self.path}: the run has no evaluation yet")
-        run = stand(data.points, data.record, self._query)
+        run = stand(data.points, data.record, self._query(data))
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
         # A run writes steps far more often than evaluations, and a fit takes longer than a read.
@@ -229,13 +245,9 @@ def _note(follower: Follower) -> str:
     assert follower.run is not None
     if follower.problem:
         return f"as it was before: {follower.problem}"
-    found = _warnings(follower.run)
+    found = follower.run.warnings
     more = f" (and {len(found) - 1} more warnings: scalerl fit)" if len(found) > 1 else ""
     return f"warning: {found[0]}{more}" if found else ""
-
-
-def _warnings(run: Standing) -> tuple[str, ...]:
-    return run.fit.warnings if run.fit is not None else run.points.warnings
 
 
 def _follow_lines(follower: Follower, args: argparse.Namespace) -> None:
@@ -285,7 +297,9 @@ class _Lines:
             _print_aside(f"{run.name}: the run has ended")
 
     def _print_findings(self, run: Standing) -> None:
-        found = _warnings(run)
+        found = run.warnings
+        if self._printed is not None:  # how far the budget is beyond the data is another number every time
+            found = tuple(text for text in found if text != run.beyond)
         print_warnings(warning for warning in found if warning not in self._warnings)
         self._warnings |= set(found)
         if self._printed is not None:
@@ -301,7 +315,9 @@ class _Lines:
         from scalerl.view.terminal.watch import line
 
         if self._args.json:
-            text = dumps({"run": self._args.run_or_file, **run.to_json(time.time())})
+            text = dumps(
+                {"run": self._args.run_or_file, **run.to_json(time.time()), "warnings": run.warnings}
+            )
         else:
             # Only the first line says how long ago its evaluation was; the others are printed as they come.
             text = f"{run.name}  {line(run, time.time() if self._printed is None else math.nan)}"

@@ -22,6 +22,7 @@ from scalerl.study.verdict.forecast_scores import (
     judged_forecasts,
     score_forecasts,
 )
+from scalerl.view.facts.reach import beyond
 
 Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "inconclusive", "not compared"]
 
@@ -123,6 +124,7 @@ def judge_study(
     target = plan.get("target") if target is None else target
     runs = fit_arms(study, axis, level)
     fits, seeds = fits_of(runs)
+    asked = [budget] if budget is not None else []
     if budget is None:
         reached = [max(float(fit.points.compute_N.max()) for fit in of_arm) for of_arm in fits.values()]
         # On another axis the budget means nothing, and beyond the shortest arm pass rates are forecasts.
@@ -130,9 +132,11 @@ def judge_study(
     arms = summarise(runs, budget, target, level)
     comparison = None
     if base in fits and len(fits) > 1:
-        asked = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
-        comparison = _possible(asked, {arm.name: arm for arm in arms})
+        found = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
+        comparison = _possible(found, {arm.name: arm for arm in arms})
     forecasts = judged_forecasts(study)
+    fitted = [(run.fit.points, run.run.record) for arm in arms for run in arm.runs if run.fit is not None]
+    far = beyond(asked, fitted) if fitted else ""
     return StudyVerdict(
         study=study,
         axis=axis,
@@ -142,7 +146,7 @@ def judge_study(
         not_compared=_not_compared(arms, base),
         forecasts=forecasts,
         scores=score_forecasts(forecasts),
-        cautions=cautions(study, arms, axis),
+        cautions=(*cautions(study, arms, axis), *filter(None, [far])),
         target=target,
         level=level,
     )

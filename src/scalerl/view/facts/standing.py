@@ -20,6 +20,7 @@ from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import EvalPoint, RunRecord, final_folder
+from scalerl.view.facts.reach import beyond
 from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:
@@ -111,6 +112,18 @@ class Standing:
     def end(self) -> float:
         """Compute that is forecast: the budget, else twice the compute so far."""
         return self.budget if math.isfinite(self.budget) else 2 * self.compute
+
+    @property
+    def beyond(self) -> str:
+        """A warning if the budget that was asked for lies far beyond the compute so far; else empty."""
+        asked = [] if self.asked.budget is None or math.isnan(self.budget) else [self.budget]
+        return beyond(asked, [(self.points, self.record)])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was said of the run while it was read and fitted, and `beyond`."""
+        found = self.fit.warnings if self.fit is not None else self.points.warnings
+        return (*found, self.beyond) if self.beyond else found
 
     @property
     def where(self) -> str:

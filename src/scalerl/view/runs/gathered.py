@@ -11,6 +11,7 @@ from scalerl.curve.families import FAMILIES
 from scalerl.errors import CannotAnswerError, printable
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
+from scalerl.view.facts.reach import beyond
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.overlay import OverlayRun
 
@@ -56,6 +57,13 @@ class RunsView:
         """The unit of compute in tables."""
         largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
         return unit_for(self.axis, max(largest, self.budget or 0.0))
+
+    @property
+    def beyond(self) -> list[str]:
+        """A warning if the budget lies far beyond the compute of all runs, else nothing."""
+        amounts = [self.min_compute, *([] if self.budget is None else [self.budget])]
+        found = beyond(amounts, [(run.points, run.record) for run in self.runs])
+        return [found] if found else []
 
     @property
     def title(self) -> str:

@@ -73,6 +73,7 @@ def curves_table(view: RunsView) -> Table:
             " The forecast is the mean curve at the budget with the interval of one evaluation there, its "
             "noise included; another seed: the mean curve of a rerun of the recipe."
         )
+        note += "".join(f" Warning: {text}." for text in view.beyond)
     columns.append(TableColumn("ceiling identified", ("identified", "why"), prose=True))
     rows = tuple(_curve_row(view, run) for run in view.runs)
     return Table("curves", "Curves and forecasts", tuple(columns), rows, note)

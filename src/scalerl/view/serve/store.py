@@ -321,6 +321,7 @@ class RunStore:
         }
         if standing.record is not None:
             row["notes"] = [self._plain(note) for note in notes(standing.record)]
+            row["notes"] += [standing.beyond] if standing.beyond else []
             if imported(standing.record):  # such a log does not say whether its run has ended
                 row["ended"] = None
         return row
