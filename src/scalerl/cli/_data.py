@@ -95,7 +95,7 @@ def read_each(
 def _runs_at(path: str) -> list[str]:
     """Return the run folders in a folder that is not one itself; otherwise the path."""
     from scalerl.ingest.load import STANDARD_INPUT
-    from scalerl.record.reader import holds_run, runs_below
+    from scalerl.record.folder import holds_run, runs_below
 
     place = Path(path)
     try:

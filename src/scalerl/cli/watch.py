@@ -143,7 +143,7 @@ class Follower:
 
     def is_before_first_evaluation(self) -> bool:
         """Whether this is the folder of a run that has no evaluation yet."""
-        from scalerl.record.reader import holds_run
+        from scalerl.record.folder import holds_run
 
         try:
             evals = self.path / "evals.jsonl"

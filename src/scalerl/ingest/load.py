@@ -20,7 +20,8 @@ from scalerl.ingest.logs.log import Log, listed
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import known_names, tell
 from scalerl.jsonl import whole_of
-from scalerl.record.reader import RunRecord, holds_run, runs_below
+from scalerl.record.folder import holds_run, runs_below
+from scalerl.record.reader import RunRecord
 
 STANDARD_INPUT = "-"
 

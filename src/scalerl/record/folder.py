@@ -4,6 +4,7 @@ check_unused, check_writable    refuse a place before anything is started
 RunFolder.claim                 lock it: before its first read, until the end
 RunFolder.here                  where it is now
 RunFolder.set_apart             keep what a run has left there in before-N/, for a run that begins anew
+holds_run, runs_below           what is a run folder, for those that read
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError, WriteError
 from scalerl.files import is_aside, lock, reading, sync
+from scalerl.jsonl import read_object
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
@@ -253,3 +255,34 @@ def _is_of_a_start(path: Path) -> bool:
 
 def _cannot(folder: Path, error: OSError) -> InputError:
     return InputError(f"{folder}: nothing can be written there ({error.strerror or error})")
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a path is a run folder, evaluated or not; OSError where it may not be entered."""
+    return (path / "evals.jsonl").is_file() or _has_begun(path)
+
+
+def runs_below(path: Path) -> list[str]:
+    """Return the names of the run folders in a folder; OSError where that may not be entered."""
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether config.json is that of a run: models have one, too."""
+    file = path / "config.json"
+    try:
+        return file.is_file() and "schema" in read_object(file)
+    except InputError:
+        return False
+
+
+def why_no_run(path: Path) -> str:
+    """Return why a path cannot be read as a run folder."""
+    if not path.is_dir():
+        return "a file, not a run folder" if path.exists() else "no such run folder"
+    if _has_begun(path):
+        return "the run has no evaluation yet"
+    if names := runs_below(path):
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        return f"a folder of runs; name one of them ({shown}), or see all with scalerl serve"
+    return "holds no evals.jsonl, so it is no run folder; nor is it the log of a trainer that is known"

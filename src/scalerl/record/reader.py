@@ -20,6 +20,7 @@ from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 from scalerl.record.alarms import Alarm, read_alarms
+from scalerl.record.folder import why_no_run
 
 SCHEMA = 1
 
@@ -179,7 +180,7 @@ class RunRecord:
         path = Path(path)
         with reading(path):  # a folder may not be entered, a name be too long
             if not (path / "evals.jsonl").is_file():
-                raise InputError(f"{path}: {_why_no_run(path)}")
+                raise InputError(f"{path}: {why_no_run(path)}")
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
         forecasts = tuple(read_rows(path / "forecasts.jsonl", warnings))
@@ -351,36 +352,6 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
         raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
     with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
         return gpu_hours_N * price
-
-
-def holds_run(path: Path) -> bool:
-    """Whether a path is a run folder, evaluated or not; OSError where it may not be entered."""
-    return (path / "evals.jsonl").is_file() or _has_begun(path)
-
-
-def runs_below(path: Path) -> list[str]:
-    """Return the names of the run folders in a folder; OSError where that may not be entered."""
-    return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
-
-
-def _has_begun(path: Path) -> bool:
-    """Whether config.json is that of a run: models have one, too."""
-    file = path / "config.json"
-    try:
-        return file.is_file() and "schema" in read_object(file)
-    except InputError:
-        return False
-
-
-def _why_no_run(path: Path) -> str:
-    if not path.is_dir():
-        return "a file, not a run folder" if path.exists() else "no such run folder"
-    if _has_begun(path):
-        return "the run has no evaluation yet"
-    if names := runs_below(path):
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        return f"a folder of runs; name one of them ({shown}), or see all with scalerl serve"
-    return "holds no evals.jsonl, so it is no run folder; nor is it the log of a trainer that is known"
 
 
 def compute_of(point: EvalPoint, axis: str) -> float:

@@ -13,8 +13,8 @@ from scalerl.errors import InputError, WriteError, brief
 from scalerl.files import sync
 from scalerl.jsonl import dumps, plain, read_last, read_object
 from scalerl.record.cut import ends_at
-from scalerl.record.folder import RECORDS, check_unused
-from scalerl.record.reader import UNTRAINED, final_folder, holds_run
+from scalerl.record.folder import RECORDS, check_unused, holds_run
+from scalerl.record.reader import UNTRAINED, final_folder
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import (
     ASIDE,
