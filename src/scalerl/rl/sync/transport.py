@@ -109,6 +109,6 @@ def transport_of(cluster: Any, learner: Any) -> ObjectStore:
     if kind == "object_store":
         return ObjectStore(bucket_mib, timeouts.weights)
     send = getattr(learner, "send", None)
-    # Sent from where the weights are: the first rank of the learner has put them on its own node.
+    # A learner on actors sends from its first rank, so that no weights go through the driver.
     address = learner.address if send else ray.util.get_node_ip_address()
     return Broadcast(kind, bucket_mib, timeouts.weights, timeouts.heartbeat, address, send)

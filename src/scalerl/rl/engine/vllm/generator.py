@@ -252,7 +252,7 @@ class VllmGenerator(OrderedGroups):
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
             self._lost.add(event.server)
-            # The groups stay assigned: the pool samples their completions anew, by the same random numbers.
+            # The groups stay assigned: the pool samples their completions anew, with the same seeds.
             self._counters.restarted += len(event.seq_nos)
             self.restarts += 1
             self._record("lost", event.server, f"is lost: {event.why}")
