@@ -197,13 +197,13 @@ def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
 
 def check_one_axis(found: Sequence[Data]) -> None:
     """Raise an InputError that names the axes there are, unless all runs are on one axis, in one unit."""
-    from scalerl.ingest.load import check_devices, mixed_devices
+    from scalerl.record.devices import check_devices, mixed_devices
 
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
     runs = [(data.path, data.record) for data in found]
     if first is None or other is None:
-        return check_devices(runs, first and first.points.axis)
+        return check_devices(runs, first.points.axis if first else "")
     one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))
     common = [axis for axis in first.axes if all(axis in data.axes for data in found)]
     common = [axis for axis in common if not mixed_devices(runs, axis)]

@@ -65,6 +65,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.forecast import compare
+    from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
     read, unread = read_each(paths_of(args), args, least=2)
     found = [data for of_path in read.values() for data in of_path]
@@ -104,9 +105,11 @@ def run(args: argparse.Namespace) -> None:
             for pair in result.pairs
             if pair.common_seeds is None
         )
+    of_one = any(is_of_one_device(data.record, data.points.axis) for data, _ in whole)
+    hours = [("GPU-hours", f"{OF_ONE_DEVICE}; compared as if all had run on as many")] if of_one else []
     for pair, common, rule in zip(result.pairs, prompts, rules, strict=True):
         same = [("same prompts", str(common))] if common else []
-        print_table([*result.rows(pair), *same, ("the paper's rule would say", _in_words(rule))])
+        print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", _in_words(rule))])
         print()
     print(result.priors())
 

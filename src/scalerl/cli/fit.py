@@ -124,11 +124,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
-    """Return a row with the axis that was chosen and its alternatives, for a log without a budget."""
+    """Return rows with the axis that was chosen and its alternatives, for a log without a budget, and on how
+    many devices its hours are."""
+    from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
+
+    hours = [("GPU-hours", OF_ONE_DEVICE)] if is_of_one_device(data.record, data.points.axis) else []
     if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
-        return []
+        return hours
     others = " or ".join(axis for axis in data.axes if axis != data.points.axis)
-    return [("axis", f"{data.points.axis}, as no budget is logged; --x {others}")] if others else []
+    return (
+        [("axis", f"{data.points.axis}, as no budget is logged; --x {others}"), *hours] if others else hours
+    )
 
 
 def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> None:

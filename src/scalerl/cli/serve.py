@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from scalerl.cli._arguments import add_shared, examples, whole
+from scalerl.cli._arguments import add_shared, examples, positive, whole
 from scalerl.errors import InputError
 
 
@@ -19,7 +19,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl serve runs
   scalerl serve runs --port 0 --open
-  scalerl serve runs --x steps --budget 1200 --target 0.6
+  scalerl serve runs --budget '1200 steps' --target 0.6
+  scalerl serve runs --devices 8 --devices '*/big-*=64'
 """),
     )
     serve.add_argument("folder", metavar="FOLDER", type=Path, help="folder with runs, at any depth")
@@ -33,7 +34,20 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_shared(serve, "--x", "compute axis of the list (the axis of each run's budget)")
     add_shared(serve, "--budget", "compute at which runs end, in the unit of --x (each run's own budget)")
     add_shared(serve, "--level")
+    serve.add_argument(
+        "--devices",
+        type=_devices,
+        action="append",
+        default=[],
+        metavar="N|PATTERN=N",
+        help="devices of all logs that do not say how many, or of those with such a path; repeatable",
+    )
     serve.set_defaults(run=run)
+
+
+def _devices(text: str) -> tuple[str, float]:
+    pattern, _, number = text.rpartition("=")
+    return pattern, positive(number)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,6 +77,6 @@ def run(args: argparse.Namespace) -> None:
     asked = StandingQuery(args.target, budget, args.level, axis=axis)
     ready = partial(print, flush=True)
     try:
-        serve(args.folder, asked, args.host, args.port, args.token, args.open, ready)
+        serve(args.folder, asked, args.host, args.port, args.token, args.open, ready, dict(args.devices))
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -15,10 +15,10 @@ import numpy as np
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.logs.log import Log, Series, finite
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.record.devices import DEVICES_NOT_LOGGED
 
 MOST = 1e100
 """A total beyond this is no count."""
-DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """A run stood still between two rows that lie this many times the usual pace, and this much more, apart."""
 RESET = 0.5

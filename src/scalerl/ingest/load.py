@@ -12,7 +12,6 @@ from scalerl import limits
 from scalerl.curve.points import Points
 from scalerl.errors import InputError
 from scalerl.files import reading
-from scalerl.ingest.counters import DEVICES_NOT_LOGGED
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
 from scalerl.ingest.formats.table import parse_table, read_table
 from scalerl.ingest.imported import Imported, ReadOptions, as_run
@@ -245,27 +244,6 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
     if not found:
         raise errors[0]
     return [Data(str(path), points, one, foreign, unread) for one, points in found]
-
-
-def mixed_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None) -> tuple[str, ...]:
-    """A run whose hours are those of one device, as its log does not say how many it ran on, and one whose
-    hours are of all; empty where all are alike, or the axis counts something else.
-
-    `runs` are names and records; that of a table is None, whose hours are taken for what they say.
-    """
-    of_one = [name for name, run in runs if run and DEVICES_NOT_LOGGED in run.config.get("assumed", ())]
-    of_all = [name for name, _ in runs if name not in of_one]
-    mixed = axis in ("gpu_hours", "dollars") and of_one and of_all
-    return (of_one[0], of_all[0]) if mixed else ()
-
-
-def check_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None) -> None:
-    """Raise an InputError if hours of one device would stand beside hours of all: see `mixed_devices`."""
-    if mixed := mixed_devices(runs, axis):
-        raise InputError(
-            f"'{mixed[0]}' does not say on how many devices it ran: its {axis} are those of one, beside all "
-            f"those of '{mixed[1]}'; give --devices N, or another axis (--x steps)"
-        )
 
 
 def is_run_folder(path: str | Path) -> bool:

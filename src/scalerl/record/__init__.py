@@ -1,6 +1,7 @@
 """The run folder: written, read, locked, cut back to a checkpoint.
 
     reader.py     RunRecord, and the compute axes; alarms.py and left_out.py are parts of what is read
+    devices.py    runs of which only the hours of one device are known
     writer.py     the one code that writes a run folder; folder.py locks it, cut.py cuts it on a resume
 
 It imports only the modules at the bottom of the package; every other room may import it.

@@ -38,8 +38,14 @@ class Unit:
         return f"{plain(number / self.size)} {self.name}" if math.isfinite(number) else DASH
 
 
-def unit_for(axis: str, largest: float) -> Unit:
-    """The unit for compute up to `largest` on `axis` (one of `record.AXES`, or the name of a column)."""
+def unit_for(axis: str, largest: float, of_one_device: bool = False) -> Unit:
+    """The unit for compute up to `largest` on `axis` (one of `record.AXES`, or the name of a column).
+
+    Its name says so where the hours are those of one device alone (`scalerl.record.devices`).
+    """
+    if of_one_device:
+        unit = unit_for(axis, largest)
+        return Unit(unit.size, f"{unit.name} of one device")
     if axis == "gpu_hours":
         if largest < 0.1:
             return Unit(1 / 3600, "GPU-seconds")

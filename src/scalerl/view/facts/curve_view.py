@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.frozen import Band, FrozenForecast
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
@@ -92,7 +93,8 @@ def curve_view(
     compute_N = run.training_compute(axis)
     largest = float(compute_N.max(initial=0.0))
     target = frozen.target_compute if frozen else math.nan
-    unit = unit_for(axis, max(largest, target if math.isfinite(target) else 0.0))
+    end = max(largest, target if math.isfinite(target) else 0.0)
+    unit = unit_for(axis, end, is_of_one_device(run, axis))
     window = frozen.compute if frozen else (largest if fit is not None else math.nan)
     if part is None and fit is not None:
         part = part_that_holds(fit)

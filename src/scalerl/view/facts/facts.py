@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.jsonl import flat
+from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.curve_view import known_ceiling
 from scalerl.view.numbers import (
@@ -49,7 +50,7 @@ def head(run: RunRecord, axis: str) -> Rows:
     rows += [
         ("seed", _text(config.get("seed"))),
         ("trainer steps", f"{last.step:,}"),
-        ("RL compute", unit_for(axis, spent).show(spent)),
+        ("RL compute", unit_for(axis, spent, is_of_one_device(run, axis)).show(spent)),
         ("evaluations", str(len(run.evals))),
     ]
     base = as_mapping(config.get("base"))

@@ -19,6 +19,7 @@ import numpy as np
 from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record.alarms import Alarm
+from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import EvalPoint, RunRecord, final_folder
 from scalerl.view.facts.reach import beyond
 from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
@@ -98,7 +99,8 @@ class Standing:
     @property
     def unit(self) -> Unit:
         """A unit for the compute of the run."""
-        return unit_for(self.points.axis, max(self.compute, self.end))
+        axis = self.points.axis
+        return unit_for(axis, max(self.compute, self.end), is_of_one_device(self.record, axis))
 
     @property
     def budget(self) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.errors import CannotAnswerError, printable
+from scalerl.record.devices import is_of_one_device
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.reach import beyond
@@ -56,7 +57,8 @@ class RunsView:
     def unit(self) -> Unit:
         """The unit of compute in tables."""
         largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
-        return unit_for(self.axis, max(largest, self.budget or 0.0))
+        of_one = any(is_of_one_device(run.record, self.axis) for run in self.runs)
+        return unit_for(self.axis, max(largest, self.budget or 0.0), of_one)
 
     @property
     def beyond(self) -> list[str]:

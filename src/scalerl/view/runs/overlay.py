@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.errors import InputError
+from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
@@ -98,15 +99,17 @@ def overlay(
     if len(axes) != 1:
         found = ", ".join(sorted(axes)) or "none"
         raise InputError(f"all runs of a chart need one compute axis, found {found}")
-    axis = axes.pop()
+    axis, named = axes.pop(), [(run.name, run.record) for run in runs]
+    check_devices(named, axis)
     most = min(max(MOST_DRAWN // len(runs), _FEWEST_DRAWN), _MOST_OF_ONE)
     places = _PLACES_OF_MANY if len(runs) > _MANY else _PLACES
-    clocks = [_clocks(run) for run in runs]
+    mixed = [one for one in HOURS if mixed_devices(named, one)]
+    clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in runs]
     ends = [run.budget if math.isfinite(run.budget) else budget or 0.0 for run in runs]
     fits = [run.fit for run in runs if run.fit is not None]
     return {
         "axis": axis,
-        "axes": _units(axis, clocks, max(ends)),
+        "axes": _units(axis, clocks, max(ends), runs[0].record),
         "level": fits[0].intervals.level if fits else None,
         "budget": budget,
         "target": target,
@@ -146,11 +149,14 @@ def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
     return found
 
 
-def _units(axis: str, clocks: Sequence[dict[str, np.ndarray]], end: float) -> list[dict[str, Any]]:
+def _units(
+    axis: str, clocks: Sequence[dict[str, np.ndarray]], end: float, record: RunRecord | None
+) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(name for clock in clocks for name in (axis, *clock)):
         largest = max(float(clock[name].max(initial=0.0)) for clock in clocks if name in clock)
-        unit = unit_for(name, max(largest, end if name == axis else 0.0))
+        of_one = is_of_one_device(record, name)  # all alike: an axis on which they differ is left out
+        unit = unit_for(name, max(largest, end if name == axis else 0.0), of_one)
         found.append({"key": name, "label": unit.name, "size": unit.size})
     return found
 

@@ -3,6 +3,7 @@
     listing   which runs there are in the folder, and below it
     sweep     which of them have changed
     fits      their fits, and the answers made of them
+    logs      the runs of a log: their ids, and the devices that the user gives
     store     what was read and fitted of them, and what has changed since when
     app       the page and its JSON, read-only
     guard     which requests are answered: host names, the token, the headers of every answer

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -94,9 +94,11 @@ def serve(
     wants_token: bool,
     opens: bool,
     ready: Callable[[str], None],
+    devices: Mapping[str, float] | None = None,
 ) -> None:
     """Serve the runs in `root` until a signal comes; call `ready` with the address, which a browser `opens`.
 
+    `devices` are those that logs ran on, by a pattern of their paths (`scalerl.view.serve.logs`).
     Every request needs a token where other machines can reach the server, or where `wants_token` is set.
 
     Raises:
@@ -108,7 +110,7 @@ def serve(
     local = is_loopback(host)
     token = secrets.token_urlsafe(32) if wants_token or not local else None
     hosts = _NAMES | {host.lower()} if local else None
-    app, looker = make_app(RunStore(root, asked), hosts, token, cookie=f"scalerl-{port}")
+    app, looker = make_app(RunStore(root, asked, devices), hosts, token, cookie=f"scalerl-{port}")
     config = uvicorn.Config(
         app,
         log_level="warning",

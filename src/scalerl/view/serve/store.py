@@ -6,28 +6,26 @@ when it is asked for or when there is time, one at a time, and of a growing run 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError
 from scalerl.ingest.formats.format import Unread
+from scalerl.record.devices import check_devices, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
 from scalerl.view.serve.listing import Entry
 from scalerl.view.serve.sweep import FolderSweep
 
 if TYPE_CHECKING:
-    from scalerl.ingest.imported import Imported
     from scalerl.view.facts.standing import Standing, StandingQuery
 
 _LOG = logging.getLogger("scalerl")
@@ -36,7 +34,7 @@ MOST = 40
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
 _TYPED = (
     "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
-    "that is listed here; fit and compare take them too"
+    "that is listed here; fit and compare take them too, and serve takes --devices"
 )
 
 
@@ -63,9 +61,9 @@ class Run:
 class RunStore:
     """The runs in a folder. `version` grows with every change."""
 
-    def __init__(self, root: Path, asked: StandingQuery) -> None:
+    def __init__(self, root: Path, asked: StandingQuery, devices: Mapping[str, float] | None = None) -> None:
         self.root = root.resolve()
-        self._asked = asked
+        self._asked, self._devices = asked, devices or {}
         # A page that was open on another server of this folder has an older one than any here.
         self.version = int(time.time() * 1000)
         self._sweep = FolderSweep(self.root)
@@ -183,13 +181,11 @@ class RunStore:
         """
         from scalerl.forecast import compare
         from scalerl.forecast.recipes import by_recipe
-        from scalerl.ingest.load import check_devices
         from scalerl.view.runs.gathered import RunsView
         from scalerl.view.runs.overlay import OverlayRun
         from scalerl.view.runs.tables import comparison_table
 
         runs, axis, made = self._chosen(ids, axis)
-        check_devices([(one.standing.name, one.standing.record) for one in made], axis)
         for run, one in zip(runs, made, strict=True):
             if one.standing.fit is None:
                 raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
@@ -210,7 +206,9 @@ class RunStore:
                 target=target if target is not None and 0 < target < 1 else None,
                 level=self._asked.level,
             )
-            shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
+            shown = tuple(
+                OverlayRun(one.standing.name, one.standing.points, one.standing.record) for one in made
+            )
             table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
             named = zip(_names(runs), (run.row["notes"] for run in runs), strict=True)
             return {
@@ -241,6 +239,7 @@ class RunStore:
         own = [self._axis(run.record) for run in runs if run.record]
         axis = axis or next((one for one in own if one in common), common[0])
         if axis not in common:
+            check_devices(_named(runs), axis)
             raise InputError(f"not all of these runs have the axis {axis!r}; they have {', '.join(common)}")
         return runs, axis, [self._fits.of(run.id, run.record, axis) for run in runs if run.record]
 
@@ -251,9 +250,10 @@ class RunStore:
 
     @staticmethod
     def _common(runs: Sequence[Run]) -> list[str]:
-        """Axes that all of the runs have; the steps always are."""
-        axes = [run.record.logged_axes() for run in runs if run.record is not None]
-        return [axis for axis in axes[0] if all(axis in others for others in axes)]
+        """Axes that all of the runs have, in one unit; the steps always are."""
+        axes, named = [run.record.logged_axes() for run in runs if run.record is not None], _named(runs)
+        common = [axis for axis in axes[0] if all(axis in others for others in axes)]
+        return [axis for axis in common if not mixed_devices(named, axis)]
 
     def _look(self, entry: Entry) -> None:
         try:
@@ -277,12 +277,10 @@ class RunStore:
             raise InputError(entry.refused)
         if entry.format == "run":
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
-        from scalerl.ingest.imported import ReadOptions
-        from scalerl.ingest.load import read_source
+        from scalerl.view.serve.logs import read_log
 
-        found = read_source(entry.path, ReadOptions(format=entry.format))
         runs: list[Run] = []
-        for id, one in _with_ids(entry.id, found.all):
+        for id, one in read_log(entry, self._devices):
             if isinstance(one, Unread):  # it costs only itself
                 broken = _broken(entry, self._plain(one.reason)) | {"id": id}
                 runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
@@ -353,23 +351,6 @@ class RunStore:
         return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
 
 
-def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str, Imported | Unread]]:
-    """The runs of one source, each with an id that it keeps whatever becomes of the others.
-
-    A position would be another run's once one that could not be read has its first evaluation.
-    """
-    if len(found) == 1:
-        return [(entry, found[0])]
-    seen: Counter[str] = Counter()
-    ids = []
-    for one in found:
-        name = one.run if isinstance(one, Unread) else str(one.config["name"])
-        text = f"{seen[name]} {name}".encode(errors="replace")
-        ids.append(f"{entry}.{hashlib.blake2b(text, digest_size=6).hexdigest()}")
-        seen[name] += 1
-    return list(zip(ids, found, strict=True))
-
-
 def _goes_on(before: RunRecord, record: RunRecord) -> bool:
     """Whether the evaluations of which a forecast was made are all there still, so that it is of this run."""
     known = {(one.step, one.pass_rate) for one in record.evals}
@@ -387,6 +368,10 @@ def _names(runs: Sequence[Run]) -> list[str]:
     from scalerl.forecast.recipes import distinct
 
     return distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
+
+
+def _named(runs: Sequence[Run]) -> list[tuple[str, RunRecord | None]]:
+    return [(run.row["name"], run.record) for run in runs]
 
 
 def _common_budget(made: Sequence[Fitted]) -> float | None:

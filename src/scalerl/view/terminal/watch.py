@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.record.alarms import Alarm
+from scalerl.record.devices import is_of_one_device
 from scalerl.view.facts.curve_view import known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
@@ -165,6 +166,8 @@ def line(run: Standing, now: float = math.nan) -> str:
     parts.append(f"pass rate {run.pass_rate:.3f}")
     parts += _token_speed(run)
     parts.append(forecast_line(run.points, run.found, run.end, where))
+    if is_of_one_device(run.record, run.points.axis):
+        parts.append("GPU-hours of one device")
     if run.chance is not None:
         parts.append(run.chance.answer)
     if still := [alarm for alarm in run.alarms if alarm.last is None]:

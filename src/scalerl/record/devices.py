@@ -1,0 +1,40 @@
+"""Runs whose log does not say on how many devices they ran: their GPU-hours are those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scalerl.errors import InputError
+from scalerl.record.reader import RunRecord
+
+DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
+"""What is assumed of such a log, in its config.json."""
+OF_ONE_DEVICE = "of one device: the log does not say how many (--devices N)"
+HOURS = ("gpu_hours", "dollars")
+"""The axes that count devices."""
+
+Named = Sequence[tuple[str, RunRecord | None]]
+"""Runs by name; the record of a table is None, whose hours are taken for what they say."""
+
+
+def is_of_one_device(run: RunRecord | None, axis: str) -> bool:
+    """Whether compute on `axis` is that of one device, as the log does not say how many there were."""
+    assumed = None if run is None else run.config.get("assumed")
+    return axis in HOURS and isinstance(assumed, list) and DEVICES_NOT_LOGGED in assumed
+
+
+def mixed_devices(runs: Named, axis: str) -> tuple[str, ...]:
+    """Return a run whose hours are those of one device, and one whose hours are of all; empty where all are
+    alike, or the axis counts something else."""
+    of_one = [name for name, run in runs if is_of_one_device(run, axis)]
+    of_all = [name for name, run in runs if not is_of_one_device(run, axis)]
+    return (of_one[0], of_all[0]) if of_one and of_all else ()
+
+
+def check_devices(runs: Named, axis: str) -> None:
+    """Raise an InputError if hours of one device would stand beside hours of all: see `mixed_devices`."""
+    if mixed := mixed_devices(runs, axis):
+        raise InputError(
+            f"'{mixed[0]}' does not say on how many devices it ran: its {axis} are those of one, beside all "
+            f"those of '{mixed[1]}'; give --devices N, or another axis (--x steps)"
+        )

@@ -1,0 +1,56 @@
+"""The runs of a log in a folder that is served: their ids, and the devices that the user gives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from scalerl.ingest.formats.format import Unread
+from scalerl.ingest.imported import Imported, ReadOptions
+from scalerl.ingest.load import read_source
+from scalerl.record.devices import is_of_one_device
+from scalerl.view.serve.listing import Entry
+
+
+def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, Imported | Unread]]:
+    """Read the runs of a log, each with its id.
+
+    `devices` has their number by a pattern of the path in the folder, as file names have them: of several
+    that fit the last counts, whatever the log says. That of the empty pattern is for logs that do not say.
+
+    Raises:
+        InputError: as `read_source`.
+    """
+    named = [number for pattern, number in devices.items() if pattern and fnmatchcase(entry.shown, pattern)]
+    options = ReadOptions(format=entry.format, devices=named[-1] if named else None)
+    found = read_source(entry.path, options).all
+    if not named and "" in devices and any(map(_lacks_devices, found)):
+        given = read_source(entry.path, replace(options, devices=devices[""])).all
+        if len(given) == len(found):  # else it has grown by a run meanwhile, and is read again
+            pairs = zip(found, given, strict=True)
+            found = tuple(said if _lacks_devices(one) else one for one, said in pairs)
+    return _with_ids(entry.id, found)
+
+
+def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str, Imported | Unread]]:
+    """The runs of one source, each with an id that it keeps whatever becomes of the others.
+
+    A position would be another run's once one that could not be read has its first evaluation.
+    """
+    if len(found) == 1:
+        return [(entry, found[0])]
+    seen: Counter[str] = Counter()
+    ids = []
+    for one in found:
+        name = one.run if isinstance(one, Unread) else str(one.config["name"])
+        text = f"{seen[name]} {name}".encode(errors="replace")
+        ids.append(f"{entry}.{hashlib.blake2b(text, digest_size=6).hexdigest()}")
+        seen[name] += 1
+    return list(zip(ids, found, strict=True))
+
+
+def _lacks_devices(one: object) -> bool:
+    return isinstance(one, Imported) and is_of_one_device(one.record, "gpu_hours")
