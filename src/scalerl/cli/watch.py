@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> None:
                 f"{args.run_or_file}: has no budget on the axis {first.points.axis} for --target; "
                 "name one with --budget"
             )
+        # FORCE_COLOR gives a pipe a console, too, and in a pipe there is no place to draw in.
         console = console_for(sys.stdout) if sys.stdout.isatty() else None
         if console is None or args.json:
             _follow_lines(follower, args)

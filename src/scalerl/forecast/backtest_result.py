@@ -60,6 +60,7 @@ class Cut:
         row, later = {name: value for name, value in vars(self).items() if name != "later"}, self.later
         if later is None:
             return {**row, "later": None}
+        # By column: a run may have thousands of later evaluations.
         columns = {
             "compute": later.compute_M.tolist(),
             "measured": later.pass_rate_M.tolist(),
@@ -166,6 +167,7 @@ class Backtest:
 
     def outcomes(self, fraction: float) -> str:
         """Return one line: a cut, as 1/8 rather than 0.125, and how many runs had which outcome there."""
+        # 1/3 was given as a fraction, and is a float by now.
         simple = Fraction(fraction).limit_denominator(64)
         part = str(simple) if abs(simple - fraction) < 1e-12 else f"{fraction:g}"
         counts = ", ".join(f"{len(self.select(fraction, outcome))} {outcome}" for outcome in _OUTCOMES)

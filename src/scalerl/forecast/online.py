@@ -47,6 +47,7 @@ class Forecaster:
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         none = np.empty(0)
         if points is None:
+            # With a column of steps, though empty: one that is None would stay None.
             points = Points.from_arrays(none, none, step=none, source=source, axis=axis)
         self._points = points
         self._fit: Fit | None = None

@@ -77,6 +77,7 @@ def paired_prompts(
     # As far as the shortest run goes: beyond it a difference would be one of compute.
     at = min(max(compute.values()) for compute in computes)
     nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(runs, rows, computes, strict=True)]
+    # By id, as runs may list the same prompts in another order.
     ids = sorted(nearest[0][1])
     for run, (_, rates) in zip(runs, nearest, strict=True):
         if sorted(rates) != ids:

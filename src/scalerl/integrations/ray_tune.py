@@ -110,6 +110,7 @@ class ForecastScheduler(FIFOScheduler):
         if resumable:
             self._paused.add(name)
             return TrialScheduler.PAUSE
+        # It cannot become the best any more: the others need not beat it.
         del self._values[name]
         return TrialScheduler.STOP
 

@@ -64,6 +64,7 @@ class Lengths:
         length_BG = np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * z_BG)
         if cut.interrupt is not None:
             low, high = cut.interrupt
+            # Both ends included, as in `LengthRule.draw`.
             at_BG = rng.integers(low, high + 1, length_BG.shape)
             length_BG = np.where(length_BG > at_BG, at_BG + cut.phrase + self.answer, length_BG)
         return np.clip(np.rint(length_BG), 1, cut.longest).astype(np.int64)

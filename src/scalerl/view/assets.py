@@ -61,6 +61,7 @@ def page(template: str, content: Mapping[str, Any]) -> str:
 
 def without_folders(message: str, *folders: Path) -> str:
     """The message without the folders that it is about: a page is shown on other machines."""
+    # The longest first, as one of the folders may be within another.
     for folder in sorted(map(str, folders), key=len, reverse=True):
         message = message.replace(f"{folder}{os.sep}", "")
     return printable(message)

@@ -38,6 +38,7 @@ class BatchStd:
 
     def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Scale the centred rewards of each group; an all-zero batch stays zero."""
+        # One scale for all: with one for each group, groups that are nearly solved would weigh most.
         std = float(np.concatenate(centred).std()) if centred else 0.0
         return [a_G / std if std > 0 else a_G for a_G in centred]
 

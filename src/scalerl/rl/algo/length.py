@@ -260,6 +260,7 @@ class LengthState:
     def _closes(self, token_R: np.ndarray) -> np.ndarray:
         """Where the end of thinking has just been written, by the model."""
         marker, tail_RW = self.rule.end_of_thinking, self._tail_RW
+        # NumPy copies overlapping slices as if by way of a third array.
         tail_RW[:, :-1] = tail_RW[:, 1:]
         tail_RW[:, -1] = token_R
         if tail_RW.shape[1] == 1:

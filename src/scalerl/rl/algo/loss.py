@@ -209,5 +209,6 @@ class Kl:
 
     def __call__(self, logp_NT: Tensor, base_logp_NT: Tensor) -> Tensor:
         """The divergence of every token, (N, T), with gradient through `logp_NT`; without the coefficient."""
+        # e^d has the mean 1 over the policy's own samples, so that k3 there is unbiased, as -d is.
         d_NT = base_logp_NT - logp_NT
         return 0.5 * d_NT**2 if self.estimator == "k2" else d_NT.exp() - d_NT - 1

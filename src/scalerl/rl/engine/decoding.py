@@ -39,6 +39,7 @@ def decode(
     counts as starting until it has weights and its first group.
     """
     clock = _DecodingClock(began)
+    # Below every version, so that `newer` returns the first weights, of version 0 too.
     generator.version = -1
 
     def report(what: str, value: Any = None) -> None:

@@ -95,6 +95,7 @@ class TransformersEngine:
             use_cache=True,
         )
         for slots, prompt_T in zip(groups, prompts, strict=True):
+            # Computed once, for the first slot of a group.
             if len(slots) > 1:
                 self._cache.copy(int(slots[0]), self._tensor(slots[1:]), len(prompt_T))
         return hidden_BTD[torch.arange(len(prompts), device=self._device), self._tensor(length_B - 1)]
@@ -165,6 +166,7 @@ class _CacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         keys, values = self.pair()
         slots_B1, positions_BT = self.owner.target
+        # Two index arrays around a slice: their axes come first, (B, T, heads, head_dim).
         keys[slots_B1, :, positions_BT] = key_states.transpose(1, 2)
         values[slots_B1, :, positions_BT] = value_states.transpose(1, 2)
         if self.owner.prefilling:  # nothing came before: the new states are all there is

@@ -42,6 +42,7 @@ class Packing:
         (M, T - 1), marks. Those of one group begin with the same `prompt_M` tokens, at least one.
         """
         _, first_U, group_M = np.unique(group_M, return_index=True, return_inverse=True)
+        # Where nothing is wanted argmax is 0, and the whole row is read: it costs, and changes nothing.
         read_M = wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1)  # up to the last that predicts something
         length_M = np.maximum(read_M - prompt_M, 0)
         order_M = np.argsort(group_M, kind="stable")
@@ -55,6 +56,7 @@ class Packing:
         m_W, t_W = np.nonzero(wanted_MT)
         own_W = start_M[m_W] + t_W - prompt_M[m_W]
         at_W = np.where(t_W < prompt_M[m_W], start_U[group_M[m_W]] + t_W, own_W)
+        # The end of a prompt predicts the first token of each of its completions: one hidden state for all.
         needed_R, row_W = np.unique(at_W, return_inverse=True)
         read_MT = token_MT[:, :-1]
         return cls(

@@ -187,6 +187,7 @@ class TrackioTracker:
             name,
             group=run.group or None,
             config=dict(run.config),
+            # A new run must not go on with one that has the same name by chance.
             resume="allow" if run.kept else "never",
             embed=False,
         )

@@ -109,6 +109,7 @@ class _RewardsOfGroups:
         return self.outcomes.wait(seconds)
 
     def result(self) -> list[list[Reward]]:
+        # Truncated completions were not submitted: the outcomes are those of the others, in order.
         outcomes = iter(self.outcomes.result())
         return [
             [FAILED if r.truncated else self.by.reward(r, next(outcomes)) for r in g] for g in self.groups

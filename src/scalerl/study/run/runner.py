@@ -142,6 +142,7 @@ class _Runner:
         done, running = len(tasks) - len(waiting), list[RunJob]()
         try:
             while waiting or running:
+                # Only the first in the queue: a run of several devices would else be overtaken for ever.
                 while waiting and (cores := self._free_cores(waiting[0], running)):
                     running.append(RunJob(waiting.popleft(), self.folder, cores, self.on_gpus))
                 for job in list(running):

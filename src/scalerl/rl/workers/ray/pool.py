@@ -232,6 +232,7 @@ class ActorPool(ABC, Generic[W]):
         if self.alive:
             self._none_since = math.inf
             return
+        # The first poll without one: it must not move with every poll.
         self._none_since = min(self._none_since, time.monotonic())
         if time.monotonic() - self._none_since > self._timeouts.start:
             why = self.lost[-1] if self.lost else "none has started"
