@@ -21,7 +21,7 @@ MEANINGS = {
     "devices": "number of devices",
     "tokens": "tokens of a step",
     "tokens_so_far": "tokens since the start",
-    "all_tokens_so_far": "tokens since the start, sampled and trained",
+    "tokens_processed_so_far": "tokens generated plus tokens trained since the start",
     "flops_so_far": "FLOPs since the start",
     "gpu_hours_so_far": "GPU-hours since the start",
     "samples": "completions of a step",

@@ -70,11 +70,19 @@ def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
         assert found.config.get("budget") == ({"kind": "steps", "amount": 16.0} if axis == "steps" else None)
 
 
-def test_tokens_count_as_sampled_and_as_trained_and_that_is_said():
+def test_tokens_count_once_and_how_many_were_trained_is_not_known():
     words = replace(WORDS, tokens=("tokens",))
     found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, ReadOptions())
-    assert found.record.compute("tokens").tolist() == [800]
-    assert dict(found.taken)["tokens"].startswith("tokens, added up; on the axis each counts twice")
+    assert found.record.compute("tokens").tolist() == [400]
+    assert dict(found.taken)["tokens"] == "tokens, added up"
+    assert "tokens_processed" not in found.record.logged_axes()
+
+
+def test_the_tokens_processed_are_those_that_a_log_of_ours_says():
+    words = replace(WORDS, tokens_so_far=("generated",), tokens_processed_so_far=("processed",))
+    rows = [*steps(4), (4, {"val/a/acc": 0.4, "generated": 400, "processed": 700})]
+    (point,) = as_run(log(rows), words, ReadOptions()).record.evals
+    assert (point.tokens.generated, point.tokens.trained) == (400, 300)
 
 
 def test_of_the_flops_a_quarter_is_the_sampling():

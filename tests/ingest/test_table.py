@@ -116,7 +116,8 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
     ]
     path = write(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "evals.jsonl")
     np.testing.assert_allclose(read_table(path).compute_N, [0, 1.5, 3.0])
-    np.testing.assert_allclose(read_table(path, x="tokens").compute_N, [0, 10, 20])
+    np.testing.assert_allclose(read_table(path, x="tokens").compute_N, [0, 7, 14])
+    np.testing.assert_allclose(read_table(path, x="tokens_processed").compute_N, [0, 10, 20])
     with pytest.raises(InputError, match="counters behind the axis 'flops'"):
         read_table(path, x="flops")
 

@@ -23,7 +23,8 @@ STEPS = {
         train/staleness_share_over_4 compute/gpu_hours
         compute/flops compute/tokens eval/pass_rate eval/samples eval/prompts eval/version eval/n_prompts
         eval/n_samples eval/mean_p_1mp eval/failed eval/truncated eval/interrupted eval/mean_length
-        eval/entropy eval/gpu_hours eval/flops eval/tokens forecast/mean forecast/ceiling forecast/identified
+        eval/entropy eval/gpu_hours eval/flops eval/tokens eval/tokens_processed
+        forecast/mean forecast/ceiling forecast/identified
         forecast/low forecast/high forecast/ceiling_low forecast/ceiling_high health/alarm_length_drift""",
     "trl": """
         loss grad_norm learning_rate epoch num_tokens step_time reward reward_std frac_reward_zero_std kl
@@ -143,7 +144,8 @@ ROLES_OF = {
         "samples_so_far": "eval/samples",
         "gpu_hours_so_far": "eval/gpu_hours",
         "flops_so_far": "eval/flops",
-        "all_tokens_so_far": "eval/tokens",
+        "tokens_so_far": "eval/tokens",
+        "tokens_processed_so_far": "eval/tokens_processed",
         "n_prompts": "eval/n_prompts",
         "n_samples": "eval/n_samples",
         "mean_p_1mp": "eval/mean_p_1mp",

@@ -108,7 +108,7 @@ def test_evaluations_are_of_one_version_and_their_counters_never_fall(run):
     for point in run.evals:
         assert point.version == point.step
         assert (point.n_prompts, point.n_samples) == (80, 2)
-    for axis in ("gpu_hours", "flops", "tokens", "samples", "steps"):
+    for axis in ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps"):
         assert (np.diff(run.compute(axis)) > 0).all()
     assert [point.step for point in run.evals] == list(range(0, 37, 3))
 

@@ -41,7 +41,7 @@ def write_run(
             pass_rate=float(rate),
             device_seconds=DeviceSeconds(2400.0 * hours, 1200.0 * hours, 0.0, 0.0),
             flops=Flops(1e15 * hours, 3e15 * hours),
-            tokens=Tokens(tokens_at(hours) / 2, tokens_at(hours) / 2),
+            tokens=Tokens(tokens_at(hours), tokens_at(hours) / 2),
             samples=32.0 * step,
             n_prompts=200,
             n_samples=16,

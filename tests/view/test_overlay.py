@@ -32,7 +32,7 @@ def by_key(found):
 def test_the_axis_of_the_fits_comes_first_and_every_logged_one_is_there(shown):
     found = overlay([shown])
     assert found["axis"] == "gpu_hours"
-    assert list(by_key(found)) == ["gpu_hours", "flops", "tokens", "samples", "steps"]
+    assert list(by_key(found)) == ["gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps"]
     run = found["runs"][0]
     assert run["compute"]["steps"] == run["step"]
     np.testing.assert_allclose(run["pass_rate"], shown.points.pass_rate_N, rtol=1e-5)

@@ -48,6 +48,7 @@ class ComputeCounters:
 
     device_seconds: Counter | None
     tokens: Counter | None
+    tokens_processed: Counter | None
     samples: Counter | None
     flops: Counter | None
     warnings: tuple[str, ...] = ()
@@ -68,15 +69,14 @@ def counters(
     # Values of 1e308 add up to inf; what is not below MOST is left out by name at the end.
     with np.errstate(over="ignore", invalid="ignore"):
         seconds = _device_seconds(log, vocabulary, devices, warnings)
-        # As for others, a token counts as sampled once and trained once: in all as many as were logged.
-        tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5, warnings) or _counted(
-            log, vocabulary, "tokens", "tokens_so_far", warnings
-        )
+        tokens = _counted(log, vocabulary, "tokens", "tokens_so_far", warnings)
+        processed = _so_far(log, vocabulary, "tokens_processed_so_far", 1.0, warnings)
         samples = _counted(log, vocabulary, "samples", "samples_so_far", warnings) or _by_config(
             log, vocabulary
         )
         flops = _flops(log, vocabulary, model, tokens, warnings)
-    made = {"device_seconds": seconds, "tokens": tokens, "samples": samples, "flops": flops}
+    made = {"device_seconds": seconds, "tokens": tokens, "tokens_processed": processed}
+    made |= {"samples": samples, "flops": flops}
     for name, counter in made.items():
         if counter is not None and not (np.abs(counter.total_N) < MOST).all():
             warnings.append(f"left out, as no run has so much: {counter.how}")

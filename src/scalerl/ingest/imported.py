@@ -141,7 +141,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     warnings += made.warnings
     taken = [
         ("pass rate", f"{name} ({counted(len(series), 'evaluation')})"),
-        *_taken_counters(made, vocabulary),
+        *_taken_counters(made),
     ]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
@@ -349,14 +349,15 @@ def _point(
         name: columns[name].at(step) for name in ("truncated", "mean_length", "entropy") if name in columns
     }
     tokens, flops = total(made.tokens), total(made.flops)
+    processed = total(made.tokens_processed)
     return EvalPoint(
         step=int(step),
         pass_rate=rate,
         time=time,
         # Which device did what is not told: all of it is called training.
         device_seconds=DeviceSeconds(0.0, total(made.device_seconds), math.nan, 0.0),
-        # A token that is sampled is trained on once; of the FLOPs a quarter is the sampling.
-        tokens=Tokens(tokens, tokens),
+        # How many tokens were trained on only our own logs say; of the FLOPs a quarter is the sampling.
+        tokens=Tokens(tokens, processed - tokens),
         flops=Flops(flops / 4, 3 * flops / 4),
         samples=total(made.samples),
         **health,
@@ -371,10 +372,7 @@ def _known_noise(series: Mapping[str, Series], step: float) -> dict[str, Any]:
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 
 
-def _taken_counters(made: ComputeCounters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _taken_counters(made: ComputeCounters) -> list[tuple[str, str]]:
     named = {"GPU-hours": made.device_seconds, "FLOPs": made.flops}
-    named |= {"tokens": made.tokens, "samples": made.samples}
-    rows = [(what, counter.how) for what, counter in named.items() if counter is not None]
-    # A log of ours has both of them added up.
-    twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
-    return [(what, how + twice if what == "tokens" else how) for what, how in rows]
+    named |= {"tokens": made.tokens, "tokens_processed": made.tokens_processed, "samples": made.samples}
+    return [(what, counter.how) for what, counter in named.items() if counter is not None]

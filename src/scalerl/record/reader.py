@@ -24,9 +24,9 @@ from scalerl.record.folder import why_no_run
 
 SCHEMA = 1
 
-AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
+AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
-generated and trained; completions; trainer steps; and GPU-hours times a price."""
+generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
 UNTRAINED = ("checkpoint", "cluster", "health", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
@@ -284,8 +284,8 @@ class RunRecord:
     def to_frame(self) -> Any:
         """Return the evaluations as a `pandas.DataFrame`, a row each; NaN or NA for what was not logged.
 
-        Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
-        are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
+        Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `tokens_processed`,
+        `samples` as they are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
 
         Raises:
             InputError: pandas is not installed.
@@ -293,7 +293,7 @@ class RunRecord:
         unknown_N, logged = np.full(len(self.evals), np.nan), self.logged_axes()
         axes = {
             axis: self.training_compute(axis) if axis in logged else unknown_N
-            for axis in ("gpu_hours", "flops", "tokens", "samples")
+            for axis in ("gpu_hours", "flops", "tokens", "tokens_processed", "samples")
         }
         names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
         columns: dict[str, Any] = {
@@ -324,7 +324,8 @@ class RunRecord:
 
 def unit_of(axis: str) -> str:
     """Return the unit of an axis, as it stands after an amount; that of a column is its name."""
-    return {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}.get(axis, axis)
+    units = {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}
+    return (units | {"tokens_processed": "processed tokens"}).get(axis, axis)
 
 
 def name_of_path(path: str | Path) -> str:
@@ -363,6 +364,8 @@ def compute_of(point: EvalPoint, axis: str) -> float:
     if axis == "flops":
         return point.flops.generate + point.flops.train
     if axis == "tokens":
+        return point.tokens.generated
+    if axis == "tokens_processed":
         return point.tokens.generated + point.tokens.trained
     return float(point.samples if axis == "samples" else point.step)
 

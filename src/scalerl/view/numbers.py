@@ -19,6 +19,7 @@ _ONE = {
     "gpu_hours": "GPU-hour",
     "flops": "FLOP",
     "tokens": "token",
+    "tokens_processed": "processed token",
     "samples": "completion",
     "steps": "step",
     "dollars": "dollar",

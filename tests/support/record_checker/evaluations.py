@@ -47,7 +47,8 @@ def _compute(row: Row, axis: str) -> float | None:
     return {
         "gpu_hours": (spent["generate"] + spent["train"] + spent["idle"]) / 3600,
         "flops": row["flops"]["generate"] + row["flops"]["train"],
-        "tokens": row["tokens"]["generated"] + row["tokens"]["trained"],
+        "tokens": row["tokens"]["generated"],
+        "tokens_processed": row["tokens"]["generated"] + row["tokens"]["trained"],
         "samples": row["samples"],
         "steps": row["step"],
     }.get(axis)

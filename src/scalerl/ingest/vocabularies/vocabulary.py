@@ -50,7 +50,7 @@ class Vocabulary:
     """Of those, the seconds of evaluations that are part of a step's."""
     devices: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    """Tokens sampled and trained in one step, prompts included where the trainer counts them."""
+    """Tokens generated in one step, prompts included where the trainer counts them."""
     tokens_so_far: tuple[str, ...] = ()
     """The same since the start."""
     samples: tuple[str, ...] = ()
@@ -60,8 +60,8 @@ class Vocabulary:
     """Device-hours of generating, training and idling since the start, evaluations left out."""
     flops_so_far: tuple[str, ...] = ()
     """Of generating and training, since the start."""
-    all_tokens_so_far: tuple[str, ...] = ()
-    """Tokens sampled, and tokens trained on, added up since the start."""
+    tokens_processed_so_far: tuple[str, ...] = ()
+    """Tokens generated, and tokens trained on, added up since the start."""
     n_prompts: tuple[str, ...] = ()
     """Of an evaluation: held-out prompts, completions of each, and the mean over prompts of p (1 - p)."""
     n_samples: tuple[str, ...] = ()

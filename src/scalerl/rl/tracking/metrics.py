@@ -77,7 +77,8 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _totals(prefix: str, point: EvalPoint) -> dict[str, float]:
-    return {f"{prefix}/{axis}": compute_of(point, axis) for axis in ("gpu_hours", "flops", "tokens")}
+    axes = ("gpu_hours", "flops", "tokens", "tokens_processed")
+    return {f"{prefix}/{axis}": compute_of(point, axis) for axis in axes}
 
 
 def _finite(found: Mapping[str, float]) -> dict[str, float]:

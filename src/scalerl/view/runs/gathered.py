@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _AXES = {
     "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",
     "flops": "floating-point operations of generating and training",
-    "tokens": "tokens that were generated and trained on",
+    "tokens": "tokens that were generated, each counted once",
+    "tokens_processed": "tokens that were generated, and tokens that were trained on, added up",
     "samples": "completions that the trainer consumed",
     "steps": "trainer steps",
     "dollars": "GPU-hours at a price",
