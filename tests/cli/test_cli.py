@@ -124,8 +124,8 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit", "x", "--price", "0"], "--price: expected a number above 0, found '0'"),
         (["fit", "x", "--price", "-2"], "--price: expected a number above 0, found '-2'"),
         (["fit", "x", "--price", "nan"], "--price: expected a number, found 'nan'"),
-        (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, as 0.95, found '95'"),
-        (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, as 0.95, found '1'"),
+        (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, e.g. 0.95, found '95'"),
+        (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, e.g. 0.95, found '1'"),
         (["fit", "x", "--level", "nan"], "--level: expected a number, found 'nan'"),
     ],
 )
@@ -171,7 +171,7 @@ def test_the_default_axis_is_that_of_the_budget_and_is_stated(tmp_path, capsys):
     assert main(["fit", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "steps"
     assert main(["fit", str(tmp_path), "--x", "gpu_hours"]) == 2
-    assert "logged are tokens, steps" in capsys.readouterr().err
+    assert "logged are tokens, tokens_processed, steps" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may not enter")

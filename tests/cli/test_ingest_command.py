@@ -65,11 +65,11 @@ def test_a_log_becomes_a_run_that_fits_as_the_log_does(tmp_path, capsys):
 def test_the_axis_that_is_taken_is_said_where_a_log_has_several_and_no_budget(tmp_path, capsys):
     log = write(tmp_path / "verl.jsonl", verl_rows(last=100))
     assert main(["fit", log, "--devices", "8"]) == 0
-    assert "axis                   gpu_hours, as no budget is logged; --x steps\n" in capsys.readouterr().out
+    assert "axis                   gpu_hours (no budget logged); or --x steps\n" in capsys.readouterr().out
     assert main(["fit", log, "--x", "steps"]) == 0
-    assert "as no budget is logged" not in capsys.readouterr().out
+    assert "no budget logged" not in capsys.readouterr().out
     assert main(["ingest", log, "-o", str(tmp_path / "run"), "--devices", "8"]) == 0
-    assert "axes         gpu_hours, steps; a fit takes gpu_hours, --x another\n" in capsys.readouterr().out
+    assert "axes         gpu_hours, steps (fit uses gpu_hours; --x changes it)\n" in capsys.readouterr().out
 
 
 def test_without_devices_the_compute_is_that_of_one_and_that_is_said(tmp_path, capsys):

@@ -327,7 +327,7 @@ def test_groups_name_the_seeds_of_a_recipe(runs, tmp_path, capsys):
         (["{a0}", "{b}", "--target", ".5"], "--target is the pass rate to reach at --budget"),
         (["{a0}", "{b}", "--base", "nothing"], "no recipe 'nothing'"),
         (["{a0}", "{b}", "--x", "dollars"], "needs a price"),
-        (["{a0}", "{folder}"], "given twice; every run is one seed"),
+        (["{a0}", "{folder}"], "given twice; list every run only once"),
         (["{a0}", "{b}", "--figure", "x.png"], "--figure writes the figure of one RUN alone"),
         (["{a0}", "{b}", "-o", "{a0}/evals.jsonl/p.html"], "evals.jsonl/p.html: "),
         ([], "needs a RUN or a FILE"),

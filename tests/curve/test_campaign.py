@@ -148,8 +148,8 @@ def test_off_below_five_siblings(siblings, own):
     prior, why = learn([*siblings[:4], own], own)
     assert prior is None
     assert why == (
-        "no campaign prior: 4 sibling runs (left out, as the run itself, given twice, or described by no "
-        "family: points) say too little of the spread, 5 are needed"
+        "no campaign prior: needs 5 sibling runs, found 4 (left out: points, as the run itself, a duplicate, "
+        "or fitted by no family)"
     )
 
 

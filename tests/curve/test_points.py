@@ -10,13 +10,13 @@ from scalerl.record.reader import DeviceSeconds
 @pytest.mark.parametrize(
     ("compute", "pass_rate", "message"),
     [
-        ([0, 1, 2], [0.1, 45.0, 0.3], "point 2: the pass rate is above 1.*divide by 100"),
-        ([0, 1, 2], [0.1, 0.2, -0.3], "point 3: the pass rate is below 0"),
-        ([0, -1, 2], [0.1, 0.2, 0.3], "point 2: compute is negative"),
-        ([0, 1, np.nan], [0.1, 0.2, 0.3], "point 3: compute is not a finite"),
-        ([0, 1, 1e305], [0.1, 0.2, 0.3], "point 3: compute is outside of 1e-300 to 1e"),
-        ([0, 5e-323, 2], [0.1, 0.2, 0.3], "point 2: compute is outside of 1e-300 to 1e"),
-        ([0, 1, 2], [np.nan, 0.2, 0.3], "point 1: the pass rate is not a finite"),
+        ([0, 1, 2], [0.1, 45.0, 0.3], "point 2: pass rate 45 is above 1.*percentages by 100"),
+        ([0, 1, 2], [0.1, 0.2, -0.3], "point 3: pass rate -0.3 is below 0"),
+        ([0, -1, 2], [0.1, 0.2, 0.3], "point 2: compute -1 is negative"),
+        ([0, 1, np.nan], [0.1, 0.2, 0.3], "point 3: compute nan is not a finite"),
+        ([0, 1, 1e305], [0.1, 0.2, 0.3], "point 3: compute 1e[+]305 is outside of 1e-300 to 1e"),
+        ([0, 5e-323, 2], [0.1, 0.2, 0.3], "point 2: compute 4.*e-323 is outside of 1e-300 to 1e"),
+        ([0, 1, 2], [np.nan, 0.2, 0.3], "point 1: pass rate nan is not a finite"),
         ([0, 1, 2], [0.1, 0.2], "2 values for 3"),
     ],
 )
@@ -28,14 +28,14 @@ def test_bad_values_are_named(compute, pass_rate, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"noise_sd": [0.01, -0.01, 0.01]}, r"point 2: the noise of a pass rate .* in \[0, 0.5\]"),
-        ({"noise_sd": np.inf}, "point 1: the noise of a pass rate"),
+        ({"noise_sd": [0.01, -0.01, 0.01]}, r"point 2: noise sd -0.01 is outside of \[0, 0.5\]"),
+        ({"noise_sd": np.inf}, "point 1: noise sd inf is outside"),
         ({"noise_sd": [0.01]}, "noise_sd_N has 1 values for 3"),
-        ({"samples": [16, 0, 16]}, "point 2: an evaluation has a finite number of samples above 0"),
-        ({"samples": np.inf}, "point 1: an evaluation has a finite number of samples"),
+        ({"samples": [16, 0, 16]}, "point 2: number of samples 0 must be finite and above 0"),
+        ({"samples": np.inf}, "point 1: number of samples inf must be finite"),
         ({"samples": [1, 2]}, "samples_N has 2 values for 3"),
         ({"step": [1, 2]}, "step_N has 2 values for 3"),
-        ({"step": [1, 2, np.nan]}, "point 3: the step is not a finite number"),
+        ({"step": [1, 2, np.nan]}, "point 3: step nan is not a finite number"),
     ],
 )
 def test_what_is_said_of_the_noise_is_checked_too(arguments, message):

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 def add_data_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price."""
-    add_shared(command, "--x", "compute axis, or column of FILE (axis of the run's budget; gpu_hours)")
+    axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
+    add_shared(command, "--x", f"compute axis: {axes}; or a column of FILE (axis of the budget; gpu_hours)")
     command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates (pass_rate)")
     command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
     command.add_argument("--min-compute", type=amount(), metavar="C", help="leave out compute below C")
@@ -76,7 +77,7 @@ def read_each(
         found.setdefault(path, [])
         for one in _runs_at(path):
             if once and Path(one).resolve() in seen:
-                raise InputError(f"{one}: given twice; every run is one seed of one recipe")
+                raise InputError(f"{one}: given twice; list every run only once")
             seen.add(Path(one).resolve())
             try:
                 found[path] += read_all(one, args.x, read_options(args), args.price)

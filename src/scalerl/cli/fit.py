@@ -33,7 +33,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl fit runs/mine --at 16000                              # what the run will reach there
   scalerl fit log.csv --x gpu_hours --y pass_rate --at 2x       # any table; at twice its compute
-  scalerl fit runs/mine --target 0.6 --budget 16000             # is it worth going on: go, no-go, too early
+  scalerl fit runs/mine --target 0.6 --budget 16000             # is the target reached: a verdict
   scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
 """),
     )
@@ -72,7 +72,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
-    fit.add_argument("--paper", action="store_true", help="run the paper's procedure alone")
+    fit.add_argument("--paper", action="store_true", help="run only the fit of arXiv 2510.13786")
     fit.set_defaults(run=run)
 
 
@@ -131,10 +131,9 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
     hours = [("GPU-hours", OF_ONE_DEVICE)] if is_of_one_device(data.record, data.points.axis) else []
     if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
         return hours
-    others = " or ".join(axis for axis in data.axes if axis != data.points.axis)
-    return (
-        [("axis", f"{data.points.axis}, as no budget is logged; --x {others}"), *hours] if others else hours
-    )
+    others = ", ".join(f"--x {axis}" for axis in data.axes if axis != data.points.axis)
+    row = ("axis", f"{data.points.axis} (no budget logged); or {others}")
+    return [row, *hours] if others else hours
 
 
 def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> None:

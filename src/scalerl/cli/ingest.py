@@ -74,8 +74,8 @@ def _axes(record: RunRecord) -> str:
     logged, own = record.logged_axes(), record.default_axis
     if len(logged) == 1:
         return own
-    why = " of its budget" if record.config.get("budget", {}).get("kind") == own else ""
-    return f"{', '.join(logged)}; a fit takes {own}{why}, --x another"
+    why = ", the axis of its budget" if record.config.get("budget", {}).get("kind") == own else ""
+    return f"{', '.join(logged)} (fit uses {own}{why}; --x changes it)"
 
 
 def _places(output: Path, runs: Sequence[Imported], is_one: bool) -> list[Path]:

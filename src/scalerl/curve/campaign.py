@@ -129,10 +129,9 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
             )
     kept, dropped = _others(siblings, own)
     if len(kept) < MIN_SIBLINGS:
-        why = "as the run itself, given twice, or described by no family"
-        without = f" (left out, {why}: {', '.join(dropped)})" if dropped else ""
-        said = f"{len(kept)} sibling run{'' if len(kept) == 1 else 's'}{without}"
-        return None, f"no campaign prior: {said} say too little of the spread, {MIN_SIBLINGS} are needed"
+        why = "as the run itself, a duplicate, or fitted by no family"
+        without = f" (left out: {', '.join(dropped)}, {why})" if dropped else ""
+        return None, f"no campaign prior: needs {MIN_SIBLINGS} sibling runs, found {len(kept)}{without}"
     names = [family.name for family in own.posterior.families]
     families = tuple(_family_prior(kept, index, name) for index, name in enumerate(names))
     prior = CampaignPrior(len(kept), families, dropped)

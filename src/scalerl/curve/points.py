@@ -63,27 +63,27 @@ class Points:
                 raise InputError(f"{self.source}: {name} has {array.size} values for {n} of compute")
         c_N, rate_N, axis = self.compute_N, self.pass_rate_N, self.axis
         sd_N, samples_N, (low, high) = self.noise_sd_N, self.samples_N, _COMPUTE
-        self._check(~np.isfinite(c_N), c_N, f"{axis} is not a finite number")
-        self._check(c_N < 0, c_N, f"{axis} is negative; compute is 0 or more")
+        self._check(~np.isfinite(c_N), c_N, axis, "is not a finite number")
+        self._check(c_N < 0, c_N, axis, "is negative: expected 0 or more")
         beyond_N = (c_N > 0) & ~((c_N >= low) & (c_N <= high))
-        self._check(beyond_N, c_N, f"{axis} is outside of {low:g} to {high:g}; choose another unit")
-        self._check(~np.isfinite(rate_N), rate_N, "the pass rate is not a finite number")
-        percent = "the pass rate is above 1; it is a share in [0, 1], so if these are percent divide by 100"
-        self._check(rate_N > 1, rate_N, percent)
-        self._check(rate_N < 0, rate_N, "the pass rate is below 0; it is in [0, 1]")
-        noise = f"the noise of a pass rate is a standard deviation in [0, {_LARGEST_NOISE:g}]"
-        self._check((sd_N < 0) | (sd_N > _LARGEST_NOISE), sd_N, noise)
+        self._check(beyond_N, c_N, axis, f"is outside of {low:g} to {high:g}: choose another unit")
+        self._check(~np.isfinite(rate_N), rate_N, "pass rate", "is not a finite number")
+        percent = "is above 1: expected [0, 1]; divide percentages by 100"
+        self._check(rate_N > 1, rate_N, "pass rate", percent)
+        self._check(rate_N < 0, rate_N, "pass rate", "is below 0: expected [0, 1]")
+        noise = f"is outside of [0, {_LARGEST_NOISE:g}]: expected the standard deviation of the pass rate"
+        self._check((sd_N < 0) | (sd_N > _LARGEST_NOISE), sd_N, "noise sd", noise)
         bad_N = (samples_N <= 0) | np.isinf(samples_N)
-        self._check(bad_N, samples_N, "an evaluation has a finite number of samples above 0")
+        self._check(bad_N, samples_N, "number of samples", "must be finite and above 0")
         if self.step_N is not None:
-            self._check(~np.isfinite(self.step_N), self.step_N, "the step is not a finite number")
+            self._check(~np.isfinite(self.step_N), self.step_N, "step", "is not a finite number")
 
-    def _check(self, bad_N: np.ndarray, value_N: np.ndarray, what: str) -> None:
+    def _check(self, bad_N: np.ndarray, value_N: np.ndarray, name: str, fault: str) -> None:
         if bad_N.any():
             i = int(np.argmax(bad_N))
             word = "row" if self.source == _FRAME else "line"
             place = f"point {i + 1}" if self.line_N is None else f"{word} {int(self.line_N[i])}"
-            raise InputError(f"{self.source}, {place}: {what} (found {value_N[i]:g})")
+            raise InputError(f"{self.source}, {place}: {name} {value_N[i]:.15g} {fault}")
 
     def __len__(self) -> int:
         return len(self.compute_N)

@@ -100,7 +100,8 @@ def read_source(
     found = format or recognise(path, asked.format)
     if found is None:
         raise InputError(
-            f"{path}: of no known format; there are {', '.join(one.name for one in formats())} (--format)"
+            f"{path}: unknown log format; known: {', '.join(one.name for one in formats())} (--format); "
+            "a table of compute and pass rates needs none: use scalerl fit"
         )
     try:
         logs = found.read(path, wanted(asked))

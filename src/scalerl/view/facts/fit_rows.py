@@ -74,7 +74,7 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
         expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
         place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
-        rows.append(("would be told at", place))
+        rows.append(("identified from", place))
     return rows
 
 
