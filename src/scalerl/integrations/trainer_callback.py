@@ -42,7 +42,7 @@ from scalerl.record.reader import AXES, in_dollars
 from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
-"""As `forecast/verdict`; `forecast/identified` tells the two apart that are 0."""
+"""As `forecast/verdict`; of those that are 0, "too close" has `forecast/identified` 1."""
 _FITS = 50
 """Where nothing is held out every row is an evaluation: a fit is made when the steps have grown by 1/50."""
 

@@ -1,9 +1,9 @@
-"""Weights by a broadcast of PyTorch's, in a process group that has nothing to do with the learner's own.
+"""Weights by PyTorch's broadcast, in a process group apart from the learner's own.
 
     sender      rank 0: fetches a bucket from the object store, broadcasts it, and goes on to the next
-    receivers   the generators: threads of theirs receive into copies, while they decode
+    receivers   the generators: a thread of each receives copies while it decodes
 
-A group is made anew where its members change. With NCCL the buckets are on GPUs on their way.
+A new group is made when its members change. With NCCL the buckets travel between GPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Layout = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
 
 @dataclass(frozen=True)
 class BroadcastGroup:
-    """Who broadcasts: the sender listens at `address` and `port`, and is one of `size`."""
+    """The group of a broadcast: `size` members, of which the sender listens at `address` and `port`."""
 
     kind: str
     address: str
@@ -42,21 +42,21 @@ class BroadcastGroup:
 
 
 class Joined:
-    """A member of a group; the last that this process has joined is kept for the next broadcast."""
+    """Membership in a group; that of the group joined last is kept for the next broadcast."""
 
     _last: tuple[BroadcastGroup, Joined] | None = None
 
     @classmethod
     def of(cls, group: BroadcastGroup, rank: int) -> Joined:
-        """Join, once."""
+        """Return the membership of this process in `group`, which it joins once."""
         if cls._last is None or cls._last[0] != group:
-            cls._last = None  # the old one is let go of first
+            cls._last = None  # leaves the old group first
             cls._last = group, cls(group, rank)
         return cls._last[1]
 
     @classmethod
     def leave(cls) -> None:
-        """Forget the group; what others wait for in it fails."""
+        """Leave the group: the broadcasts that others wait for in it fail."""
         cls._last = None
 
     def __init__(self, group: BroadcastGroup, rank: int) -> None:
@@ -74,7 +74,7 @@ class Joined:
         self._group = c10d.ProcessGroupGloo(self._store, rank, group.size, options)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """From rank 0 to all; returns when it is there."""
+        """Broadcast a tensor from rank 0, in place; return when it has arrived."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([tensor], options).wait(self._limit)
@@ -88,18 +88,18 @@ class WeightSender:
         self._latest: Future[None] | None = None
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
-        """Begin to send; whoever does not receive it says so by itself."""
+        """Start to send; a receiver reports by itself what it did not receive."""
         self._latest = self._thread.submit(send, group, weights, version)
 
     def close(self) -> None:
-        """Do not wait for what is under way: those who would receive it are gone."""
+        """Stop the thread without waiting for a broadcast under way, whose receivers are gone."""
         # A collective whose peers are gone returns only at its timeout.
         self._thread.shutdown(wait=False, cancel_futures=True)
         Joined.leave()
 
 
 def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
-    """Broadcast all buckets; what fails is told, and seen by the receivers."""
+    """Broadcast all buckets; a failure is logged, and the receivers fail too."""
     try:
         joined = Joined.of(group, 0)
         # The version first: a receiver that was lost for one broadcast would else take the next one for it.
@@ -114,7 +114,7 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
 
 @dataclass(frozen=True)
 class Incoming:
-    """What a generator is sent in place of weights: that they are about to be broadcast."""
+    """The message that announces a broadcast to a generator, in the place of weights."""
 
     group: BroadcastGroup
     rank: int
@@ -122,7 +122,7 @@ class Incoming:
     version: int
 
     def fetch(self) -> dict[str, np.ndarray]:
-        """Receive them.
+        """Receive the weights.
 
         Raises:
             Exception: the broadcast failed; this process has left the group.
@@ -151,7 +151,7 @@ def _bucket(joined: Joined, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> d
 
 
 def free_port(address: str) -> int:
-    """A port that nobody listens at just now; of this machine, which stands for that of another."""
+    """Return a port that is free at this moment; for an address of another machine, one that is free here."""
     with socket.socket() as probe:
         try:
             probe.bind((address, 0))

@@ -1,4 +1,4 @@
-"""Weights some tensors at a time, so that who passes them on never needs memory for the whole model."""
+"""Weights in buckets of some tensors: a process that passes them on never holds the whole model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bucket = Mapping[str, np.ndarray]
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """Weights that are in another process until they are asked for."""
+    """Weights that stay in another process until they are fetched."""
 
     @property
     def layout(self) -> Iterable[Iterable[tuple[str, tuple[int, ...]]]]:
@@ -23,23 +23,23 @@ class Elsewhere(Protocol):
         ...
 
     def mappings(self) -> Iterator[Bucket]:
-        """The buckets one after another, not to be written to.
+        """Yield the buckets, which must not be written to.
 
         Raises:
-            LearnerLostError: they do not come: the learner that put them there is gone.
+            LearnerLostError: the learner that put them there is lost.
         """
         ...
 
 
 def buckets_of(weights: Weights, bucket_mib: float = BUCKET_MIB) -> Iterator[Bucket]:
-    """The tensors of `weights`, each once; those that are elsewhere as they come."""
+    """Yield the tensors of `weights` in buckets, each once; those elsewhere in the buckets that they have."""
     if isinstance(weights, Elsewhere):
         return weights.mappings()
     return in_buckets(weights.items(), bucket_mib)
 
 
 def layout_of(weights: Weights) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes in the order of `buckets_of`; nothing is fetched for it."""
+    """Return names and shapes in the order of `buckets_of`, without fetching anything."""
     if isinstance(weights, Elsewhere):
         return [tensor for bucket in weights.layout for tensor in bucket]
     # A receiver allocates by this before the first bucket comes, so that the order of both must agree.
@@ -49,7 +49,7 @@ def layout_of(weights: Weights) -> list[tuple[str, tuple[int, ...]]]:
 def in_buckets(
     weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Tensors as they come, in mappings of so many MiB; a larger one is alone."""
+    """Yield tensors in mappings of at most `bucket_mib`, in their order; a larger tensor is alone."""
     bucket: dict[str, np.ndarray] = {}
     size = 0
     for name, weight in weights:

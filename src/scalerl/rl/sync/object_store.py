@@ -1,4 +1,4 @@
-"""Weights in Ray's object store: buckets of tensors, fetched by whoever needs them."""
+"""Weights in Ray's object store, in buckets of tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
 
 
 class StoredWeights(Mapping[str, np.ndarray]):
-    """A model's parameters by name, which are not here until they are asked for.
+    """A model's parameters by name, fetched from the object store when they are read.
 
-    They are kept for as long as anybody has these references, and the process that put them lives.
+    Ray keeps them as long as a process has these references, and the process that put them lives.
     """
 
     def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
-        """A fetch may take so many `seconds`."""
+        """`seconds` is the timeout of the fetch of a bucket."""
         self._buckets, self._seconds = list(buckets), seconds
         self._at = {name: ref for tensors, ref in self._buckets for name, _ in tensors}
 
@@ -46,20 +46,18 @@ class StoredWeights(Mapping[str, np.ndarray]):
         return [tensors for tensors, _ in self._buckets]
 
     def mappings(self) -> Iterator[dict[str, np.ndarray]]:
-        """The buckets one after another, not to be written to.
+        """Yield the buckets, which must not be written to.
 
         Raises:
-            LearnerLostError: one did not come in time, or is gone with the process that put it.
+            LearnerLostError: one did not come in time, or was lost with the process that put it.
         """
         for _, ref in self._buckets:
             yield self._get(ref)
 
     def fetch(self) -> dict[str, np.ndarray]:
-        """All of them, as copies of this process's own; raises what `mappings` does.
-
-        Every node begins with another bucket: if all asked for the same one, who put it would have to send it
-        to all of them, while the others wait, and nobody would have a copy of it to pass on.
-        """
+        """Return copies of all parameters; errors as of `mappings`."""
+        # Every node begins with another bucket: the same one for all would be sent to each of them by the
+        # process that put it, as no node would have a copy yet to pass on.
         first = int(ray.get_runtime_context().get_node_id(), 16) % max(len(self._buckets), 1)
         order = [*self._buckets[first:], *self._buckets[:first]]
         return {name: np.array(weight) for _, ref in order for name, weight in self._get(ref).items()}
@@ -74,14 +72,14 @@ class StoredWeights(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Posted:
-    """Stored weights as they are sent to many: one reference, as each costs time with every message."""
+    """Stored weights as they are sent to many: one reference instead of one for every bucket."""
 
     ref: Any
     seconds: float
 
     @classmethod
     def of(cls, weights: StoredWeights, seconds: float) -> Posted:
-        """The references to the buckets in the object store too."""
+        """Put the references to the buckets into the object store, too."""
         return cls(ray.put(weights), seconds)
 
     def fetch(self) -> dict[str, np.ndarray]:
@@ -91,12 +89,12 @@ class Posted:
 
 
 def put(bucket: dict[str, np.ndarray]) -> Bucket:
-    """A bucket in the object store."""
+    """Put a bucket into the object store."""
     return tuple((name, weight.shape) for name, weight in bucket.items()), ray.put(bucket)
 
 
 def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
-    """Weights in the object store: put there bucket by bucket, unless they are there already."""
+    """Put weights into the object store bucket by bucket, unless they are there already."""
     # Weights of a learner on actors are in the store already, bucket by bucket from its ranks.
     if isinstance(weights, StoredWeights):
         return weights

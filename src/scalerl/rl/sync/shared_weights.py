@@ -1,13 +1,13 @@
-"""Weights in shared memory: one process writes them, others read them, and nobody reads half of two versions.
+"""Weights in shared memory: one process writes them, others read them, and never a mixture of two versions.
 
     header    per buffer: a count that is odd while it is written, and the version in it; which one is current
     buffers   two of them: the next version is written while readers copy the current one
 
-A reader copies the current buffer and looks at its count again: where that has changed, the writer was in it,
-and the reader begins anew with what is then current. Nobody waits for anybody, so that a reader that is slow,
-or killed in the middle, holds nobody up.
+A reader copies the current buffer and then reads its count again: if that has changed, the writer was in the
+buffer, and the reader starts again with the buffer that is current then (a seqlock). There is no lock: a
+reader that is slow, or is killed in the middle, holds up no other process.
 
-The memory is a file without a name: it is gone with the last process that has it, however that ends.
+The memory is a file without a name, which is freed with the last process that has it, however that ends.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ALIGN = 16  # float32 numbers
 
 
 class SharedWeights:
-    """The parameters of a model in float32. Goes to another process as an argument of its start."""
+    """The parameters of a model in float32; can be passed to another process as an argument of its start."""
 
     def __init__(self, weights: Weights, version: int = 0) -> None:
-        """Memory for weights like these, and these in it. The process that makes it alone writes."""
+        """Allocate memory for such weights, and write these. Only the process that does so may write."""
         self._layout: list[tuple[str, tuple[int, ...], int]] = []
         self._size = 0
         for name, weight in weights.items():
@@ -63,11 +63,11 @@ class SharedWeights:
 
     @property
     def version(self) -> int:
-        """The current version."""
+        """The version that is current."""
         return int(self._header[_VERSION][self._header[_CURRENT]])
 
     def write(self, weights: Weights, version: int) -> None:
-        """Make `weights` current."""
+        """Write `weights`, and make them current."""
         into = 1 - int(self._header[_CURRENT])
         # Odd before the first number changes, for a reader that is still in this buffer, a version late.
         self._header[_COUNT][into] += 1
@@ -103,14 +103,12 @@ class SharedWeights:
 
 
 def _allocate(size: int) -> int:
-    """A file without a name, in memory; where that is too small (a container's), one on the disk.
-
-    Its room is taken now: a write to what is not there would end the process without a word.
-    """
+    """Return a file without a name, in memory, or on the disk if that is too small, as in a container."""
     memory = Path("/dev/shm")
     for folder in (memory, Path(tempfile.gettempdir())):
         with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(size)
+            # Taken now: a later write to memory that is not there is a SIGBUS, which ends a process unheard.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             return os.dup(file.fileno())

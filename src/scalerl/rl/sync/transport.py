@@ -1,14 +1,14 @@
-"""How weights get from the learner to the generators.
+"""Transports of weights from the learner to the generators of a cluster.
 
-Whatever the transport, the weights are in Ray's object store first, in buckets. From there
+With either, the weights are first put into Ray's object store, in buckets. From there
 
-    ObjectStore   every generator fetches them by itself, when it can, from any node that has them; within a
-                  node that is shared memory
+    ObjectStore   every generator fetches them by itself, from any node that has them; within a node they are
+                  in shared memory
     Broadcast     one process fetches them, bucket by bucket, and broadcasts them to all generators at once in
-                  a process group of PyTorch's (`scalerl.rl.sync.broadcast`), by gloo or by NCCL
+                  a process group of PyTorch (`scalerl.rl.sync.broadcast`), by gloo or by NCCL
 
-A generator that has come since, or that a broadcast did not reach, fetches what is current from the object
-store; the next version goes to a new group of those that are there.
+A generator that has joined since, or that missed a broadcast, fetches the latest weights from the object
+store; the next version is broadcast in a new group of the generators that there are.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ Send = Callable[[BroadcastGroup, StoredWeights, int], None]
 
 
 class ObjectStore:
-    """Every generator fetches for itself."""
+    """Every generator fetches the weights by itself."""
 
     def __init__(self, bucket_mib: float, seconds: float) -> None:
         self._bucket_mib, self._seconds = bucket_mib, seconds
 
     def publish(self, weights: Weights, version: int) -> None:
-        """These are the weights of the day."""
+        """Make these the latest weights."""
         self.current = store(weights, self._bucket_mib, self._seconds)
         # One reference for all buckets, as Ray counts every reference of every message.
         self._posted = Posted.of(self.current, self._seconds)
 
     def for_one(self) -> Any:
-        """What a generator is sent that fetches for itself."""
+        """Return the message to one generator, which fetches the latest weights by itself."""
         return self._posted
 
     def for_all(self, receivers: Sequence[int], version: int) -> list[Any]:
-        """What each of all generators is sent; who they are is told by numbers that are never used again."""
+        """Return the message to each of all generators, which have numbers that are never used again."""
         return [self._posted for _ in receivers]
 
     def failed(self) -> None:
-        """A generator did not get what it was sent."""
+        """Note that a generator did not receive the weights."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no thread or connection is held."""
 
 
 class Broadcast(ObjectStore):
-    """One process sends to all."""
+    """One process broadcasts to all generators."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Broadcast(ObjectStore):
         address: str,
         send: Send | None,
     ) -> None:
-        """`send` sends from elsewhere, which is at `address`; without it this process does.
+        """`send` broadcasts from another process, at `address`; without it this process does.
 
-        A broadcast of one bucket may take `heartbeat` seconds, so that nobody waits for long for who hangs.
+        The timeout of one bucket is `heartbeat` seconds, as one that hangs holds up all members.
         """
         super().__init__(bucket_mib, seconds)
         self._kind, self._address, self._heartbeat = kind, address, heartbeat
@@ -76,7 +76,7 @@ class Broadcast(ObjectStore):
         self._receivers: list[int] = []
 
     def for_all(self, receivers: Sequence[int], version: int) -> list[Any]:
-        """What each is sent: that it is to receive a broadcast, which begins."""
+        """Start a broadcast, and return the message that announces it to each generator."""
         if not receivers:
             return []
         # A collective needs exactly its members: one that has come or gone would leave all others waiting.
@@ -90,11 +90,11 @@ class Broadcast(ObjectStore):
         return [Incoming(self._group, rank + 1, layout, version) for rank in range(len(receivers))]
 
     def failed(self) -> None:
-        """The group has lost somebody: the next version has another."""
+        """Have a new group for the next version: a member of this one is lost."""
         self._group = None
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._here is not None:
             self._here.close()
 
@@ -104,7 +104,7 @@ class Broadcast(ObjectStore):
 
 
 def transport_of(cluster: Any, learner: Any) -> ObjectStore:
-    """The transport of `[cluster]`; a learner on actors sends from its first rank."""
+    """Return the transport of `[cluster]`."""
     kind, bucket_mib, timeouts = cluster.transport.kind, cluster.transport.bucket_mib, cluster.timeouts
     if kind == "object_store":
         return ObjectStore(bucket_mib, timeouts.weights)

@@ -46,7 +46,7 @@ def answers(verdict: StudyVerdict) -> list[Answer]:
 
 
 def claim_text(claim: Claim) -> str:
-    """Return a claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell)."""
+    """Return a claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would detect it)."""
     if claim.verdict == "inconclusive":
         return "inconclusive"
     if claim.verdict in MOVED:
@@ -106,7 +106,7 @@ def _claim_sentence(pair: Pair, claim: Claim) -> str:
 
 
 def _would_tell(pair: Pair, claim: Claim) -> str:
-    """The difference that was found, and how many seeds would tell it."""
+    """Describe the difference that was found, and how many seeds would detect it."""
     what = "A" if claim is pair.ceiling else "compute to 3/4 of its own gain"
     return f"{what} {_difference(pair, claim)}, {claim_text(claim)} would tell"
 

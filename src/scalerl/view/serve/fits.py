@@ -32,10 +32,10 @@ class Fitted:
     """A run with its fit."""
 
     number: int
-    """No two fits have the same: what is kept of one is told by it, without holding it."""
+    """Unique: what is kept of a fit is named by its number, and does not hold it in memory."""
     standing: Standing
     error: str = ""
-    """What the fit broke with; empty where it is there, or where the data allow none."""
+    """The error of the fit; empty if there is a fit, or the data allow none."""
 
 
 class _Latest(OrderedDict[_K, _V]):
@@ -68,7 +68,7 @@ class Fits:
         self._fitting = threading.Lock()
 
     def of(self, name: str, record: RunRecord, axis: str) -> Fitted:
-        """The run `name` on an axis; of a growing run as it stood at most some seconds ago.
+        """Return the run `name` on an axis; a growing run as it was at most `REFIT` seconds ago.
 
         Raises:
             InputError: the run cannot be read on this axis.
@@ -98,14 +98,14 @@ class Fits:
 
 
 class Answers:
-    """The last answers, by what they were made of."""
+    """The last answers, by the fits and names that they were made of."""
 
     def __init__(self) -> None:
         self._kept = _Latest[Hashable, dict[str, Any]](_ANSWERS)
         self._changing = threading.Lock()
 
     def once(self, key: Hashable, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was answered before to the same, or the answer."""
+        """Return the answer that is kept under `key`, or make it."""
         with self._changing:
             if (kept := self._kept.use(key)) is not None:
                 return kept

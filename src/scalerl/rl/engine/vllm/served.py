@@ -57,7 +57,7 @@ class Worker:
         return self.scalerl_progress()
 
     def scalerl_describe(self) -> dict[str, Any]:
-        """How the server was started, by what decides what it samples and what it says of it."""
+        """Return the settings of the server that decide what it samples and what it reports of that."""
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         model, scheduler, parallel = config.model_config, config.scheduler_config, config.parallel_config
         return {
@@ -75,7 +75,7 @@ class Worker:
         }
 
     def scalerl_progress(self) -> dict[str, int]:
-        """Tokens sampled so far by every completion that has begun, by vLLM's name of the request."""
+        """Return the tokens sampled so far of every completion that has begun, by vLLM's request name."""
         return {name: len(r.output_token_ids) for name, r in self.model_runner.requests.items()}
 
 
@@ -92,8 +92,8 @@ class _Row:
 class LengthProcessor(LogitsProcessor):
     """Makes the length rule of a request's `vllm_xargs` hold, by the code of the built-in generator.
 
-    Tokens of the phrase are forced where the rule wants them, and the end token where the answer has run out
-    of budget: that ends the request, and the client leaves that token out.
+    Tokens of the phrase are forced where the rule requires them, and the end token where the answer has run
+    out of budget: that ends the request, and the client leaves that token out.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -103,7 +103,7 @@ class LengthProcessor(LogitsProcessor):
         self._states: dict[str, _States] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """It changes what is most likely."""
+        """Return False: it changes which token is the most likely."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
@@ -154,7 +154,7 @@ class _States:
         self._done_R = np.zeros(n_rows, dtype=bool)
 
     def start(self, interrupt_at: int) -> int:
-        """A row for a new completion."""
+        """Take a row for a new completion, and return it."""
         row = next(row for row in range(self._n_rows) if row not in self._used)
         self._used.add(row)
         self._done_R[row] = False
@@ -162,7 +162,7 @@ class _States:
         return row
 
     def keep(self, rows: set[int]) -> None:
-        """Let go of all rows but these."""
+        """Free all rows but these."""
         self._used = rows
 
     def advance(self, rows: list[_Row]) -> None:
@@ -181,5 +181,5 @@ class _States:
             self._done_R[moved] |= done_R[moved]
 
     def forced(self) -> np.ndarray:
-        """The token that must come next in each row, or -1."""
+        """Return the token that must come next in each row, or -1."""
         return np.where(self._done_R, self._end_token, self._state.forced_token())
