@@ -24,7 +24,7 @@ ROOMS = (
         "kinds",
     ),
     *("record", "curve", "forecast"),
-    *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest"),
+    *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
     *("rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),

@@ -221,11 +221,12 @@ class Changing:
     """Reads a path again only when it has changed.
 
     A failed read is retried with back-off even without a change: the end of some failures, as of permissions
-    and locks, leaves no trace there.
+    and locks, leaves no trace there. With `always` it is read at every call, as what is on a server.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, always: bool = False) -> None:
         self.path = path
+        self._always = always
         self._seen: object = object()
         self._now: Signature | None = None
         self._wait, self._again = 0.0, math.inf
@@ -233,7 +234,7 @@ class Changing:
     def is_due(self) -> bool:
         """Whether `read` would call its reader."""
         self._now = signature(self.path)
-        return self._now != self._seen or monotonic() >= self._again
+        return self._always or self._now != self._seen or monotonic() >= self._again
 
     @property
     def written(self) -> float:

@@ -29,7 +29,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     test.add_argument(
-        "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders and tables, as for fit"
+        "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders, tables and logs, as for fit"
     )
     add_data_arguments(test)
     test.add_argument(

@@ -46,8 +46,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "runs",
         metavar="RUN|FILE",
         nargs="*",
-        help="run folders (runs of one recipe are its seeds); CSV, JSONL or logs of other trainers (one "
-        "recipe each)",
+        help="run folders (runs of one recipe are its seeds); CSV, JSONL, logs of other trainers, or runs on "
+        "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
     )
     add_shared(compare, "--group", "treat these runs as the seeds of one recipe")
     add_shared(compare, "--base", "recipe to compare the others with (the first; groups come first)")

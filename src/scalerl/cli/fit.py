@@ -40,7 +40,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     fit.add_argument(
         "run_or_file",
         metavar="RUN|FILE",
-        help="a run folder, a CSV or JSONL, the log of another trainer, or - for standard input",
+        help="a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
+        "tracker's server: wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(fit)
     fit.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")

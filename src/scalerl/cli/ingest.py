@@ -30,7 +30,12 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # use this metric as the pass rate
 """),
     )
-    ingest.add_argument("source", metavar="SOURCE", help="a file or folder that a trainer or tracker wrote")
+    ingest.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
+        "wandb:ENTITY/PROJECT/RUN, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN",
+    )
     ingest.add_argument(
         "-o", "--output", metavar="RUN", type=Path, required=True, help="the run folder to make"
     )

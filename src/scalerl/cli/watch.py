@@ -48,7 +48,10 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     watch.add_argument(
-        "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or the log of another trainer"
+        "run_or_file",
+        metavar="RUN|FILE",
+        help="a run folder, a CSV or JSONL, the log of another trainer, or a run on a tracker's server: "
+        "wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(watch)
     add_shared(watch, "--target", "pass rate to reach at the budget")
@@ -118,7 +121,7 @@ class Follower:
     ) -> None:
         self.path, self.problem = Path(path), ""
         self.run: Standing | None = None
-        self._changing = Changing(self.path)
+        self._changing = Changing(self.path, always=_is_on_server(path))
         self._x, self._options, self._price, self._query = x, options, price, query
         self._read_took = self._fit_took = 0.0
 
@@ -204,8 +207,17 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
     return follower.run
 
 
+def _is_on_server(path: str | Path) -> bool:
+    """Whether this is the name of a run on a tracker's server, which is fetched again at every look."""
+    from scalerl.ingest.trackers.named import tracker_of
+
+    return bool(tracker_of(path))
+
+
 def _mode(path: Path) -> int | None:
     """Return the file mode; None if there is nothing, and that of a file if its reader is to report why."""
+    if _is_on_server(path):
+        return stat.S_IFREG
     try:
         return path.stat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A run, one's own or of any other trainer, from what stands at a path: the one place that tells which."""
+"""A run, one's own or of any other trainer, from a path or a name: the one place that tells which."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recog
 from scalerl.ingest.formats.table import parse_table, read_table
 from scalerl.ingest.imported import Imported, ReadOptions, as_run
 from scalerl.ingest.logs.log import Log, listed
+from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import known_names, tell
 from scalerl.jsonl import whole_of
@@ -56,7 +57,8 @@ def load_run(
     """Read a run folder, or a run in the log of another trainer.
 
     Args:
-        path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads.
+        path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads; or a run on
+            the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
         pass_rate: of a log, the metric that is the pass rate; by default the best known one.
         format: its format; by default it is recognised.
         trainer: whose names its metrics have; by default it is recognised.
@@ -97,7 +99,7 @@ def read_source(
     """
     path, asked = Path(path), asked or ReadOptions()
     asked = replace(asked, model=asked.cost())
-    found = format or recognise(path, asked.format)
+    found = format or on_server(path, asked.format) or recognise(path, asked.format)
     if found is None:
         raise InputError(
             f"{path}: unknown log format; known: {', '.join(one.name for one in formats())} (--format); "
@@ -262,6 +264,9 @@ def _records(
 ) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
     """Read the runs at a path (None: a table, or nothing); whether they are foreign; the unread ones."""
     place = Path(path)
+    if (remote := on_server(path, source.format)) is not None:
+        found = read_source(path, source, remote)
+        return [one.record for one in found.runs], True, found.unread
     with reading(path):
         is_folder = place.is_dir()
         is_own = holds_run(place) or bool(runs_below(place)) if is_folder else not place.is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,12 @@ def _text(file: Path) -> str:
     with file.open("rb") as opened:
         # Cut, not refused: tags hold notes of any length, and a damaged byte must not cost the run.
         return opened.read(_LONGEST).decode("utf-8", errors="replace").strip()
+
+
+def as_logged(value: Any) -> Any:
+    """Convert a value from a database, which has the largest number for infinity, to what was logged."""
+    is_largest = isinstance(value, float) and abs(value) >= sys.float_info.max
+    return math.copysign(math.inf, value) if is_largest else value
 
 
 def parameter(text: str) -> Any:

@@ -7,14 +7,12 @@ from collections import Counter
 from typing import Any
 
 from scalerl import limits
-from scalerl.ingest.formats.mlflow import parameter
+from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.formats.sqlite import Database, Store
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
 
 _NAME = "mlflow-db"
-INFINITE = 1.7976931348623157e308
-"""What MLflow stores for an infinity, for which not every database has a number."""
 _RUNS = """
 SELECT runs.run_uuid, experiments.experiment_id, experiments.name, runs.name, tags.value
 FROM runs JOIN experiments ON experiments.experiment_id = runs.experiment_id
@@ -78,11 +76,7 @@ def _builders(database: Database) -> dict[str, LogBuilder]:
 
 def _add(builder: LogBuilder, name: str, cells: list[Any]) -> None:
     value, time, step, is_nan = cells
-    if is_nan:
-        value = math.nan
-    elif isinstance(value, float) and abs(value) >= INFINITE:
-        value = math.copysign(math.inf, value)
-    builder.add(finite(step), unix_seconds(time), {name: value})
+    builder.add(finite(step), unix_seconds(time), {name: math.nan if is_nan else as_logged(value)})
 
 
 FORMAT = Store(

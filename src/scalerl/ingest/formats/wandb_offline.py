@@ -108,15 +108,20 @@ def _is_linked(file: Path, folder: Path) -> bool:
 def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     """Read one run, whose files are given in the order of time."""
     source = str(parts[-1].path)
-    builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or _is_own_step(name), room)
+    builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or is_own_step(name), room)
     config: dict[str, Any] = {}
-    segments: list[_Segment] = []
+    segments: list[Segment] = []
     for part in parts:  # one process after another: one file, as far as the order goes
         reader, first = WandbReader(part.path, part.start, builder, config), builder.n_rows
         reader.read()
         builder.name = reader.name or builder.name
-        segments.append(_Segment(first, builder.n_rows, reader.has_own_steps))
+        segments.append(Segment(first, builder.n_rows, reader.has_own_steps))
     builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)
+    return build_log(builder, segments, wanted)
+
+
+def build_log(builder: LogBuilder, segments: Sequence[Segment], wanted: Wanted) -> Log:
+    """Return the log of all rows, at the trainer's own steps if these are among the metrics kept."""
     cells = builder.cells()
     kept = {name: one.row_V for name, one in cells.items() if wanted(name)}
     own_R = _own_steps(cells, kept, segments, builder)
@@ -127,7 +132,7 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
 
 
 @dataclass(frozen=True)
-class _Segment:
+class Segment:
     """The rows of one file of a run."""
 
     first: int
@@ -145,11 +150,12 @@ class _Segment:
         return int((~is_first_V & ~(follows_V & has_own_R[row_V])).sum())
 
 
-def _is_own_step(name: str) -> bool:
+def is_own_step(name: str) -> bool:
+    """Whether a metric of this name may be the trainer's own count of its steps."""
     return any(pattern.fullmatch(name) for pattern in _OWN_STEPS)
 
 
-def _calls(segments: Sequence[_Segment], builder: LogBuilder) -> np.ndarray:
+def _calls(segments: Sequence[Segment], builder: LogBuilder) -> np.ndarray:
     """Return the steps as W&B has them: given by the trainer, or else the number of the call.
 
     That number starts at 0 again in an offline run that was resumed: the server was not asked for the last.
@@ -169,7 +175,7 @@ def _calls(segments: Sequence[_Segment], builder: LogBuilder) -> np.ndarray:
 def _own_steps(
     cells: Mapping[str, Cells],
     kept: Mapping[str, np.ndarray],
-    segments: Sequence[_Segment],
+    segments: Sequence[Segment],
     builder: LogBuilder,
 ) -> np.ndarray | None:
     """Return the trainer's own count of steps in every row, or None if none fits the rows."""

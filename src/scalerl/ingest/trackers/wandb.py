@@ -1,0 +1,229 @@
+"""Runs on a server of W&B, through `wandb.Api`: its address and credentials are those of W&B's own settings.
+
+The client reads history in its own process, from Parquet files where the server has exported the rows, and by
+GraphQL where it has not yet. Of rows that are not exported it returns those that have all of the metrics that
+are asked for (`Run.scan_history`, wandb 0.31), so that metrics are asked for together only if they come in
+equally many rows, and again one by one if fewer come than the server counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from scalerl import limits
+from scalerl.errors import InputError, brief_error
+from scalerl.ingest.formats.format import Unread, Wanted
+from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, listed
+from scalerl.jsonl import flat
+
+if TYPE_CHECKING:
+    from wandb import Api
+    from wandb.apis.public import Run
+
+_TIME = "_timestamp"
+_PAGE = 1000
+"""Steps, or rows where the steps are wider, that are asked for at once: the client's own default."""
+_TOGETHER = 100
+"""Metrics that are asked for at once."""
+_SHOWN = 12
+_SECONDS = 20
+"""The longest wait for a request, while W&B's process tries again."""
+_LATE = "did not respond in time"
+
+
+def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
+    """Yield the runs of a name, and None whenever the server has answered.
+
+    Raises:
+        InputError: wandb is not installed, there is no key, or no such run; or the server cannot be reached,
+            or refuses.
+    """
+    place, within, group = _parsed(name)
+    try:
+        import wandb
+    except ImportError as error:
+        raise InputError(f"{name}: needs W&B's client: pip install 'scalerl[wandb]'") from error
+    host = _host(name)
+    try:
+        api = wandb.Api(timeout=_SECONDS)
+        yield None
+        runs = _found(api, name, place, within, group)
+        yield None
+        yield from _read_runs(runs, name, wanted)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds, whatever the client makes of what a server sends
+        if _LATE in str(error):  # so it says of a server that is down, and of one that answers by 5xx
+            raise InputError(f"{name}: {host} did not answer within {_SECONDS} s, or with errors") from error
+        key = os.environ.get("WANDB_API_KEY")
+        text = brief_error(error)
+        raise InputError(f"{name}: {text.replace(key, '...') if key else text}") from error
+
+
+def _parsed(name: str) -> tuple[str, str, str]:
+    """Return ENTITY/PROJECT, run and group; the last two are empty where they are not given."""
+    place, mark, query = name.removeprefix("wandb:").partition("?")
+    entity, _, rest = place.partition("/")
+    project, _, run = rest.partition("/")
+    key, _, group = query.partition("=")
+    if not (entity and project) or (mark and (run or key != "group" or not group)):
+        forms = "wandb:ENTITY/PROJECT/RUN or wandb:ENTITY/PROJECT?group=NAME"
+        raise InputError(f"{name}: names no run of W&B; expected {forms}")
+    return f"{entity}/{project}", run.removeprefix("runs/"), group  # as in the address of its page
+
+
+def _host(name: str) -> str:
+    """Return the address of the server, for which there is a key."""
+    from wandb.errors import Error
+    from wandb.sdk import wandb_setup
+    from wandb.sdk.lib import wbauth
+
+    host = os.environ.get("WANDB_BASE_URL") or wandb_setup.singleton().settings.base_url
+    try:
+        # `Api` would ask for a key in the terminal.
+        auth = wbauth.authenticate_session(host=host, source="scalerl", prompt=False, update_session=False)
+    except Error as error:  # of a key that is none
+        raise InputError(f"{name}: {brief_error(error)}") from error
+    if auth is None:
+        raise InputError(f"{name}: no key for {host}; set WANDB_API_KEY, or run: wandb login")
+    return host
+
+
+def _found(api: Api, name: str, place: str, within: str, group: str) -> list[Run]:
+    """Return the runs that are asked for, of which there is at least one."""
+    filters: dict[str, Any] = {"group": group} if group else {}
+    if within:
+        filters = {"$or": [{"name": within}, {"displayName": within}]}  # the name of a run is its ID
+    found = list(islice(api.runs(place, filters=filters), limits.RUNS.most + 1))
+    limits.RUNS.check(len(found), name)
+    if within:
+        found = [run for run in found if run.id == within] or found
+    if within and len(found) > 1:
+        ids = listed([f"wandb:{place}/{run.id}" for run in found])
+        raise InputError(f"{name}: {len(found)} runs have this name; choose one by its ID: {ids}")
+    if not found:
+        names = listed([str(run.name or run.id) for run in islice(api.runs(place, per_page=_SHOWN), _SHOWN)])
+        what = f"run {within!r}" if within else f"run in the group {group!r}" if group else "run"
+        raise InputError(f"{name}: no {what} in the project; there are {names or 'none'}")
+    return found
+
+
+def _read_runs(runs: Sequence[Run], name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
+    named = Counter(run.name for run in runs)
+    room = Room(name)
+    for run in runs:
+        title = f"{run.name or run.id}" + f" {run.id}" * (named[run.name] > 1)
+        builder = LogBuilder(name, "wandb", title, lambda one: wanted(one) or is_own_step(one), room)
+        try:
+            with room.held():
+                yield from _read_run(run, builder, wanted, name)
+        except InputError as error:
+            if len(runs) == 1:
+                raise
+            yield Unread(name, title, str(error))
+
+
+def _read_run(run: Run, builder: LogBuilder, wanted: Wanted, name: str) -> Iterator[Log | None]:
+    """Yield None after some rows, and the log of the run in the end."""
+    run.load_full_data()
+    yield None
+    builder.config = flat(
+        {key: value for key, value in run.config.items() if not key.startswith("_wandb")}, where=name
+    )
+    counts = _counts(run)
+    kept: dict[str, int] = {}
+    for key, n in counts.items():
+        if len(key) <= limits.NAME.most and (wanted(key) or is_own_step(key)):
+            kept[key] = n
+        elif not key.startswith("_"):
+            builder.add(0.0, math.nan, {key: 0.0})  # which keeps the name alone
+    rows: dict[float, dict[str, Any]] = defaultdict(dict)
+    yield from _fetch(run, kept, rows, builder, name)
+    if not rows:
+        summary = flat(run.summary_metrics, where=name)
+        step, time = finite(summary.get("_step")), finite(summary.get(_TIME))
+        rows[0.0 if math.isnan(step) else step] = {_TIME: time} | {key: summary.get(key) for key in kept}
+        builder.notes.append("the run has no history, only a summary: one value of each metric")
+    for step in sorted(rows):
+        row = rows[step]
+        builder.add(step, finite(row.pop(_TIME, None)), row)
+    yield build_log(builder, [Segment(0, builder.n_rows, has_own_steps=True)], wanted)
+
+
+def _counts(run: Run) -> dict[str, int]:
+    """Return the metrics of a run, and how many values the server counts of each (0: it does not say)."""
+    keys = _mapping(_mapping(run.history_keys).get("keys"))
+    if not keys:
+        return dict.fromkeys(flat(run.summary_metrics, where=str(run.id)), 0)
+    counts = {}
+    for key, about in keys.items():
+        kinds = [_mapping(one) for one in _mapping(about).get("typeCounts") or ()]
+        # NaN and infinities are texts.
+        numbers = [finite(one.get("count")) for one in kinds if one.get("type") in ("number", "string")]
+        if numbers or not kinds:
+            counts[key] = int(sum(n for n in numbers if n > 0))
+    return counts
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _fetch(
+    run: Run, counts: Mapping[str, int], rows: dict[float, dict[str, Any]], builder: LogBuilder, name: str
+) -> Iterator[None]:
+    """Add the rows of these metrics to `rows`, by W&B's step; yield after some of them."""
+    last = finite(_mapping(run.history_keys).get("lastStep"))
+    lines = finite(run.history_line_count)
+    # The steps may be wide, as where samples are counted.
+    page = max(_PAGE, int(_PAGE * (last + 1) / lines)) if lines > 0 and last > 0 else _PAGE
+    found: Counter[str] = Counter()
+    groups: dict[int, list[str]] = defaultdict(list)
+    for key, n in counts.items():
+        groups[n].append(key)
+    alone = groups.pop(0, [])
+    for n, keys in groups.items():
+        for first in range(0, len(keys), _TOGETHER):
+            part = keys[first : first + _TOGETHER]
+            yield from _scan(run, part, page, rows, found, name)
+            if len(part) > 1:
+                alone += [key for key in part if found[key] < n]
+    for key in alone:
+        yield from _scan(run, [key], page, rows, found, name)
+    for key, n in counts.items():
+        if found[key] < n:
+            builder.notes.append(f"W&B counts {n} values of {key!r}, and sent {found[key]}")
+
+
+def _scan(
+    run: Run,
+    keys: Sequence[str],
+    page: int,
+    rows: dict[float, dict[str, Any]],
+    found: Counter[str],
+    name: str,
+) -> Iterator[None]:
+    """Add the rows that have all of some metrics, or some of them, and count the values of each."""
+    for key in keys:
+        found[key] = 0
+    # The client would keep exported files, and read those of a run that has gone on since.
+    scan = run.scan_history(keys=[*keys, _TIME], page_size=page, use_cache=False)
+    for n, row in enumerate(scan):
+        if n % _PAGE == 0:
+            yield
+        step = finite(row.get("_step"))
+        cells = {key: row[key] for key in keys if row.get(key) is not None}
+        if not cells or math.isnan(step):
+            continue
+        found.update(cells.keys())
+        limits.VALUES.check(sum(found.values()), name)
+        rows[step].update(cells)
+        if row.get(_TIME) is not None:
+            rows[step][_TIME] = row[_TIME]
+    yield
