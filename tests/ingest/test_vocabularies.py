@@ -126,6 +126,16 @@ STEPS = {
         policy/entropy_avg optim/grad_norm actor_mfu learner_mfu eval/scores eval/sequence_lengths
         eval/stop_rate eval/pass_at_1 eval/pass_at_8 eval/pass_at_1_unbiased eval/pass_at_8_unbiased
         eval/num_steps_off_policy eval/actor_tokens_per_second""",
+    "slime": """
+        rollout/raw_reward rollout/rewards rollout/advantages rollout/returns rollout/log_probs
+        rollout/ref_log_probs rollout/response_lengths rollout/total_lengths rollout/truncated rollout/step
+        rollout/response_len/mean rollout/response_len/max rollout/zero_std/count_1.0 rollout/repetition_frac
+        rollout/truncated_ratio perf/rollout_time perf/tokens_per_gpu_per_sec perf/train_wait_time
+        perf/train_time perf/actor_train_time perf/step_time perf/wait_time_ratio passrate/pass@1
+        passrate/pass@2 multi_turn/raw_response_length/response_length_mean train/loss train/pg_loss
+        train/entropy_loss train/pg_clipfrac train/ppo_kl train/kl_loss train/grad_norm train/lr-pg_0
+        train/global_batch_size train/step eval/aime eval/aime/response_len/mean eval/aime/truncated_ratio
+        eval/aime-truncated_ratio eval/aime-pass@1 eval/aime-pass@2 eval/gpqa eval/step""",
 }
 
 # What each role is of them, the most fitting first; roles that are not here have none.
@@ -271,6 +281,19 @@ ROLES_OF = {
         "step_seconds": "time/total",
         "tokens": "val/num_step_tokens",
         "samples_so_far": "episode",
+    },
+    "slime": {
+        "held_out": "eval/aime-pass@1 eval/aime eval/gpqa",
+        "train_reward": "passrate/pass@1 rollout/raw_reward",
+        "entropy": "train/entropy_loss",
+        "truncated": "rollout/truncated_ratio rollout/truncated",
+        "ratio_clipped": "train/pg_clipfrac",
+        "mean_length": "rollout/response_len/mean rollout/response_lengths",
+        "kl": "train/kl_loss",
+        "grad_norm": "train/grad_norm",
+        "loss": "train/pg_loss",
+        "lr": "train/lr-pg_0",
+        "step_seconds": "perf/step_time",
     },
 }
 

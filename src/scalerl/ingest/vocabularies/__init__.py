@@ -18,11 +18,24 @@ from scalerl.ingest.vocabularies.pipeline_rl import PIPELINE_RL
 from scalerl.ingest.vocabularies.prime_rl import PRIME_RL
 from scalerl.ingest.vocabularies.scalerl import SCALERL
 from scalerl.ingest.vocabularies.skyrl import SKYRL
+from scalerl.ingest.vocabularies.slime import SLIME
 from scalerl.ingest.vocabularies.trl import TRL
 from scalerl.ingest.vocabularies.verl import VERL
 from scalerl.ingest.vocabularies.vocabulary import any_of, is_of_evaluation
 
-VOCABULARIES = (SCALERL, TRL, VERL, PRIME_RL, PIPELINE_RL, SKYRL, OPENRLHF, NEMO_RL, OPEN_INSTRUCT, ANY)
+VOCABULARIES = (
+    SCALERL,
+    TRL,
+    VERL,
+    PRIME_RL,
+    PIPELINE_RL,
+    SKYRL,
+    OPENRLHF,
+    NEMO_RL,
+    OPEN_INSTRUCT,
+    SLIME,
+    ANY,
+)
 """All of them; the last has no signs, and is for logs that show none."""
 _OF_TRAINING = (
     *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),

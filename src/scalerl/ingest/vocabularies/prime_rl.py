@@ -15,7 +15,11 @@ PRIME_RL = Vocabulary(
     ),
     # The mean reward of all rollouts; there is one for every environment and agent. `effective` leaves out
     # rollouts that failed by an error, which count as 0 in `all`. pass@k is no pass rate.
-    held_out=("eval/*/effective/*avg@*", "eval/*/all/*avg@*", "eval/*/avg@*"),
+    # Its console has the mean over all agents.
+    held_out=(
+        *("eval/*/effective/*avg@*", "eval/*/all/*avg@*", "eval/*/avg@*"),
+        "eval/*/effective/console/reward/mean",
+    ),
     # `agg` is over all environments; `effective` are the rollouts that were trained on.
     train_reward=(
         *("train/agg/effective/*/reward/mean", "train/agg/all/*/reward/mean", "reward/all/mean"),

@@ -1,8 +1,9 @@
 """verl: the names that its PPO trainers log (GRPO and DAPO are settings of these).
 
-From verl 0.9.1: trainer/ppo/ray_trainer.py and trainer/ppo/v1/trainer_base.py (the loops),
-trainer/ppo/metric_utils.py (most names), workers/utils/losses.py and trainer/ppo/core_algos.py (those of the
-actor). The fully asynchronous trainer, in experimental/, logs the same ones.
+From verl 0.9.1, and `val/test_score` of 0.1 to 0.3: trainer/ppo/ray_trainer.py and
+trainer/ppo/v1/trainer_base.py (the loops), trainer/ppo/metric_utils.py (most names), workers/utils/losses.py
+and trainer/ppo/core_algos.py (those of the actor). The fully asynchronous trainer, in experimental/, logs the
+same ones.
 """
 
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
@@ -10,12 +11,16 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 VERL = Vocabulary(
     trainer="verl",
     signs=(
-        *("val-core/*", "val-aux/*", "critic/score/mean", "critic/rewards/mean"),
+        *("val-core/*", "val-aux/*", "val/test_score/*", "critic/score/mean", "critic/rewards/mean"),
         *("response_length/clip_ratio", "timing_s/step", "perf/total_num_tokens", "actor/pg_clipfrac"),
     ),
     # Every validation set has its own, and there is no mean over them. `acc` is the share that is right;
     # `reward` may be 1 and -1 (math_dapo), or have a penalty for length. best@N and maj@N are no pass rates.
-    held_out=("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val-aux/*/reward/mean@*"),
+    # Up to 0.3 `test_score` is the mean reward of a set.
+    held_out=(
+        *("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val-aux/*/reward/mean@*"),
+        "val/test_score/*",
+    ),
     # The score is what the reward function gave: 1 and -1 for math_dapo. `rewards` are less a penalty of KL.
     train_reward=("critic/score/mean", "critic/rewards/mean"),
     # `entropy_loss` is the mean entropy too, of the same tokens while they are trained on.

@@ -1,8 +1,9 @@
 """What the metrics of a trainer mean: for every quantity of use here, the names that trainers give it.
 
-A name is a pattern as file names have them: `*` is any text. Trainers that log through a tracker put a word
-before their names (`train/`, `global/`), which is allowed for; and so is `_at_` for `@`, which MLflow takes
-in no name (verl writes it so, verl/utils/tracking.py).
+A name is a pattern as file names have them: `*` is any text, and `<set>` the name of an evaluation set alone,
+without what belongs to it. Trainers that log through a tracker put a word before their names (`train/`,
+`global/`), which is allowed for; and so is `_at_` for `@`, which MLflow takes in no name (verl writes it so,
+verl/utils/tracking.py).
 """
 
 from __future__ import annotations
@@ -127,11 +128,15 @@ def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[st
     return any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
 
 
+_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
+"""slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
+
+
 def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
     """Compile names with `*` for anything into one pattern; `more` are regular expressions."""
     prefixes = "|".join(map(re.escape, PREFIXES))
     bodies = [".*".join(map(re.escape, pattern.split("*"))) for pattern in sorted(set(patterns))]
-    bodies = [body.replace("@", "(?:@|_at_)") for body in bodies]
+    bodies = [body.replace("@", "(?:@|_at_)").replace("<set>", _SET) for body in bodies]
     exact = "".join(f"|{re.escape(name)}" for name in more)
     return re.compile(f"(?:{prefixes})(?:{'|'.join(bodies)}){exact}", re.DOTALL)
 
