@@ -127,6 +127,24 @@ def openrlhf() -> None:
     tensorboard(Path("tb/my_run"), ((s, row) for s, row in renamed(names) if s))
 
 
+def slime() -> None:
+    """What it prints: rollouts from 0, evaluations after a rollout, and one before the first."""
+    head, lines = "[2026-08-21 17:14:19] rollout_metrics.py:247 - ", []
+    for step, row in steps():
+        n = max(step - 1, 0)
+        if step:
+            rollout = {"rollout/raw_reward": row["reward"], "rollout/response_lengths": 1953.1}
+            lines += [
+                f"perf {n}: { {'rollout/truncated_ratio': row['truncated'], 'perf/rollout_time': 200.0} }",
+                f"rollout {n}: {rollout}",
+                f"step {n}: { {'train/pg_loss': -0.01, 'train/entropy_loss': row['entropy']} }",
+                f"perf {n}: { {'perf/step_time': row['seconds'], 'perf/wait_time_ratio': 0.6} }",
+            ]
+        if "held_out" in row:
+            lines.append(f"eval {n}: { {'eval/aime': row['held_out'], 'eval/aime-truncated_ratio': 0.03} }")
+    Path("run.log").write_text("".join(f"{head}{line}\n" for line in lines))
+
+
 def nemo_rl() -> None:
     """logger.tensorboard_enabled: validation is in the seconds of its step."""
     names = {"held_out": "validation/accuracy", "reward": "train/reward", "entropy": "train/approx_entropy"}
@@ -290,6 +308,6 @@ MAKERS: dict[str, Callable[[], None]] = {
     **{"trl": trl, "verl": verl, "prime-rl": prime_rl, "pipeline-rl": pipeline_rl, "skyrl": skyrl},
     **{"openrlhf": openrlhf, "nemo-rl": nemo_rl, "open-instruct": open_instruct, "wandb": wandb_run},
     **{"tensorboard": tensorboard_run, "mlflow": mlflow, "trackio": trackio, "tables": tables},
-    **{"recipes": recipes, "plain": plain},
+    **{"slime": slime, "recipes": recipes, "plain": plain},
 }
 """By the names that pages give them; each writes into the current folder."""

@@ -18,7 +18,7 @@ from scalerl.ingest.imported import Imported, ReadOptions, as_run
 from scalerl.ingest.logs.log import Log, listed
 from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.reader import RunRecord
@@ -171,13 +171,24 @@ def run_of(log: Log, asked: ReadOptions) -> Imported:
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
     """
-    if asked.trainer is None:
+    trainer = asked.trainer or log.trainer
+    if not trainer:
         return as_run(log, tell(VOCABULARIES, log.names) or ANY, asked)
     for one in VOCABULARIES:
-        if one.trainer == asked.trainer:
-            return as_run(log, one, asked)
+        if one.trainer == trainer:
+            return as_run(_hinted(log, one, asked), one, asked)
     names = ", ".join(one.trainer for one in VOCABULARIES)
     raise InputError(f"no trainer {asked.trainer!r}; there are {names}")
+
+
+def _hinted(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Log:
+    """Note what is to be set where a log has no evaluation; raise it if it has no reward, either."""
+    if not log.hint or asked.pass_rate is not None:
+        return log
+    hint = f"{log.source}: {log.hint}"
+    if not vocabulary.matches("train_reward", log.metrics):
+        raise InputError(hint)
+    return replace(log, notes=(hint, *log.notes))
 
 
 @dataclass(frozen=True)

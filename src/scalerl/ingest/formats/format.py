@@ -96,7 +96,7 @@ class Format:
 
 _MODULES = (
     *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "mlflow_db"),
-    *("trackio_db", "verl_log", "parquet", "metrics_jsonl"),
+    *("trackio_db", "verl_log", "parquet", "metrics_jsonl", "console"),
 )
 """Of the formats, those first that are told by the name or the first bytes of a file."""
 

@@ -58,10 +58,11 @@ def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
     return rows
 
 
-def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]:
     """Yield the lines of a text without their ends: number, line, and whether it had an end.
 
     Of a line of more than `ROW` allows only the first bytes are given, one more than that and without an end.
+    What is no text, as a console into which a library prints bytes, is not refused.
 
     Raises:
         InputError: the file is in UTF-16, or binary.
@@ -76,7 +77,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             if number == 1:
                 check_not_utf16(line, str(path))
                 line = line.removeprefix(codecs.BOM_UTF8)
-            if b"\0" in line:
+            if is_text and b"\0" in line:
                 raise InputError(f"{path}, line {number}: a binary file; expected a text in UTF-8")
             yield number, line.rstrip(b"\r\n"), ended
             number, inside = number + ended, not ended

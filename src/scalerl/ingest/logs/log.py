@@ -25,7 +25,7 @@ MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
 _LAST_LINE = 2**32 - 1
 _SHOWN_RESTARTS = 3
-_OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv"))
+_OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv", "console"))
 """Formats whose rows are lines of a text, which a reader can look up."""
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 """How trackers write what JSON has no number for."""
@@ -49,6 +49,10 @@ class Log:
     """What had to be passed over or mended, in sentences."""
     omitted: Mapping[str, Uncounted] = field(default_factory=dict)
     """Of every metric the values that do not count, and why."""
+    trainer: str = ""
+    """Whose it is, where the form of its rows says so."""
+    hint: str = ""
+    """What it is and what is to be set, where it has no evaluation."""
 
     def time_series(self) -> Series:
         """Return every step that has a time, of any metric: the value is when it was reached, if known.

@@ -1,0 +1,164 @@
+"""Rows that are dict literals: of OpenRLHF, slime, SkyRL, and the Hugging Face Trainer (TRL)."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleLine, ConsoleRow
+from scalerl.jsonl import flat
+
+_LONGEST = 2**18
+"""Characters of one dict; the largest of a real run had 20,000. To parse it takes 500 times the memory."""
+_MOST_LINES = 5000
+"""Lines within which a dict over several lines has to end."""
+_NUMBER = re.compile(NUMBER)
+_WRAPPED = re.compile(r"\b[A-Za-z][\w.]{0,30}\(\s{0,9}([^()'\",]{1,60})(?:,[^()]{0,60})?\)")
+"""np.float64(0.3), tensor(0.3, device='cuda:0')."""
+_NOT_FINITE = re.compile(r"(?<=[ :\[,])([-+]?(?:nan|inf))(?=[,\]}\s])")
+
+
+def parse_dict(text: str, where: str) -> dict[str, object] | None:
+    """Parse a dict literal up to its last brace; None where it is no dict of metrics.
+
+    Nested names are joined by `/`. A text that is a number becomes one, as SkyRL and Transformers 5 print
+    theirs.
+
+    Raises:
+        InputError: it has more values, levels or characters of names than the limits allow.
+    """
+    text = text[: text.rfind("}") + 1]
+    if not text or len(text) > _LONGEST:
+        return None
+    text = _NOT_FINITE.sub(r"'\1'", _WRAPPED.sub(r"\1", text))
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        return None
+    named = flat(found, separator="/", where=where)
+    return {name: _unquoted(value) for name, value in named.items()}
+
+
+def _unquoted(value: object) -> object:
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+class DictRows:
+    """Dicts on one line, told by the words before them.
+
+    OpenRLHF 0.8 to 0.11 (openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py): `Global step 1: {...}`,
+    `Evaluation completed in 0:00:09, global_step 1, eval_metrics: {...}`, `Eval at step 1: {...}`.
+
+    slime 0.1 to 0.3 (slime/ray/rollout.py, slime/backends/megatron_utils, slime/observability since):
+    `rollout 0: {...}`, `perf 0: {...}`, `step 0: {...}`, `eval 0: {...}`. It counts rollouts from 0, and
+    evaluates after the training on one, so that all get a step more; before the first rollout there is an
+    `eval 0`, too, which is at step 0. Its `step` counts updates, of which a rollout may have several: the
+    last of them is at the step of the rollout.
+
+    The Trainer of Transformers (trainer_callback.py: `ProgressCallback`, `PrinterCallback`) prints bare
+    dicts, since 5.0 with numbers as texts of four digits; every one of them has its `epoch`.
+    """
+
+    _dict = re.compile(r"\{['\"]")
+    _openrlhf = re.compile(r"(?:Global step |global_step |Eval at step )(\d{1,15})(?:, eval_metrics)?: ?$")
+    _slime = re.compile(
+        r"(?:^|[\s|-])(?P<what>eval|rollout|perf|multi_turn|passrate|(?:critic-)?step) (?P<n>\d{1,15}): ?$"
+    )
+    _bare = re.compile(r"\s*(?:\[[\w,. ]{0,60}\](?:<std(?:out|err)>)?:?|\d{1,6}:)?\s*")
+    """Nothing, or the rank, as torchrun, mpirun and srun put it there."""
+
+    def __init__(self) -> None:
+        self._rollout = math.nan
+        self._has_rolled = False
+
+    def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
+        """Take the next line; return its row."""
+        if "{" not in line.text or (found := self._dict.search(line.text)) is None:
+            return ()
+        before, start = line.text[max(found.start() - 100, 0) : found.start()], found.start()
+        if step := self._openrlhf.search(before):
+            return self._row("openrlhf", float(step[1]), line, start)
+        if step := self._slime.search(before):
+            return self._row("slime", self._step_of_slime(step["what"], float(step["n"])), line, start)
+        if start < 100 and self._bare.fullmatch(before) and "'epoch'" in line.text:
+            rows = self._row("trl", math.nan, line, start)
+            values = rows[0].values
+            return rows if values is None or ("epoch" in values and "train_runtime" not in values) else ()
+        return ()
+
+    def end(self) -> Sequence[ConsoleRow]:
+        """Return nothing: every row ends with its line."""
+        return ()
+
+    def _row(self, trainer: str, step: float, line: ConsoleLine, start: int) -> Sequence[ConsoleRow]:
+        values = parse_dict(line.text[start:], line.where)
+        return (ConsoleRow(trainer, step, values, line, is_closed=values is not None or line.whole),)
+
+    def _step_of_slime(self, what: str, n: float) -> float:
+        if what == "eval":
+            return n + 1 if n or self._has_rolled else 0.0
+        self._has_rolled = True
+        if what.endswith("step"):
+            return self._rollout + 1
+        if what == "rollout":  # of the trainer; those of the generators may be ahead
+            self._rollout = n
+        elif what == "perf" and n == self._rollout:  # the trainer has ended it
+            self._rollout = math.nan
+        return n + 1
+
+
+@dataclass
+class _Open:
+    """A dict that goes on in the next lines of its process."""
+
+    step: float
+    line: ConsoleLine
+    parts: list[str] = field(default_factory=list)
+    characters: int = 0
+    depth: int = 0
+
+
+class SkyRLRows:
+    """`Step 1: ` on a line, and in the next ones the dict as pprint prints it.
+
+    From SkyRL 0.1 to the main branch of August 2026: `ConsoleLogger` in skyrl/train/utils/tracking.py
+    (skyrl_train/utils/tracking.py before), numbers as texts of four decimals.
+    """
+
+    _start = re.compile(r"(?:^| - )Step (\d{1,15}): ?$")
+    _next = re.compile(r" +['\"\d\-\[({]|[ )\]]*\}")
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+
+    def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
+        """Take the next line; return the row that it ends."""
+        text = line.text
+        if text.rstrip().endswith(":") and (found := self._start.search(text)):
+            before = self._open.pop(line.process, None)
+            if len(self._open) < MOST_PROCESSES:
+                self._open[line.process] = _Open(float(found[1]), line)
+            return () if before is None else (self._row(before, line),)
+        one = self._open.get(line.process)
+        if one is None or not (self._next.match(text) if one.parts else text.startswith("{")):
+            return ()  # a line of another process
+        one.parts.append(text)
+        one.characters += len(text)
+        one.depth += text.count("{") - text.count("}")
+        if one.depth > 0 and len(one.parts) < _MOST_LINES and one.characters < _LONGEST:
+            return ()
+        del self._open[line.process]
+        return (self._row(one, line),)
+
+    def end(self) -> Sequence[ConsoleRow]:
+        """Return the rows that did not end."""
+        return tuple(self._row(one, None) for one in self._open.values())
+
+    def _row(self, one: _Open, last: ConsoleLine | None) -> ConsoleRow:
+        values = None if one.depth > 0 else parse_dict("\n".join(one.parts), one.line.where)
+        return ConsoleRow("skyrl", one.step, values, one.line, is_closed=last is not None)

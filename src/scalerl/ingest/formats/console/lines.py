@@ -1,0 +1,133 @@
+"""A console line by line, as a person reads it; what a row of metrics is, and a form of rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from scalerl import limits
+from scalerl.ingest.formats.lines import lines
+
+NUMBER = r"[-+]?(?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:[eE][-+]?\d{1,9})?|[-+]?(?:nan|inf)"
+"""A number as Python prints it."""
+MOST_PROCESSES = 100
+"""Processes of which a row is open at one time."""
+# Ray colours what it puts before the lines of its workers, and loggers what they print, also in files.
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PROCESS = re.compile(r"\s*\((?P<name>[^()]{1,200}? pid=\d{1,9}[^()]{0,60})\) ?")
+"""What Ray puts before every line of a worker."""
+_REPEATED = re.compile(r"\s{0,9}\[repeated \d{1,9}x across cluster\].*")
+"""What Ray puts behind a line that several workers print."""
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_LEAST_DRAWN = 8
+"""Characters of the shortest row, or part of one."""
+_SIGNS = re.compile(rb"[sS]tep|[{'\"]|\xe2| \| |%\||alidation|Results|Epoch|Running evals|[\0\x1b]")
+"""What a part of a row has in it, a bar, or what only a careful look can tell; most other lines have none.
+
+The byte E2 is the first of the signs with which blocks and panels begin.
+"""
+_STAMPED = 60
+"""Characters at the start of a line within which loggers put the time."""
+
+
+@dataclass(frozen=True)
+class ConsoleLine:
+    """One line; of what a progress bar drew over, every state is one."""
+
+    source: str
+    number: int
+    text: str
+    """Without colours, NUL bytes, and what Ray puts before and behind it."""
+    process: str
+    """As Ray names it; empty where it does not."""
+    whole: bool
+    """Whether it ended: the last line of a run that was killed may not."""
+
+    @property
+    def where(self) -> str:
+        """The line, for messages."""
+        return f"{self.source}, line {self.number}"
+
+    def time(self) -> float:
+        """Return the Unix seconds that a logger put at its start, NaN without; clocks are taken for UTC."""
+        stamp = _TIME.search(self.text, 0, _STAMPED)
+        if stamp is None:
+            return math.nan
+        try:
+            at = datetime.fromisoformat(f"{stamp[1]}T{stamp[2]}").replace(tzinfo=UTC)
+        except ValueError:
+            return math.nan
+        return at.timestamp() + (float(f"0.{stamp[3]}") if stamp[3] else 0.0)
+
+
+@dataclass(frozen=True)
+class ConsoleRow:
+    """Metrics of one step."""
+
+    trainer: str
+    """Whose form it has, as vocabularies name it."""
+    step: float
+    """NaN where the form has none."""
+    values: Mapping[str, object] | None
+    """None where there is a row that cannot be parsed."""
+    line: ConsoleLine
+    """Its first line."""
+    is_closed: bool = True
+    """Whether its end is marked, so that it is known to be whole."""
+
+
+class ConsoleForm(Protocol):
+    """One form of rows. It has a state, as a row may go on over several lines."""
+
+    def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
+        """Take the next line; return the rows that it ends.
+
+        Raises:
+            InputError: it has more values than a row may have.
+        """
+        ...
+
+    def end(self) -> Sequence[ConsoleRow]:
+        """Return the rows that the end of the console ends."""
+        ...
+
+
+def read_lines(path: Path, most: float = math.inf) -> Iterator[ConsoleLine]:
+    """Yield those lines of the first `most` bytes of a console that may be of a row.
+
+    Raises:
+        InputError: it is in UTF-16.
+    """
+    seen = 0
+    for number, raw, ended in lines(path, is_text=False):
+        seen += len(raw) + 1
+        if seen > most:
+            return
+        if not _SIGNS.search(raw):
+            continue
+        text = raw.replace(b"\0", b"").decode(errors="replace")
+        if "\x1b" in text:
+            text = _COLOUR.sub("", text)
+        whole = ended and len(raw) <= limits.ROW.most
+        for part, is_last in _drawn(text):
+            found = _PROCESS.match(part) if " pid=" in part else None
+            said = part[found.end() :] if found else part
+            if "[repeated " in said:
+                said = _REPEATED.sub("", said)
+            yield ConsoleLine(str(path), number, said, found["name"] if found else "", whole or not is_last)
+
+
+def _drawn(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield what was drawn over each other in a line, and whether it is the last."""
+    # One by one: a line of 16 MB of returns would become millions of texts at once.
+    start = 0
+    while (end := text.find("\r", start)) >= 0:
+        if end - start >= _LEAST_DRAWN:
+            yield text[start:end], False
+        start = end + 1
+    yield text[start:], True

@@ -1,0 +1,192 @@
+"""The format `console`: the rows of all forms in what a trainer prints."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from scalerl.errors import InputError, counted
+from scalerl.ingest.formats.console.bars import ProgressBars
+from scalerl.ingest.formats.console.blocks import NemoRLRows, OpenInstructRows, PrimeRLRows
+from scalerl.ingest.formats.console.dicts import DictRows, SkyRLRows
+from scalerl.ingest.formats.console.lines import ConsoleForm, ConsoleLine, ConsoleRow, read_lines
+from scalerl.ingest.formats.console.verl import VerlRows
+from scalerl.ingest.formats.format import Format, Wanted
+from scalerl.ingest.formats.lines import first_bytes, name_of
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, finite_cell
+from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies.consoles import CONSOLES, console_of
+
+_HEAD = 2**24
+"""Bytes in which the first row is looked for: models and engines print much before that."""
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Suffixes of what is no console, whatever texts are in its cells."""
+_TEXTS = (".log", ".out", ".err", ".txt")
+"""Suffixes of consoles."""
+
+
+class _Rows:
+    """All rows of a console, in whatever form."""
+
+    def __init__(self) -> None:
+        self._forms: tuple[ConsoleForm, ...] = (
+            *(VerlRows(), DictRows(), SkyRLRows()),
+            *(NemoRLRows(), PrimeRLRows(), OpenInstructRows()),
+        )
+
+    def of(self, line: ConsoleLine) -> Iterator[ConsoleRow]:
+        """Yield the rows that end with a line."""
+        for form in self._forms:
+            yield from form.take(line)
+
+    def end(self) -> Iterator[ConsoleRow]:
+        """Yield the rows that end with the console."""
+        for form in self._forms:
+            yield from form.end()
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is a console: a row, or else the name of a trainer or of a log, in its first 16 MiB."""
+    if path.suffix.lower() in _TABLES or not path.is_file():
+        return False
+    start = first_bytes(path, 2**16)
+    if not start.strip() or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return False
+    rows = _Rows()
+    try:
+        if any(row.values for line in read_lines(path, _HEAD) for row in rows.of(line)):
+            return True
+    except InputError:  # a row beyond the limits, which the reader names
+        return True
+    is_console = path.suffix.lower() in _TEXTS or console_of(first_bytes(path, _HEAD)) is not None
+    return is_console and not _is_table(start)
+
+
+def _is_table(start: bytes) -> bool:
+    """Whether the first two lines are JSON, or have as many cells and the second one a number."""
+    found = [line for line in start.lstrip(codecs.BOM_UTF8).splitlines() if line.strip()][:2]
+    if found[0].lstrip()[:1] in b"{[":
+        return True
+    cells = [re.split(rb"[,;\t]", line) for line in found]
+    has_number = any(not math.isnan(finite_cell(cell.decode(errors="replace"))) for cell in cells[-1])
+    return len(found) > 1 and len(cells[0]) == len(cells[1]) > 1 and has_number
+
+
+class _Gathered:
+    """The rows of a console with steps, and those without, which are taken where there are no others."""
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        self._path = path
+        room = Room(str(path))
+        self._with, self._bare = (
+            LogBuilder(str(path), "console", name_of(path), wanted, room) for _ in range(2)
+        )
+        self._bars = ProgressBars()
+        self.trainers: Counter[str] = Counter()
+        self._damaged: list[int] = []
+        self._is_unfinished = False
+
+    def look(self, line: ConsoleLine) -> None:
+        """Take the state of a bar, if there is one in the line."""
+        self._bars.look(line)
+
+    def add(self, row: ConsoleRow) -> None:
+        """Add a row; one that is damaged is only counted."""
+        self.trainers[row.trainer] += 1
+        if row.values is None or not (row.is_closed or row.line.whole):
+            if row.is_closed:
+                self._damaged.append(row.line.number)
+            else:
+                self._is_unfinished = True
+        elif not math.isnan(row.step):
+            self._with.add(row.step, row.line.time(), row.values, line=row.line.number)
+        elif row.trainer == "trl":
+            is_evaluation = any(name.startswith("eval_") for name in row.values)
+            self._bars.add(is_evaluation, finite(row.values["epoch"]))
+            self._bare.add(len(self._bars) - 1, row.line.time(), row.values, line=row.line.number)
+
+    def log(self) -> Log:
+        """Return the log of all rows.
+
+        Raises:
+            InputError: their steps cannot be told.
+        """
+        is_bare = not self._with.n_rows and len(self._bars) > 0
+        trainer = next((one for one, _ in self.trainers.most_common() if is_bare or one != "trl"), "")
+        builder = self._bare if is_bare else self._with
+        builder.notes += self._notes(trainer)
+        if not is_bare:
+            return _told(builder.build(), trainer)
+        step_R = self._bars.steps()
+        if step_R is None:
+            rows = counted(len(self._bars), "row")
+            what = f"{self._path}: its {rows} have no step, and no progress bar tells one"
+            step_R = self._bars.counts()
+            if step_R is None:
+                raise InputError(
+                    f"{what}; nor can rows of training be counted, between which evaluations stand: read "
+                    "trainer_state.json of a checkpoint, or the log of a tracker"
+                )
+            builder.notes.append(
+                f"{what}: rows of training are counted; a step here is `logging_steps` of the trainer's"
+            )
+        return _told(builder.build(step_R[builder.steps().astype(int)]), trainer)
+
+    def _notes(self, trainer: str) -> Iterator[str]:
+        if self._is_unfinished:
+            yield f"{self._path}: the last row is unfinished (a crash while writing); left out"
+        if self._damaged:
+            what = f"{counted(len(self._damaged), 'row')} of metrics cannot be parsed"
+            yield f"{self._path}: {what}, and left out; the first is in line {self._damaged[0]}"
+        if trainer in CONSOLES and (note := CONSOLES[trainer].note):
+            yield f"{self._path}: {note}"
+
+
+def _told(log: Log, trainer: str) -> Log:
+    """Add to a log whose it is, and what is to be set where it has no evaluation."""
+    vocabulary = next((one for one in VOCABULARIES if one.trainer == trainer), None)
+    hint = ""
+    if vocabulary and not vocabulary.matches("held_out", [*log.metrics, *log.omitted]):
+        hint = (
+            f"the console of {CONSOLES[trainer].name}, without validation: set {CONSOLES[trainer].validation}"
+        )
+    return replace(log, trainer=trainer, hint=hint)
+
+
+def read(path: Path, wanted: Wanted) -> list[Log]:
+    """Read one run.
+
+    Raises:
+        InputError: no line is a row of metrics; it names the setting that prints them, if it is known.
+    """
+    rows, gathered = _Rows(), _Gathered(path, wanted)
+    for line in read_lines(path):
+        gathered.look(line)
+        for row in rows.of(line):
+            gathered.add(row)
+    for row in rows.end():
+        gathered.add(row)
+    if not gathered.trainers:
+        raise InputError(f"{path}: {_without_rows(path)}")
+    return [gathered.log()]
+
+
+def _without_rows(path: Path) -> str:
+    """Describe a console without any row."""
+    trainer = console_of(first_bytes(path, _HEAD))
+    if trainer is None:
+        return (
+            "no row of metrics in it, such as 'step:1 - actor/entropy:0.3 - ...' (verl), 'Global step 1: "
+            "{...}' (OpenRLHF) or {'reward': 0.3, 'epoch': 0.1} (TRL)"
+        )
+    console = CONSOLES[trainer]
+    what = f"the console of {console.name}, without rows of metrics"
+    return f"{what}: set {console.rows}" if console.rows else f"{what}: no step has ended in it"
+
+
+FORMAT = Format("console", "what a trainer prints", recognises, read)

@@ -1,0 +1,396 @@
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import console_logs
+import numpy as np
+import pytest
+from console_logs import CONSOLES, NOISE, Part, Step, by_ray, plain, run
+from hostile_logs import everything
+from read_logs import read_logs
+
+from scalerl import InputError, limits
+from scalerl.ingest.formats.console import FORMAT
+from scalerl.ingest.formats.format import recognise
+from scalerl.ingest.load import load_run
+from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies.consoles import CONSOLES as SETTINGS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_callback.py"
+
+
+def write(folder, text, name="run.log"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def read(folder, text, name="run.log"):
+    """The log of a console, all metrics kept."""
+    path = write(folder, text, name)
+    assert FORMAT.recognises(path)
+    (log,) = read_logs(FORMAT, path, everything)
+    return log
+
+
+def values(log, name):
+    """The values of a metric by step."""
+    series = log.metrics[name]
+    return dict(zip(series.step_N.tolist(), series.value_N.tolist(), strict=True))
+
+
+def rates(steps, parts):
+    """The evaluations of a run that are in the parts of its console."""
+    evaluated = {part.evaluated for part in parts}
+    return {one.step: one.held_out for one in steps if one.held_out is not None and one.step in evaluated}
+
+
+@pytest.mark.parametrize("dress", [plain, by_ray])
+@pytest.mark.parametrize("name", CONSOLES)
+def test_the_console_of_every_trainer_is_read_to_the_last_digit(tmp_path, name, dress):
+    write_it, trainer, metric = CONSOLES[name]
+    steps = run()
+    parts = list(write_it(steps))
+    path = write(tmp_path, dress(parts))
+    format = recognise(path)
+    assert format is not None
+    assert format.name == "console"
+    record = load_run(path)
+    assert record.config["source"] == {"path": str(path), "format": "console", "trainer": trainer}
+    assert record.config["taken"]["pass rate"].startswith(f"{metric} (")
+    assert {one.step: one.pass_rate for one in record.evals} == rates(steps, parts)
+    (log,) = read_logs(FORMAT, path, everything)
+    trained = {one.step: one.reward for one in steps if one.reward is not None}
+    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    reward = vocabulary.matches("train_reward", log.metrics)[0]
+    assert values(log, reward) == trained
+
+
+@pytest.mark.parametrize("name", CONSOLES)
+def test_a_run_that_is_resumed_logs_its_steps_again(tmp_path, name):
+    write_it, _, metric = CONSOLES[name]
+    before, after = (
+        run(12),
+        [replace(one, held_out=one.held_out and one.held_out - 0.1) for one in run(15, first=8)],
+    )
+    parts = [*write_it(before), *write_it(after)]
+    log = read(tmp_path, plain(parts))
+    found = {step: rate for step, rate in rates(before, parts).items() if step < 8} | rates(after, parts)
+    assert values(log, metric) == pytest.approx(found, abs=1e-9)
+    assert any("the run was restarted at step 8" in note for note in log.notes)
+
+
+def without_validation(steps):
+    return [replace(one, held_out=None) for one in steps if one.reward is not None]
+
+
+@pytest.mark.parametrize("name", CONSOLES)
+def test_a_console_without_validation_names_the_setting(tmp_path, name):
+    write_it, trainer, _ = CONSOLES[name]
+    path = write(tmp_path, plain(list(write_it(without_validation(run())))))
+    console = SETTINGS[trainer]
+    hint = f"{path}: the console of {console.name}, without validation: set {console.validation}"
+    assert hint in load_run(path).warnings
+    assert hint not in load_run(write(tmp_path, plain(list(write_it(run()))))).warnings
+
+
+def test_a_console_without_validation_and_reward_is_refused_with_the_setting(tmp_path):
+    path = write(tmp_path, "(TaskRunner pid=7) step:1 - actor/entropy:0.3 - timing_s/step:9.5\n")
+    with pytest.raises(InputError) as error:
+        load_run(path)
+    assert str(error.value) == f"{path}: the console of verl, without validation: set trainer.test_freq"
+    with pytest.raises(InputError, match="no metric 'x' with numbers"):  # what is asked for comes first
+        load_run(path, pass_rate="x")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "\x1b[36m(TaskRunner pid=7)\x1b[0m Size of train dataloader: 29, verl/trainer/ppo",
+            "the console of verl, without rows of metrics: set trainer.logger='[\"console\"]'",
+        ),
+        (
+            "2026-08-21 | INFO | skyrl.train.trainer:train:497 - Started: 'step'",
+            "the console of SkyRL, without rows of metrics: set trainer.logger=console",
+        ),
+        (
+            "INFO [prime_rl/trainer.py] a, b, c",
+            "the console of prime-rl, without rows of metrics: no step has ended in it",
+        ),
+        (
+            "Traceback (most recent call last), or anything: else",
+            "no row of metrics in it, such as 'step:1 - ",
+        ),
+    ],
+)
+def test_a_console_without_rows_is_no_table(tmp_path, line, message):
+    for name in ("run.log", "slurm-1.out"):
+        path = write(tmp_path, f"{line}\nand, more\n", name)
+        with pytest.raises(InputError) as error:
+            load_run(path)
+        assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_tables_and_binaries_are_no_consoles(tmp_path):
+    table = "gpu_hours,pass_rate\n1,0.1\n2,0.2\n"
+    assert not FORMAT.recognises(write(tmp_path, table, "x.log"))
+    assert not FORMAT.recognises(write(tmp_path, '{"verl.trainer": 1}\n', "x.log"))
+    assert not FORMAT.recognises(write(tmp_path, "step:1 - a:1\n", "x.csv"))
+    assert not FORMAT.recognises(write(tmp_path, "step:1 - a:1\n".encode("utf-16"), "x.log"))
+    assert not FORMAT.recognises(write(tmp_path, "", "x.log"))
+    assert not FORMAT.recognises(write(tmp_path, os.urandom(1000), "x.bin"))
+    assert not FORMAT.recognises(tmp_path)
+    path = write(tmp_path, "step:1 - a:1\n".encode("utf-16"), "x.log")
+    with pytest.raises(InputError, match="UTF-16"):
+        FORMAT.read(path, everything)
+
+
+VERL = """\
+(TaskRunner pid=71) {'actor_rollout_ref': {'actor': {'entropy_coeff': 0,
+ray init kwargs: {'num_cpus': None}
+\x1b[36m(TaskRunner pid=71)\x1b[0m step:0 - val-core/openai/gsm8k/reward/mean@1:np.float64(0.25)
+Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]\r(TaskRunner pid=71) step:1 - actor/entropy:0.3 - \
+actor/pg_loss:nan - actor/lr:1e-06 - x:-2.5e-3 - n:np.int32(7)
+(WorkerDict pid=72) WARNING: step: 5 of something
+global_step:3 - actor/entropy:9
+\x1b[36m(TaskRunner pid=71)\x1b[0m step:2 - actor/entropy:np.float64(0.2) - odd - y:True - \
+timing_s/step:12.5 [repeated 2x across cluster] (Ray deduplicates logs by default.)
+"""
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_cells_of_verl(tmp_path, mark, end):
+    log = read(tmp_path, mark + VERL.replace("\n", end))
+    assert log.notes == ()
+    found = {name: values(log, name) for name in log.metrics}
+    assert found == {
+        "val-core/openai/gsm8k/reward/mean@1": {0: 0.25},
+        "actor/entropy": {1: 0.3, 2: 0.2},
+        "actor/lr": {1: 1e-06},
+        "x": {1: -0.0025},
+        "n": {1: 7},
+        "timing_s/step": {2: 12.5},
+    }
+
+
+def test_names_of_verl_with_colons_and_cells_that_are_too_long(tmp_path):
+    long = "c" * 5000 + ":1 - d:" + "1" * 5000
+    log = read(
+        tmp_path, f"step:1 - a:b/mean:0.5 - {long} - e:..1 - f:1.2.3 - g:.5 - h:-1 - i:1e999 - j:inf\n"
+    )
+    assert {name: values(log, name) for name in log.metrics} == {
+        "a:b/mean": {1: 0.5},
+        "g": {1: 0.5},
+        "h": {1: -1},
+    }
+
+
+NEXT = "val/test_score/a:0.546"
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [
+        # As of December 2024: a row of the first validation, then step 0.
+        (
+            ["step:0 - test_score/a:0.521", "step:0 - timing/gen:5.0", f"step:9 - timing/gen:5.0 - {NEXT}"],
+            [0, 10],
+        ),
+        (["step:0 - timing/gen:5.000", f"step:9 - timing/gen:5.000 - {NEXT}"], [0, 10]),
+        (["step:0 - val/test_score/a:0.521", "step:1 - timing_s/gen:5.0", f"step:10 - {NEXT}"], [0, 10]),
+        # Resumed from step 40, whose validation it makes again.
+        (["step:40 - val/test_score/a:0.521", f"step:50 - {NEXT}"], [40, 50]),
+        (["step:41 - timing_s/gen:5.0", f"step:50 - {NEXT}"], [40, 50]),
+        ([], [0]),
+    ],
+)
+def test_the_first_validation_of_verl(tmp_path, rows, steps):
+    first = "\"Initial validation metrics: {'test_score/a': np.float64(0.5205792)}\""
+    log = read(tmp_path, "\n".join([first, *rows]) + "\n")
+    assert values(log, "val/test_score/a") == dict(zip(steps, [0.5205792, 0.546], strict=False))
+    assert not log.omitted
+    log = read(tmp_path, f"{first}\nstep:0 - val/test_score/a:0.530\n")  # no rounding of it
+    assert values(log, "val/test_score/a") == {0: 0.53}
+
+
+def test_the_first_validation_of_verl_over_several_lines(tmp_path):
+    steps = [Step(0, 0.25), Step(1, None, 0.5)]
+    (first, row) = console_logs.verl(steps)
+    assert first.text.startswith(
+        "(\"Initial validation metrics: {'val-core/openai/gsm8k/acc/mean@4': 0.25, \"\n"
+    )
+    found = values(
+        read(tmp_path, first.text.replace("0.25", "0.2512345678") + row.text),
+        "val-aux/openai/gsm8k/reward/mean@4",
+    )
+    assert found == {0: 0.5}
+    torn = first.text.partition("\n")[0] + "\n" + row.text
+    assert read(tmp_path, torn).names == read(tmp_path, row.text).names
+
+
+def test_rows_that_are_damaged_or_unfinished_are_noted(tmp_path):
+    parts = list(console_logs.openrlhf(run()))
+    texts = [part.text for part in parts]
+    assert "'timing/make_experience'" in texts[3]
+    texts[3] = texts[3].replace("'timing/make_experience'", "'timing/make_expe")
+    path = write(tmp_path, "".join(texts))
+    (log,) = read_logs(FORMAT, path, everything)
+    assert log.notes == (f"{path}: 1 row of metrics cannot be parsed, and left out; the first is in line 4",)
+    for name in CONSOLES:
+        write_it, _, metric = CONSOLES[name]
+        text = plain(list(write_it(run())))
+        log = read(tmp_path, text + "Killed")
+        assert not [note for note in log.notes if "unfinished" in note], name
+        mark = {"nemo-rl": "0s\n  • generation", "open-instruct": "╰"}
+        mark |= dict.fromkeys(("prime-rl", "prime-rl-2025"), " | LR")
+        log = read(tmp_path, text[: text.rindex(mark.get(name, ":"))])
+        assert [note for note in log.notes if "the last row is unfinished" in note], name
+        assert metric in log.metrics
+
+
+def test_times_of_loggers(tmp_path):
+    log = read(tmp_path, plain(list(console_logs.skyrl(run(3)))))
+    assert np.diff(log.metrics["reward/avg_raw_reward"].time_N).tolist() == [60, 60]
+    log = read(tmp_path, "of 2023-11-14 22:13:20 step:1 - a:1\nmade 2023-99-14 22:13:20 step:2 - a:1\n")
+    assert log.metrics["a"].time_N.tolist()[0] == 1.7e9
+    assert math.isnan(log.metrics["a"].time_N[1])
+
+
+def test_panels_of_open_instruct_are_not_given_a_step_of_another(tmp_path):
+    parts = [part.text for part in console_logs.open_instruct(run(7, every=2))]
+    assert "training_step: 4" in parts[3]
+    parts[3] = parts[3].partition("\n")[2]  # the top of the panel of training is lost
+    log = read(tmp_path, "".join(parts))
+    assert list(values(log, "eval/pass_at_1")) == [2, 6]
+    assert "open-instruct prints two decimals" in log.notes[0]
+
+
+def test_epochs_of_nemo_rl_of_which_the_first_are_missing(tmp_path):
+    steps = [one for one in run(14) if one.step > 7]
+    log = read(
+        tmp_path, "\n" + "=" * 25 + " Epoch 2/9 " + "=" * 25 + plain(list(console_logs.nemo_rl(steps)))
+    )
+    assert list(values(log, "train/reward")) == [one.step for one in steps]
+
+
+def test_evaluations_of_slime_in_every_rollout(tmp_path):
+    log = read(tmp_path, plain(list(console_logs.slime(run(3, every=1)))))
+    assert values(log, "eval/aime") == {0: 0.2, 1: 0.23, 2: 0.26, 3: 0.29}
+    assert values(log, "train/pg_clipfrac") == {1: 0.01, 2: 0.01, 3: 0.01}  # of the last update
+    assert not any("-truncated" in name for name in load_run(tmp_path / "run.log").config["taken"])
+
+
+# TRL
+
+
+def trl(steps, callback="ProgressCallback"):
+    pytest.importorskip("transformers")
+    return console_logs.trl(steps, callback)
+
+
+@pytest.mark.parametrize("every", [1, 3, 5])
+def test_the_console_of_trl_has_its_steps_from_the_bar(tmp_path, every):
+    steps = run(12, every)
+    record = load_run(write(tmp_path, plain(trl(steps))))
+    assert {one.step: one.pass_rate for one in record.evals} == rates(steps, trl(steps))
+    assert record.config["source"]["trainer"] == "trl"
+    assert not record.warnings
+
+
+def test_the_console_of_trl_of_every_third_step(tmp_path):
+    steps = [one for one in run(30, 6) if one.step % 3 == 0]
+    log = read(tmp_path, plain(trl(steps)))
+    assert list(values(log, "eval_reward")) == [0, 6, 12, 18, 24, 30]
+    assert list(values(log, "reward")) == list(range(3, 31, 3))
+
+
+def test_the_console_of_trl_resumed(tmp_path):
+    before, after = (
+        run(12),
+        [replace(one, held_out=one.held_out and one.held_out - 0.1) for one in run(15, first=8)],
+    )
+    log = read(tmp_path, plain([*trl([*before, Step(15)])[:-1], *trl(after)]))
+    assert values(log, "eval_reward") == pytest.approx(
+        {0: 0.2, 3: 0.29, 6: 0.38, 9: 0.37, 12: 0.46, 15: 0.55}
+    )
+    assert "restarted at step 8" in log.notes[0]
+
+
+def test_the_console_of_trl_without_bars_has_counts(tmp_path):
+    steps = [one for one in run(30, 6) if one.step % 3 == 0]
+    log = read(tmp_path, plain(trl(steps, "PrinterCallback")))
+    assert list(values(log, "eval_reward")) == [0, 2, 4, 6, 8, 10]
+    assert "rows of training are counted" in log.notes[0]
+    steps = [one for one in run(30, 5) if one.step % 3 == 0 or one.held_out is not None]
+    steps = [one if one.step % 3 == 0 else replace(one, reward=None) for one in steps]
+    with pytest.raises(
+        InputError, match="nor can rows of training be counted, between which evaluations stand"
+    ):
+        FORMAT.read(write(tmp_path, plain(trl(steps, "PrinterCallback"))), everything)
+
+
+def test_the_console_of_trl_with_ranks_before_its_rows_and_without_validation(tmp_path):
+    text = plain(trl(without_validation(run()), "PrinterCallback")).replace("{'loss'", "[default0]:{'loss'")
+    path = write(tmp_path, text)
+    assert f"set {SETTINGS['trl'].validation}" in load_run(path).warnings[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bars", [True, False])
+def test_what_trl_itself_prints(tmp_path, bars):
+    pytest.importorskip("trl")
+    code = EXAMPLE.read_text()
+    for old, new in (
+        ('"disable_tqdm": True', f'"disable_tqdm": {not bars}, "logging_steps": 2'),
+        ('"eval_steps": 2', '"eval_steps": 4'),
+        ('"max_steps": 30', '"max_steps": 8'),
+        ("callbacks=[callback],", ""),
+    ):
+        assert old in code
+        code = code.replace(old, new)
+    write(tmp_path, f"{code}\ntrainer.save_state()\n", "train.py")
+    with (tmp_path / "run.log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-u", "train.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, check=True
+        )
+    told = {one.step: one.pass_rate for one in load_run(tmp_path / "out" / "trainer_state.json").evals}
+    found = {one.step * (1 if bars else 2): one.pass_rate for one in load_run(tmp_path / "run.log").evals}
+    assert list(told) == [0, 4, 8]
+    assert found == pytest.approx(told, rel=1e-3)  # of four digits
+
+
+# Bounds
+
+
+def test_lines_that_are_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=200))
+    long = "x" * 1000 + " step:7 - a:1\n"
+    log = read(tmp_path, f"{long}step:8 - a:1\nstep:9 - {long}")
+    assert values(log, "a") == {8: 1}
+    monkeypatch.setattr(limits, "KEYS", replace(limits.KEYS, most=5))
+    path = write(tmp_path, "step:8 - " + " - ".join(f"a{n}:1" for n in range(9)) + "\n")
+    assert FORMAT.recognises(path)
+    with pytest.raises(InputError, match=f"{path}.*9 values in one row, and the limit is 5"):
+        FORMAT.read(path, everything)
+
+
+@pytest.mark.parametrize(
+    "inside", ["-" * 10**5, "[" * 10**5, "{" * 10**5, "1+" * 10**5, "9" * 10**5, "not " * 10**4]
+)
+def test_dicts_that_are_bombs(tmp_path, inside):
+    parts = list(console_logs.openrlhf(run()))
+    bomb = Part(f"Global step 5: {{'a': {inside}}}\n")
+    log = read(tmp_path, plain([*parts[:5], bomb, *parts[5:]]))
+    assert values(log, "eval_math_pass1") == rates(run(), parts)
+    assert "1 row of metrics cannot be parsed" in log.notes[0]
+
+
+def test_many_processes_with_an_open_row(tmp_path):
+    text = "".join(f"(Task pid={n}) Step {n}: \n(Task pid={n}) {{'a': '1.0',\n" for n in range(3000))
+    log = read(tmp_path, plain(list(console_logs.skyrl(run()))) + text + NOISE[0])
+    assert values(log, "eval/all/avg_score")[12] == 0.56
