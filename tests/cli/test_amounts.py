@@ -114,6 +114,12 @@ def test_an_amount_on_its_axis(text, axis, value):
         ("1e9 tokens", "gpu_hours", 150.0, "tokens are not logged; axes here: gpu_hours, steps"),
         ("12 bananas", "gpu_hours", 150.0, "'bananas' is neither an axis nor k, M, B or T"),
         ("12m", "gpu_hours", 150.0, "'m' is neither an axis nor k, M, B or T"),
+        (
+            "12 GPU-hours",
+            "dollars",
+            150.0,
+            "--price measures compute in dollars; leave it out, or name dollars",
+        ),
         ("2x", "x", 150.0, "times the data, or in the unit of the axis 'x'"),
         ("2x", "steps", None, "takes no multiple of the data"),
     ],

@@ -97,5 +97,6 @@ def test_families_have_the_names_that_people_use():
 
 
 def test_every_axis_has_a_word_for_one_unit():
-    assert [one_unit(axis) for axis in AXES] == ["GPU-hour", "FLOP", "token", "completion", "step", "dollar"]
+    words = ["GPU-hour", "FLOP", "token", "processed token", "completion", "step", "dollar"]
+    assert [one_unit(axis) for axis in AXES] == words
     assert one_unit("hours") == "unit of hours"

@@ -67,6 +67,8 @@ class Amount:
             return self.value * reach
         if axis in (self.axis, self.unit) or _key(self.unit) == _key(axis):
             return self.value
+        if axis == "dollars" and self.axis == "gpu_hours":
+            raise InputError(f"{given}: --price measures compute in dollars; leave it out, or name dollars")
         if (other := self.axis or self.unit) in axes:
             raise InputError(
                 f"{given}: compute is on the axis {axis} here, to which {other} have no fixed rate; for an "

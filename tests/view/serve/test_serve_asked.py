@@ -37,7 +37,7 @@ def test_where_the_axis_of_the_budget_was_not_logged_no_verdict_is_given(runs):
 
 def test_a_budget_is_asked_for_with_its_axis(runs, capsys):
     assert main(["serve", str(runs), "--budget", "900"]) == 2
-    axes = "gpu_hours, flops, tokens, samples, steps"
+    axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
     needs = f"--budget needs its axis: name one with --x ({axes}), or with it: '1200 steps'"
     assert capsys.readouterr().err == f"scalerl: {needs}\n"
     assert main(["serve", str(runs), "--x", "samples", "--budget", "900 steps"]) == 2
