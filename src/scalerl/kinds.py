@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
@@ -66,7 +67,7 @@ class Choice:
         """Return the custom class that a `kind` names, checked; None for a variant of the package or no name.
 
         Raises:
-            InputError: it cannot be loaded, or does not satisfy the protocol.
+            InputError: there is no such kind, it cannot be loaded, or does not satisfy the protocol.
         """
         if not isinstance(kind, str) or kind in self.variants:
             return None
@@ -74,8 +75,9 @@ class Choice:
             cls = find(kind, self.group)
         except InputError as error:
             raise InputError(f"{error}; the kinds are {self.names()}") from error
-        if cls is not None:
-            self.check(cls, kind)
+        if cls is None:
+            raise InputError(f"no kind {brief(kind)}; the kinds are {self.names()}")
+        self.check(cls, kind)
         return cls
 
     def check(self, cls: Any, name: str) -> None:
@@ -230,12 +232,49 @@ def load(name: str) -> Any:
     """
     source, _, inner = name.rpartition(":")
     try:
-        found: Any = _module(source)
-        for part in inner.split("."):
-            found = getattr(found, part)
+        module = found = _module(source)
     except Exception as error:  # a module may raise anything while it is loaded
         raise InputError(f"{name} cannot be loaded ({brief_error(error)})") from error
+    for part in inner.split("."):
+        if not hasattr(found, part):
+            # What it imports is not meant, nor is what it keeps to itself.
+            own = [
+                name
+                for name, value in vars(module).items()
+                if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+            ]
+            raise InputError(f"{source} has no {inner}" + f"; it has {', '.join(own[:12])}" * bool(own))
+        found = getattr(found, part)
     return found
+
+
+def code_of(values: Any) -> dict[str, str]:
+    """Return a hash of the file of every custom class and function in the tables of a recipe, by its name.
+
+    Of a module it is that of its own file, once it is loaded; what the file imports is not in the hash.
+    """
+    if isinstance(values, list | tuple):
+        return {name: code for one in values for name, code in code_of(one).items()}
+    if not isinstance(values, Mapping):
+        return {}
+    found = {name: code for one in values.values() for name, code in code_of(one).items()}
+    kind = values.get("kind")
+    named = values.get("name") if kind == "function" else kind
+    source = named.rpartition(":")[0] if isinstance(named, str) else ""
+    file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+    if file is not None and Path(file).is_file():
+        found[absolute(str(named))] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+    return found
+
+
+def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the hashes of custom kinds in a run's config.json: one for each change of a file."""
+    found = config.get("code")
+    return {
+        name: [str(code) for code in codes]
+        for name, codes in (found.items() if isinstance(found, Mapping) else ())
+        if isinstance(codes, list) and codes
+    }
 
 
 def _module(source: str) -> ModuleType:

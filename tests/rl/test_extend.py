@@ -101,15 +101,25 @@ def test_topr_is_reinforce_on_what_is_right_and_tapered_on_what_is_wrong(here):
     expected_NT = -advantage_N[:, None] * logp_NT
     torch.testing.assert_close(found.value_NT[~wrong_N], expected_NT[~wrong_N])
     assert not found.clipped_NT[~wrong_N].any()
+    # On-policy, ratios differ from 1 by rounding alone: nothing is clipped.
+    rounded_NT = logp_NT.detach() * (1 + 2e-6)
+    assert not load("losses.py:Topr")()(logp_NT, rounded_NT, advantage_N, sampled_NT).clipped_NT.any()
 
 
-def test_a_run_with_a_tracker_and_its_resume(here, own):
-    """The evaluations have a process of their own, and the verifier's others."""
+def test_a_run_with_a_tracker_and_its_resume(here, own, caplog):
+    """The evaluations have a process of their own, and the verifier's others. Changed code is a warning."""
     recipe = load_recipe("demo", own)
     tracker = load("my_tracker.py:LinesTracker")()
     train(recipe, here / "run", until=1, trackers=[tracker])
+    (here / "losses.py").write_text((here / "losses.py").read_text().replace("-(weight_N", "(weight_N"))
     assert main(["train", str(here / "run"), "--resume"]) == 0
+    (said,) = [one.getMessage() for one in caplog.records if "code" in one.getMessage()]
+    assert f"{here}/losses.py:Topr has changed since the run began" in said
     check_run(here / "run", here)
+    code = json.loads((here / "run" / "config.json").read_text())["code"]
+    assert {name.rpartition("/")[2]: len(set(codes)) for name, codes in code.items()} == {
+        **{"losses.py:Topr": 2, "advantages.py:SoftStd": 1, "tasks.py:Sums": 1}
+    }
     lines = [json.loads(line) for line in (here / "run" / "lines.jsonl").read_text().splitlines()]
     assert {"step", "time"} < set(lines[0])
     changed = load_recipe(here / "run", ["loss.max_ratio=0.5"])
@@ -156,6 +166,23 @@ loss.max_ratio = 0.9
 """
 
 
+def check_changed_code(here):
+    """A study that goes on by another loss says so, and its verdict where a run was trained by both."""
+    (here / "losses.py").write_text((here / "losses.py").read_text() + "# changed")
+    said = []
+    run(load_study("study.toml"), "study", progress=lambda progress: said.append(progress.notice))
+    topr = f"{here}/losses.py:Topr"
+    assert [text for text in said if "changed" in text] == [
+        f"{topr} has changed since runs of this study were made, which are kept as they are; "
+        "-o FOLDER runs all by the new code"
+    ]
+    path = here / "study" / "runs" / "topr" / "seed0" / "config.json"
+    config = json.loads(path.read_text())
+    config["code"][topr].append("0123")
+    path.write_text(json.dumps(config))
+    assert f"between them {topr} was changed." in " ".join(verdict("study").cautions)
+
+
 def test_a_study_of_the_loss_and_the_task_beside_a_log_by_the_importer(here, own, small_base):
     changes = "\n".join(
         f'{key} = "{value}"' if not value.replace(".", "").isdigit() else f"{key} = {value}"
@@ -167,6 +194,8 @@ def test_a_study_of_the_loss_and_the_task_beside_a_log_by_the_importer(here, own
     plan = json.loads((here / "study" / "study.json").read_text())
     assert plan["arms"][1]["recipe"]["loss"] == {"kind": f"{here}/losses.py:Topr", "max_ratio": 0.9}
     check_run(here / "study" / "runs" / "topr" / "seed0", here, steps=8)
+    assert not any("code" in caution for caution in verdict("study").cautions)
+    check_changed_code(here)
     log = "started\n" + "".join(
         f"[2026-01-05T10:{step:02}:00Z] iter {step} | eval/accuracy {0.2 + 0.4 * step / (step + 9):.3f}\n"
         for step in range(0, 40, 2)
@@ -195,7 +224,7 @@ def test_the_verifier_judges_in_its_workers(here, llama_folder):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("importers.py:Nope", "cannot be loaded"),
+        ("importers.py:Nope", "importers.py has no Nope; it has BarLog$"),
         ("losses.py:Topr", "has no recognises"),
         ("nope", "no format 'nope'; there are wandb, .*, or your own as module:Class or file.py:Class"),
     ],

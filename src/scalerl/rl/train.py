@@ -44,10 +44,10 @@ from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.progress import Progress, View
 from scalerl.rl.loop.resume import (
+    changes_of_resume,
     check_restart,
     check_saved,
     find_checkpoint,
-    free_choices,
     has_finished,
     resume_line,
     save_final,
@@ -227,7 +227,7 @@ class _TrainingRun:
         if resume and (folder / "config.json").exists():
             set_newer_aside(folder, saved["step"] if saved else 0)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
-            self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
+            self.writer.change(**changes_of_resume(folder, recipe, self.learner.trainers))
         else:
             self.writer = RunWriter(self.place, config_of(recipe, self.learner, job.about))
         closing.callback(self.writer.close)

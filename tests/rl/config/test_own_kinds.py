@@ -51,6 +51,16 @@ class Held:
 def function():
     return None
 """
+LOSS = """
+from dataclasses import dataclass
+from scalerl.rl import TokenLoss
+
+@dataclass(frozen=True)
+class Mine:
+    def __call__(self, logp_NT, behaviour_logp_NT, advantage_N, sampled_NT):
+        value_NT = -advantage_N[:, None] * logp_NT
+        {}
+"""
 CHOICES = "the kinds are cispo, dapo, grpo, gspo, reinforce, or your own as module:Class or file.py:Class"
 
 
@@ -120,8 +130,9 @@ def test_an_installed_package_announces_a_name(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     recipe = load_recipe("demo", ["loss.kind=topr", "loss.max_ratio=7"])
     assert recipe.to_dict()["loss"] == {"kind": "announcing:Topr", "max_ratio": 7.0}
-    with pytest.raises(InputError, match="cispo, dapo, grpo, gspo, reinforce, topr, or your own"):
-        load_recipe("demo", ["loss.kind=wrong.py:None_"])
+    for unknown in ("wrong.py:None_", "toprr"):
+        with pytest.raises(InputError, match="cispo, dapo, grpo, gspo, reinforce, topr, or your own"):
+            load_recipe("demo", [f"loss.kind={unknown}"])
 
 
 def test_a_change_of_the_same_kind_keeps_its_parameters(here):
@@ -143,11 +154,12 @@ def test_a_data_set_takes_a_verifier(here):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["nope"], "loss: found .*, expected 'cispo', .*, or your own as module:Class or file.py:Class"),
+        (["nope"], f"loss.kind: no kind 'nope'; {CHOICES}"),
         (["no.such:Topr"], rf"loss.kind: no.such:Topr cannot be loaded \(ModuleNotFound.*; {CHOICES}"),
         (["missing.py:Topr"], rf"loss.kind: missing.py:Topr cannot be loaded \(FileNotFound.*; {CHOICES}"),
         (["syntax.py:Topr"], rf"loss.kind: syntax.py:Topr cannot be loaded \(SyntaxError: .*; {CHOICES}"),
-        (["losses.py:Nope"], rf"loss.kind: losses.py:Nope cannot be loaded \(AttributeError: .*; {CHOICES}"),
+        (["losses.py:Nope"], f"loss.kind: losses.py has no Nope; it has Topr; {CHOICES}"),
+        (["losses.py:Topr", "tau=1"], "unknown key 'loss.tau'; the keys here are max_ratio"),
         (["wrong.py:function"], r"loss.kind: wrong.py:function is not a class"),
         (["wrong.py:Loose"], r"loss.kind: wrong.py:Loose must be a frozen dataclass"),
         (["wrong.py:Empty"], r"wrong.py:Empty has no __call__\(logp_NT, behaviour_logp_NT, advantage_N, sa"),
@@ -164,6 +176,45 @@ def test_what_is_wrong_is_a_line(here, overrides, message):
     with pytest.raises(InputError, match=f"^demo: .*{message}") as raised:
         load_recipe("demo", [f"loss.kind={kind}", *(f"loss.{one}" for one in more)])
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("return value_NT", r"returns a Tensor: return TokenLoss\(value_NT, clipped_NT\)"),
+        ("return None", "returns a NoneType: return TokenLoss"),
+        ("return TokenLoss(value_NT.sum(1), value_NT > 0)", r"value_NT is of shape \(2,\): a tensor of the "),
+        ("return TokenLoss(value_NT, value_NT[0] > 0)", r"clipped_NT is of shape \(3,\): a tensor of the "),
+        ("return TokenLoss(value_NT, None)", "clipped_NT is a NoneType: a tensor of the "),
+        ("return TokenLoss(value_NT, value_NT)", "clipped_NT holds torch.float32: booleans are needed"),
+        ("return TokenLoss(value_NT.detach(), value_NT > 0)", "value_NT has no gradient"),
+        ("raise RuntimeError('oh\\ndear')", r"cannot be called on two completions \(RuntimeError: oh\)"),
+        ("return TokenLoss(value_NT, value_NT > 0)", ""),
+    ],
+)
+def test_a_loss_is_called_once_before_anything_is_trained(here, returned, message):
+    (here / "mine.py").write_text(LOSS.format(returned))
+    if not message:
+        assert load_recipe("demo", ["loss.kind=mine.py:Mine"]).loss
+        return
+    with pytest.raises(InputError, match=f"^loss: Mine:? {message}") as raised:
+        load_recipe("demo", ["loss.kind=mine.py:Mine"])
+    assert "\n" not in str(raised.value)
+
+
+def test_the_hash_of_a_file_is_that_of_what_it_holds(here):
+    """Of every table, a function's included; a module's once it is loaded."""
+    overrides = ["task.kind=dataset", "task.path=x.jsonl", "loss.kind=wrong_module:Mine"]
+    (here / "wrong_module.py").write_text(LOSS.format("return TokenLoss(value_NT, value_NT > 0)"))
+    for verifier in ("kind=verifiers.py:Close", "name=verifiers.py:Close"):
+        function = ["task.verifier.kind=function"] if verifier.startswith("name") else []
+        values = load_recipe("demo", [*overrides, *function, f"task.verifier.{verifier}"]).to_dict()
+        before = kinds.code_of(values)
+        assert set(before) == {f"{here}/verifiers.py:Close", "wrong_module:Mine"}
+    (here / "verifiers.py").write_text("")
+    assert [name for name, code in kinds.code_of(values).items() if code != before[name]] == [
+        f"{here}/verifiers.py:Close"
+    ]
 
 
 def test_an_object_without_the_protocol_is_refused_in_python():

@@ -360,7 +360,7 @@ def test_closing_ends_the_processes_and_so_does_forgetting(make_verifier, behavi
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        ("", "judge", "code.py:judge cannot be loaded .AttributeError: .*judge"),
+        ("", "judge", "code.py has no judge$"),
         ("judge = 3", "judge", "code.py:judge is no function"),
         ("import nosuchpackage", "judge", "cannot be loaded .ModuleNotFoundError: .*nosuchpackage"),
         ("1 / 0", "judge", "cannot be loaded .ZeroDivisionError"),

@@ -21,7 +21,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from scalerl import limits
 from scalerl.errors import InputError, brief, brief_error
 from scalerl.files import open_input
-from scalerl.kinds import OWN, Choice, choices_of, hints_of, name_of
+from scalerl.kinds import Choice, choices_of, hints_of, name_of
 
 T = TypeVar("T")
 _WORDS = {
@@ -65,7 +65,12 @@ class Form(Generic[T]):
         for key, value in values.items():
             if key not in hints:
                 known = _keys(self._cls, self._prefix)
-                close = difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
+                close = [
+                    near
+                    for near in difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
+                    # A long prefix in common says nothing of the key itself.
+                    if difflib.SequenceMatcher(None, key, near.rpartition(".")[2]).ratio() > 0.5
+                ]
                 hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
                 if prefix + key in known:
                     hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
@@ -101,8 +106,7 @@ class Form(Generic[T]):
         if first["type"] in ("union_tag_invalid", "literal_error"):
             context = first.get("ctx", {})
             expected = context.get("expected_tags") or context.get("expected")
-            own = f", or {OWN}" if first["type"] == "union_tag_invalid" and _is_open(self._cls, where) else ""
-            return f"{key}: found {brief(first['input'])}, expected {expected}{own}"
+            return f"{key}: found {brief(first['input'])}, expected {expected}"
         message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         found = "" if isinstance(first["input"], Mapping) else f" (found {brief(first['input'])})"
         return f"{key}: {message}{found}" if key else message
@@ -122,14 +126,6 @@ def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> 
         why = f"{name_of(cls)} has a field whose type no recipe can check ({brief_error(error)})"
         raise InputError(f"{source}: {prefix}kind: {why}") from error
     return form.build({key: value for key, value in table.items() if key != "kind"}, source)
-
-
-def _is_open(cls: Any, where: Sequence[str]) -> bool:
-    """Return whether the key at the end of `where` takes kinds of the user's own."""
-    inner = [cls]
-    for key in where[:-1]:
-        inner = [variant for one in inner for variant in _variants(hints_of(one).get(key))]
-    return any(where[-1] in choices_of(one) for one in inner)
 
 
 def _entries(value: Any) -> Sequence[Any]:

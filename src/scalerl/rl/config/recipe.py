@@ -28,7 +28,7 @@ from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
 from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl
-from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.form import Form, add_override, parse_toml
@@ -115,6 +115,8 @@ class Recipe:
         at_least(0, seed=self.seed)
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
+        if not isinstance(self.loss, AnyLoss):
+            check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
+from scalerl.kinds import code_of
 from scalerl.rl.config.recipe import Recipe
 
 
@@ -27,6 +28,7 @@ def config_of(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[st
         "seed": recipe.seed,
         "recipe": recipe.to_json(),
         "model": {"path": recipe.model, "parameters": parameters},
+        "code": {kind: [code] for kind, code in code_of(recipe.to_dict()).items()},
         "budget": asdict(recipe.budget),
         "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {

@@ -12,6 +12,7 @@ from typing import Any
 from scalerl.errors import InputError, WriteError, brief
 from scalerl.files import sync
 from scalerl.jsonl import dumps, plain, read_last, read_object
+from scalerl.kinds import code_of, codes_in
 from scalerl.record.cut import ends_at
 from scalerl.record.folder import RECORDS, check_unused, holds_run
 from scalerl.record.reader import UNTRAINED, final_folder
@@ -191,9 +192,19 @@ def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 
-def free_choices(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a recipe that a resume may change, as config.json has them."""
-    return {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
+def changes_of_resume(folder: Path, recipe: Recipe, trainers: int) -> dict[str, Any]:
+    """Return what a resume changes in config.json: free settings, `trainers`, the hashes of custom code.
+
+    Code that has changed since the run was last started is a warning; its new hash comes after those before.
+    """
+    code = codes_in(read_object(folder / "config.json"))
+    for kind, now in code_of(recipe.to_dict()).items():
+        codes = code.setdefault(kind, [now])
+        if codes[-1] != now:
+            _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
+            codes.append(now)
+    free = {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
+    return {"recipe": free, "code": code, "devices": {"trainers": trainers}}
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -233,7 +244,7 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without what a resume may change."""
-    kept = {key: value for key, value in config.items() if key != "checkpointed"}
+    kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code")}
     for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}

@@ -27,6 +27,8 @@ from pathlib import Path
 
 from scalerl.errors import InputError, ScalerlError, WriteError
 from scalerl.files import lock
+from scalerl.jsonl import read_object
+from scalerl.kinds import code_of, codes_in
 from scalerl.record.reader import final_folder
 from scalerl.record.writer import append_row
 from scalerl.rl.checkpoint.store import step_folders
@@ -109,6 +111,7 @@ class _Runner:
         self.attempts = read_attempts(folder, [])
 
     def run(self) -> None:
+        self._compare_code()
         self._rounds()
         if decide_combination(self.plan, self.folder):
             self.plan = with_combined(self.plan, self.folder)
@@ -271,6 +274,16 @@ class _Runner:
             for process in running:
                 process.terminate()
                 process.join()
+
+    def _compare_code(self) -> None:
+        """Report the custom kinds whose files have changed since runs of this study were made."""
+        now = {kind: code for arm in self.plan.arms for kind, code in code_of(arm.recipe.to_dict()).items()}
+        configs = [self.folder / run.folder / "config.json" for run in self.plan.runs]
+        ran = [codes_in(read_object(path)) for path in configs if path.is_file()]
+        for kind, code in now.items():
+            if any(codes.get(kind, [code])[-1] != code for codes in ran):
+                text = f"{kind} has changed since runs of this study were made, which are kept as they are"
+                self._report(0, len(configs), (), f"{text}; -o FOLDER runs all by the new code")
 
     def _tuned(self) -> dict[str, Arm]:
         """Return the arms, each with the learning rate that the rule of the study chooses."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.kinds import codes_in
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.view.numbers import as_float, as_mapping, rate_interval
@@ -39,6 +40,7 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_lost(arms),
         *_shared_models(study),
         *_made_otherwise(study),
+        *_other_code(study),
         *_combined(study),
         *_unlike_before(study),
         *_above_known(arms),
@@ -167,6 +169,16 @@ def _combined(study: StudyRecord) -> Iterator[str]:
     if rows and not made:
         ahead = f"{rows[-1]['of'][0]} alone is" if rows[-1]["of"] else "no arm is"
         yield f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end."
+
+
+def _other_code(study: StudyRecord) -> Iterator[str]:
+    """Name the losses, tasks and the like whose files were changed between runs of the study."""
+    codes: dict[str, set[str]] = {}
+    for run in study.runs:
+        for kind, found in codes_in(run.record.config if run.record is not None else {}).items():
+            codes.setdefault(kind, set()).update(found)
+    if changed := sorted(kind for kind, found in codes.items() if len(found) > 1):
+        yield f"Not all runs were trained by the same code: between them {_listed(changed)} was changed."
 
 
 def _unlike_before(study: StudyRecord) -> Iterator[str]:
