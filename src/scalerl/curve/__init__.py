@@ -2,7 +2,8 @@
 
     points.py, sample.py         the points to fit, and the rows that the numerics make of them
     families.py, prior.py        the curves, and the prior with its reasons
-    noise.py, posterior.py       correlated noise, integrated out; the posterior, and what more compute brings
+    noise.py                     autocorrelated noise of the residuals, integrated out
+    posterior.py                 the posterior, and what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
     misfit.py, evidence.py       lack of fit: whether any curve describes the run
     fit.py, result.py            one fit, and its answer, of which answers.py has the parts

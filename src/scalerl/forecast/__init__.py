@@ -2,7 +2,8 @@
 
     compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
-    online.py     forecasts inside a training loop, and `freeze.py` for the record
+    online.py     forecasts inside a training loop
+    freeze.py     makes the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
 
 It may import `scalerl.curve` and `scalerl.record`. `view`, `study`, `plan`, `integrations` and `cli` import

@@ -1,4 +1,13 @@
-"""Foreign logs in, one file per format."""
+"""Logs of other trainers, read as runs.
+
+    load.py       the runs at a path: recognised, read, each with its points (`load_run`, `read_all`)
+    formats/      one file per format; importer.py a format of your own (docs/extend/importer.md)
+    logs/         numbers by metric and step; restarts and the order of rows
+    vocabularies/ one file per trainer: what its metrics are called
+    imported.py   a log as a run, with the metric that is its pass rate; counters.py, flops.py its compute
+
+It may import `scalerl.curve` and `scalerl.record`. `view/serve`, `integrations` and `cli` import it.
+"""
 
 from __future__ import annotations
 

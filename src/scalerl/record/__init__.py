@@ -1,4 +1,4 @@
-"""The run folder: written, read, locked, cut back to a checkpoint.
+"""The run folder with its evaluations, steps and frozen forecasts: written, read, locked, cut on a resume.
 
     reader.py     RunRecord, and the compute axes; alarms.py and left_out.py are parts of what is read
     devices.py    runs of which only the hours of one device are known

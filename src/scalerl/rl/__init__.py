@@ -6,6 +6,12 @@
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
     placement/ loop/ health/ tracking/                                      where they are, and the run
 
+    a loss (CISPO) and its equation                algo/loss.py
+    PipelineRL(k); where k is enforced             algo/schedule.py; loop/admission.py
+    zero-variance groups dropped                   learner/batch.py
+    weights sent to the generators                 sync/; called in loop/pipeline.py and placement/
+    what `kind` names, a class of your own too     ../kinds.py; docs/extend
+
 Rooms import only those before them in `tests/test_imports.py`. `scalerl.study`, `scalerl.plan` and
 `scalerl.cli` import this; it imports `scalerl.record`, and none of the rooms that fit, show or compare.
 """

@@ -1,6 +1,8 @@
 """The formats that trainers and trackers write, one file each, and what their readers share.
 
     format.py     what a reader provides (`Format`), and the list of all formats
+    importer.py   `Importer`, a reader of your own: `--format file.py:Class`
+    table.py      tables of compute and pass rates, which are no logs
     lines.py, rows.py, protobuf.py     files line by line, rows of metrics, protocol buffers
 
 It may import `scalerl.ingest.logs`; `scalerl.ingest` and `scalerl.integrations` import it.

@@ -1,8 +1,10 @@
 """The choices of the algorithm, each a frozen dataclass with its equation.
 
-    loss.py       CISPO, GSPO, DAPO's and others; the KL penalty
+    loss.py       CISPO, GSPO, DAPO's and others; the KL penalty. `kind` also names a loss of your own as
+                  file.py:Class (scalerl/kinds.py, docs/extend/loss.md), and so for all of these
     advantage.py, averaging.py     rewards to advantages; the weight of every token
     schedule.py   how far the trainer may be ahead: PipelineRL(k), PPO off-policy
+                  (scalerl/rl/loop/admission.py enforces k)
     curriculum.py, length.py       which prompts are retired; when thinking ends
 
 It imports no other room. `scalerl.rl.config` and everything above import it.

@@ -1,5 +1,8 @@
 """Weights from the learner to what generates.
 
+loop/pipeline.py publishes them after a step (`update` of its generator), placement/local.py, placement/ray/
+and engine/vllm/ send them.
+
     buckets.py         some tensors at a time, for every transport
     shared_weights.py  shared memory on one machine
     object_store.py, broadcast.py     Ray's object store, PyTorch's broadcast; transport.py chooses
