@@ -105,7 +105,7 @@ def number_of(value: Any, what: str) -> float:
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InputError(f"{what} is a number, found {brief(value)}")
+    raise InputError(f"{what} must be a number, found {brief(value)}")
 
 
 _LONGEST_LINE = 200

@@ -65,6 +65,14 @@ def parse_json(data: bytes, where: str) -> Any:
         ) from error
 
 
+def why_not_json(error: ValueError) -> str:
+    """Return the reason of a `ValueError` of `parse_json`; the line only where the text has several."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
+    return f"{error.msg.lower()} at {line}column {error.colno}"
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file."""
     data = read_bytes(path)
@@ -72,7 +80,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         found = parse_json(data.removeprefix(codecs.BOM_UTF8), str(path))
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
+        raise InputError(f"{path}: not JSON ({why_not_json(error)})") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: expected one JSON object")
     return found
@@ -145,7 +153,7 @@ def parse_lines(
                 return
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{where}: not JSON ({error})") from error
+            raise InputError(f"{where}: not JSON ({why_not_json(error)})") from error
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected one JSON object")
         yield number, row
@@ -162,7 +170,7 @@ def number(value: Any, name: str) -> float:
     except OverflowError:
         found = math.inf
     if not math.isfinite(found):
-        raise InputError(f"'{name}' is a finite number, or null where it is not known, found {brief(value)}")
+        raise InputError(f"'{name}' must be a finite number, or null where not known, found {brief(value)}")
     return found
 
 
@@ -174,7 +182,7 @@ def whole(value: Any, name: str, least: int = 0) -> int:
     """
     found = number(value, name)
     if not (found.is_integer() and least <= found <= 2**53):
-        raise InputError(f"'{name}' is a whole number of {least} or more, found {brief(value)}")
+        raise InputError(f"'{name}' must be a whole number of {least} or more, found {brief(value)}")
     return int(found)
 
 

@@ -85,14 +85,14 @@ def test_a_run_folder(tmp_path, capsys):
     ("arguments", "status", "message"),
     [
         (["fit", "missing.csv"], 2, "missing.csv: no such file"),
-        (["fit", "{folder}"], 2, "holds no evals.jsonl"),
+        (["fit", "{folder}"], 2, "no evals.jsonl in it"),
         (["fit", "{folder}", "--y", "reward"], 2, "--y names a column"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
-        (["report", "{log}", "--target", ".5"], 2, "--target is the pass rate to reach at --budget"),
+        (["report", "{log}", "--target", ".5"], 2, "--target needs --budget"),
         (["report", "{folder}/nothing"], 2, "nothing: no such file"),
         (["report", "{log}", "{folder}/nothing"], 2, "nothing: no such file"),
-        (["fit", "{log}", "--min-compute", "7000"], 3, "too few"),
+        (["fit", "{log}", "--min-compute", "7000"], 3, "a curve needs at least 6"),
     ],
 )
 def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, message):

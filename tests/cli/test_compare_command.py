@@ -180,4 +180,4 @@ def test_runs_without_a_seed_or_with_one_twice_cannot_be_paired(tmp_path, capsys
     table = write_table(tmp_path / "t.csv", 3)
     other = write_table(tmp_path / "u.csv", 4)
     assert main(["compare", table, other, "--x", "hours", "--y", "accuracy", "--paired"]) == 2
-    assert "t.csv: has no seed in a config.json, so --paired finds it no partner" in capsys.readouterr().err
+    assert "t.csv: has no seed in a config.json, so --paired cannot pair it" in capsys.readouterr().err

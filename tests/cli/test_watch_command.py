@@ -219,7 +219,7 @@ def test_what_waiting_cannot_heal_is_said_at_once(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["watch", str(tmp_path / "empty")]) == 2
     err = capsys.readouterr().err
-    assert "holds no evals.jsonl" in err
+    assert "no evals.jsonl in it" in err
     assert "--wait" not in err
 
 

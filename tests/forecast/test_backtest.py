@@ -191,7 +191,7 @@ def test_the_command(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "0 forecast, 0 too early, 1 cannot answer" in out
     assert err.count("\n") == 1
-    assert "too few" in err
+    assert "a curve needs at least 6" in err
 
 
 @pytest.mark.parametrize("at", ["2", "0", "1/0", "half", "", "1/2,1"])

@@ -152,7 +152,7 @@ def test_the_same_answer_twice_and_as_text(base, higher):
     ("arguments", "message"),
     [
         ({"level": 1.0}, "between 0 and 1"),
-        ({"budget": -1.0}, "the budget is a compute above 0"),
+        ({"budget": -1.0}, "the budget must be a compute above 0"),
         ({"target": 60.0}, "a pass rate between 0 and 1"),
         ({"base": "bse"}, "no recipe 'bse' to compare with; recipes: base, higher"),
     ],

@@ -121,5 +121,5 @@ def test_percent_are_refused():
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(InputError, match="the budget is the compute of a whole trial"):
+    with pytest.raises(InputError, match="the budget must be the compute of a whole trial"):
         ForecastPruner(budget=-1)

@@ -121,12 +121,12 @@ def test_a_fit_is_made_when_the_compute_has_grown():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"budget": 0}, "above 0; found 0"),
-        ({"budget": "x"}, "the budget is a number, found 'x'"),
-        ({"budget": 1, "margin": "x"}, "the margin is a number, found 'x'"),
-        ({"budget": 1, "noise_sd": "x"}, "the noise is a number, found 'x'"),
-        ({"budget": 1, "level": None}, "level of the intervals is a number, found None"),
-        ({"budget": math.inf}, "above 0; found inf"),
+        ({"budget": 0}, "above 0, found 0"),
+        ({"budget": "x"}, "the budget must be a number, found 'x'"),
+        ({"budget": 1, "margin": "x"}, "the margin must be a number, found 'x'"),
+        ({"budget": 1, "noise_sd": "x"}, "the noise must be a number, found 'x'"),
+        ({"budget": 1, "level": None}, "level of the intervals must be a number, found None"),
+        ({"budget": math.inf}, "above 0, found inf"),
         ({"budget": 1, "margin": 1.5}, "found 1.5"),
         ({"budget": 1, "level": 95}, "between 0 and 1, found 95"),
         ({"budget": 1, "noise_sd": -1}, "of pass rates in .*; found -1"),
@@ -139,7 +139,7 @@ def test_bad_options_are_refused(options, says):
 
 
 def test_percent_are_refused_at_the_first_evaluation():
-    with pytest.raises(InputError, match=r"trial 7, point 1: .*percent divide by 100"):
+    with pytest.raises(InputError, match=r"trial 7, point 1: .*percentages by 100"):
         Sweep(Rule(BUDGET)).hopeless(7, {10: 45.0}, {})
 
 

@@ -96,8 +96,8 @@ def test_a_value_that_json_does_not_have_is_infinite(read):
     [
         ({"level": "fatal"}, r"line 2: an alarm has a 'metric' and a 'level' \(warning or alarm\), found"),
         ({"metric": None}, "line 2: an alarm has a 'metric'"),
-        ({"since": -1}, "line 2: 'since' is a whole number"),
-        ({"threshold": "high"}, "line 2: 'threshold' is a finite number"),
+        ({"since": -1}, "line 2: 'since' must be a whole number"),
+        ({"threshold": "high"}, "line 2: 'threshold' must be a finite number"),
     ],
 )
 def test_a_line_that_is_no_alarm_is_named(read, change, message):

@@ -30,29 +30,29 @@ def folder(tmp_path, *rows, config=None):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step": "100"}, "'step' is a finite number.*found '100'"),
-        ({"step": True}, "'step' is a finite number.*found True"),
-        ({"step": 1.5}, "'step' is a whole number of 0 or more, found 1.5"),
-        ({"step": -1}, "'step' is a whole number of 0 or more, found -1"),
-        ({"step": 10**17}, "'step' is a whole number"),
+        ({"step": "100"}, "'step' must be a finite number.*found '100'"),
+        ({"step": True}, "'step' must be a finite number.*found True"),
+        ({"step": 1.5}, "'step' must be a whole number of 0 or more, found 1.5"),
+        ({"step": -1}, "'step' must be a whole number of 0 or more, found -1"),
+        ({"step": 10**17}, "'step' must be a whole number"),
         ({"step": None}, "no 'step'"),
         ({"pass_rate": None}, "no 'pass_rate'"),
-        ({"pass_rate": "61.0%"}, "'pass_rate' is a finite number.*found '61.0%'"),
-        ({"pass_rate": math.nan}, "'pass_rate' is a finite number.*found nan"),
-        ({"pass_rate": [0.3]}, r"'pass_rate' is a finite number.*found \[0.3\]"),
-        ({"time": "2025-01-01"}, "'time' is a finite number, or null.*'2025-01-01'"),
-        ({"samples": math.inf}, "'samples' is a finite number.*inf"),
-        ({"samples": 10**400}, r"'samples' is a finite number.*found 1000\S+\.\.\.0000"),
-        ({"entropy": False}, "'entropy' is a finite number.*False"),
-        ({"version": 2.5}, "'version' is a whole number of -1 or more"),
-        ({"n_prompts": "100"}, "'n_prompts' is a finite number"),
-        ({"n_samples": -4}, "'n_samples' is a whole number"),
-        ({"device_seconds": 3600}, "'device_seconds' is an object of counters, found 3600"),
-        ({"device_seconds": [1, 2]}, "'device_seconds' is an object of counters"),
-        ({"device_seconds": {"train": "1"}}, "'device_seconds.train' is a finite number.*'1'"),
-        ({"flops": {"generate": True}}, "'flops.generate' is a finite number.*True"),
-        ({"tokens": {"trained": math.nan}}, "'tokens.trained' is a finite number.*nan"),
-        ({"mean_p_1mp": {"deep": [[[[[[[[[]]]]]]]]]}}, "'mean_p_1mp' is a finite number"),
+        ({"pass_rate": "61.0%"}, "'pass_rate' must be a finite number.*found '61.0%'"),
+        ({"pass_rate": math.nan}, "'pass_rate' must be a finite number.*found nan"),
+        ({"pass_rate": [0.3]}, r"'pass_rate' must be a finite number.*found \[0.3\]"),
+        ({"time": "2025-01-01"}, "'time' must be a finite number, or null.*'2025-01-01'"),
+        ({"samples": math.inf}, "'samples' must be a finite number.*inf"),
+        ({"samples": 10**400}, r"'samples' must be a finite number.*found 1000\S+\.\.\.0000"),
+        ({"entropy": False}, "'entropy' must be a finite number.*False"),
+        ({"version": 2.5}, "'version' must be a whole number of -1 or more"),
+        ({"n_prompts": "100"}, "'n_prompts' must be a finite number"),
+        ({"n_samples": -4}, "'n_samples' must be a whole number"),
+        ({"device_seconds": 3600}, "'device_seconds' must be an object of counters, found 3600"),
+        ({"device_seconds": [1, 2]}, "'device_seconds' must be an object of counters"),
+        ({"device_seconds": {"train": "1"}}, "'device_seconds.train' must be a finite number.*'1'"),
+        ({"flops": {"generate": True}}, "'flops.generate' must be a finite number.*True"),
+        ({"tokens": {"trained": math.nan}}, "'tokens.trained' must be a finite number.*nan"),
+        ({"mean_p_1mp": {"deep": [[[[[[[[[]]]]]]]]]}}, "'mean_p_1mp' must be a finite number"),
     ],
 )
 def test_a_field_of_another_type_is_named_with_its_line(tmp_path, changes, message):
@@ -126,7 +126,7 @@ def test_what_is_no_run_folder(tmp_path):
     file.write_text("a,b\n")
     for path, message in (
         (file, "a file, not a run folder"),
-        (tmp_path, "holds no evals.jsonl"),
+        (tmp_path, "no evals.jsonl in it"),
         (tmp_path / "nothing", "no such run folder"),
         (tmp_path / ("long" * 100), "File name too long"),
     ):
@@ -181,7 +181,7 @@ def test_an_axis_that_was_not_logged_names_those_that_were(tmp_path):
 @pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])
 def test_a_price_is_above_zero(tmp_path, price):
     record = RunRecord.read(folder(tmp_path, *counters(device_seconds=SECONDS)))
-    with pytest.raises(InputError, match="price of a GPU-hour is a number of dollars above 0"):
+    with pytest.raises(InputError, match="price of a GPU-hour must be a number of dollars above 0"):
         record.compute("dollars", price)
 
 

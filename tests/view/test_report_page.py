@@ -209,12 +209,8 @@ def test_too_few_evaluations_for_a_fit(make_run, n_evals):
     text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
     assert "No curve is fitted: " in text
     assert "Forecast and outcome" not in text
-    count = (
-        "1 evaluation at distinct compute is"
-        if n_evals == 1
-        else f"{n_evals} evaluations at distinct compute are"
-    )
-    assert f"No curve is fitted: {count} too few" in text
+    count = "1 evaluation" if n_evals == 1 else f"{n_evals} evaluations"
+    assert f"No curve is fitted: {count} (each compute counted once); a curve needs at least 6" in text
     assert "holds no steps.jsonl" in text
 
 

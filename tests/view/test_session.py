@@ -242,13 +242,13 @@ def test_a_frame_has_no_numbers_where_nothing_is_known(places):
 
 def test_what_is_no_number_is_refused_by_name(fitted):
     """Not by what numpy or Python would say of it."""
-    asked = "a compute to forecast at is a number, found 'x'"
+    asked = "a compute to forecast at must be a number, found 'x'"
     for ask in (lambda: fitted.plot(at="x"), lambda: fitted.plot(at=[1, "x"]), lambda: fitted.forecast("x")):
         with pytest.raises(scalerl.InputError, match=asked):
             ask()
-    with pytest.raises(scalerl.InputError, match="the target is a number, found 'high'"):
+    with pytest.raises(scalerl.InputError, match="the target must be a number, found 'high'"):
         fitted.verdict("high", 16_000)
-    with pytest.raises(scalerl.InputError, match="the number of devices is a number, found 'abc'"):
+    with pytest.raises(scalerl.InputError, match="the number of devices must be a number, found 'abc'"):
         scalerl.load_run("log.csv", devices="abc")  # type: ignore[arg-type]
 
 
@@ -348,5 +348,5 @@ def test_a_run_without_an_evaluation_is_none_of_another_trainer(places):
 
 @pytest.mark.parametrize("devices", [-8, 0, float("nan")])
 def test_a_number_of_devices_is_above_0(places, devices):
-    with pytest.raises(scalerl.InputError, match="the number of devices is a number above 0"):
+    with pytest.raises(scalerl.InputError, match="the number of devices must be a number above 0"):
         scalerl.load_run("verl.jsonl", devices=devices)

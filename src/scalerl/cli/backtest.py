@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     test = commands.add_parser(
         "backtest",
         help="score forecasts on finished runs",
-        description="Score the forecasts that finished runs would have had, beside those of five rivals.",
+        description="Score the forecasts that finished runs would have had, against five rival methods.",
         epilog=examples("""
   scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
   scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
@@ -108,5 +108,5 @@ def _fractions(text: str) -> tuple[float, ...]:
     except (ValueError, ZeroDivisionError, OverflowError):
         values = ()
     if not values or not all(0 < value < 1 for value in values):
-        raise argparse.ArgumentTypeError(f"expected fractions between 0 and 1, as 1/8,1/2; found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected fractions between 0 and 1, e.g. 1/8,1/2, found {text!r}")
     return values

@@ -50,15 +50,15 @@ def add(commands: argparse._SubParsersAction) -> None:
         "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
     )
     add_shared(compare, "--group", "treat these runs as the seeds of one recipe")
-    add_shared(compare, "--base", "recipe to compare the others with (the first; groups come first)")
+    add_shared(compare, "--base", "recipe to compare the others with (first group, else first run)")
     compare.add_argument(
         "--paired",
         action="store_true",
-        help="compare seed by seed: runs with one seed share their base model, prompts and order",
+        help="compare seed by seed: equal seeds share their base model, prompts and order",
     )
     add_data_arguments(compare)
     add_shared(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(compare, "--target", "compare the compute to this pass rate")
+    add_shared(compare, "--target", "compare the compute that reaches this pass rate")
     compare.set_defaults(run=run)
 
 
@@ -133,9 +133,7 @@ def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
         for data, _ in runs:
             seed = configs[data.path].get("seed")
             if isinstance(seed, bool) or not isinstance(seed, int):
-                raise InputError(
-                    f"{data.path}: has no seed in a config.json, so --paired finds it no partner"
-                )
+                raise InputError(f"{data.path}: has no seed in a config.json, so --paired cannot pair it")
             block = (models[data.path], seed) if grouped else seed
             if block in of_recipe:
                 raise InputError(

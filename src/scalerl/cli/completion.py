@@ -24,7 +24,7 @@ def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -
         description="Print a script that completes commands, options, files, and names such as recipes.",
         epilog=examples("""
   source <(scalerl completion bash)                                # in ~/.bashrc
-  scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then start zsh anew
+  scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then restart zsh
   scalerl completion fish > ~/.config/fish/completions/scalerl.fish
   scalerl completion tcsh > ~/.scalerl.tcsh                        # and in ~/.tcshrc: source ~/.scalerl.tcsh
 """),

@@ -36,7 +36,7 @@ _EPILOG = (
   scalerl fit runs/mine --at 16000                  # ceiling, efficiency and forecast of a run
   scalerl fit log.csv --x gpu_hours --y pass_rate   # the same for any table
   scalerl compare runs/a-seed0 runs/b-seed0         # which recipe is better, beyond seed noise
-  scalerl help fit                                  # all options of a command, as scalerl fit --help
+  scalerl help fit                                  # all options; same as scalerl fit --help
 """)
     + """
 

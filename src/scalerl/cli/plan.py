@@ -39,13 +39,13 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     add_shared(plan, "recipe")
-    plan.add_argument("--generators", type=whole(), metavar="N", help="generators, each with decode_slots")
+    plan.add_argument("--generators", type=whole(), metavar="N", help="generators of decode_slots slots")
     plan.add_argument("--trainers", type=whole(), metavar="M", help="devices that train")
     plan.add_argument("--devices", type=whole(), metavar="G", help="devices in all; finds the best split")
     add_shared(plan, "--set", "change one key of the recipe")
     rates = plan.add_argument_group("rates of the parts")
-    rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="as measured in a run")
-    rates.add_argument("--rates", metavar="FILE", help="a TOML file, or rates of the package: h100-8b")
+    rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="rates of a past run")
+    rates.add_argument("--rates", metavar="FILE", help="a TOML file, or a built-in name: h100-8b")
     rates.add_argument(
         "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one rate: decode.row=2e-5"
     )
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--evaluate-every",
         type=positive,
         metavar="N",
-        help="in steps (as in the recipe or run)",
+        help="steps between (as recipe or run)",
     )
     more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
     more.add_argument("--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (0)")
@@ -127,10 +127,12 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise an InputError if options do not go together, or the run does not exist."""
+    from scalerl.record.folder import why_no_run
+
     if args.run_folder is not None and not args.run_folder.is_dir():
-        raise InputError(f"plan: --from {args.run_folder}: no such run folder")
+        raise InputError(f"plan: --from {args.run_folder}: {why_no_run(args.run_folder)}")
     if (args.run_folder is None) == (args.rates is None):
-        raise InputError("plan: give either --from RUN or --rates FILE (of the package: h100-8b)")
+        raise InputError("plan: give either --from RUN or --rates FILE (built in: h100-8b)")
     if args.devices and (args.generators or args.trainers):
         raise InputError("plan: give either --devices, or --generators and --trainers")
     if not args.devices and not (args.generators and args.trainers):

@@ -65,7 +65,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_shared(several, "--budget", "forecast every run at this compute", type=amount(True))
     add_shared(several, "--target", "pass rate to reach at --budget")
     add_shared(several, "--base", "recipe to compare the others with (the first)")
-    add_shared(several, "--group", "treat these runs as seeds of one recipe (run folders: by their recipe)")
+    add_shared(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
     several.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables in Markdown")
     several.add_argument("--latex", metavar="FILE", type=Path, help="also write the tables in LaTeX")
     several.add_argument(
@@ -115,7 +115,7 @@ def _several(args: argparse.Namespace) -> None:
     from scalerl.view.runs.page import runs_latex, runs_markdown, write_runs_report
 
     if args.target is not None and args.budget is None:
-        raise InputError("--target is the pass rate to reach at --budget: give that, too")
+        raise InputError("--target needs --budget, the compute at which to reach it")
     view, paths, unread = _view(args)
     written = [write_runs_report(view, args.output or Path("runs.html"))]
     if args.markdown:

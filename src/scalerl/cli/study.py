@@ -21,8 +21,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its arguments."""
     study = commands.add_parser(
         "study",
-        help="run recipes x seeds, and compare the arms",
-        description="Run a study (recipes x seeds), and tell effects on the ceiling from noise.",
+        help="run recipes x seeds, and compare them",
+        description="Run a study (recipes x seeds), and separate ceiling effects from noise.",
         usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
         epilog=examples("""
   scalerl study study.toml --dry-run                            # print the runs and their cost, run nothing
@@ -53,7 +53,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     verdict = study.add_argument_group("the verdict")
     add_shared(verdict, "--x", "compute axis (the axis of the budgets)")
     add_shared(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(verdict, "--target", "compare the compute to this pass rate")
+    add_shared(verdict, "--target", "compare the compute that reaches this pass rate")
     add_shared(verdict, "--level")
     verdict.add_argument(
         "--figures",

@@ -55,9 +55,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     again.add_argument(
         "--restart",
         action="store_true",
-        help="start over in the run folder; the old run is kept in its before-1, before-2 ...",
+        help="start over in the run folder; the old run moves to RUN/before-1, before-2 ...",
     )
-    cluster = train.add_argument_group("on a cluster", "[cluster] of a recipe has these and further settings")
+    cluster = train.add_argument_group("on a cluster", "the recipe's [cluster] table has these and more")
     cluster.add_argument("--cluster", choices=["ray"], help="run on a Ray cluster")
     cluster.add_argument("--generators", type=int, metavar="N", help="rollout workers (1)")
     cluster.add_argument("--trainers", type=int, metavar="M", help="trainers (1); two or more use FSDP2")

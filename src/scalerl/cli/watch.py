@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     watch = commands.add_parser(
         "watch",
         help="follow a run in progress",
-        description="Follow a run in progress, ours or another trainer's, with its forecast.",
+        description="Follow a run of any trainer in progress, with its forecast.",
         epilog=examples("""
   scalerl watch runs/mine --target 0.6
   scalerl watch wandb/ --x steps --budget 1000       # another trainer's log

@@ -153,19 +153,19 @@ def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
 def check_level(level: float) -> None:
     """Raise an InputError unless `level` is between 0 and 1."""
     if not 0 < number_of(level, "the level of the intervals") < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
+        raise InputError(f"the level of the intervals must be between 0 and 1, found {level:g}")
 
 
 def check_compute(compute: float, what: str) -> None:
     """Raise an InputError unless `compute` is a finite number of 0 or more; `what` names it."""
     if not (math.isfinite(number_of(compute, what)) and compute >= 0):
-        raise InputError(f"{what} is a number of 0 or more, found {compute:g}")
+        raise InputError(f"{what} must be a number of 0 or more, found {compute:g}")
 
 
 def check_target(target: float, budget: float) -> None:
     """Raise an InputError unless `target` is a pass rate, and `budget` an amount of compute."""
     if not 0 <= number_of(target, "the target") <= 1:
-        raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
+        raise InputError(f"the target must be a pass rate in [0, 1], found {target:g}")
     check_compute(budget, "the budget")
 
 

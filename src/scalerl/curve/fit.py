@@ -172,10 +172,10 @@ def check_options(
     """Raise an InputError unless these can be options of `fit`."""
     check_level(level)
     if r0 is not None and r0 != "free" and not 0 <= number_of(r0, "R_0, where it is not 'free',") < 1:
-        raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
+        raise InputError(f"R_0 must be a pass rate in [0, 1), found {r0:g}")
     if not 0 <= number_of(min_compute, "min_compute") < number_of(max_compute, "max_compute"):
         raise InputError(
-            f"min_compute is 0 or more, and below max_compute; found {min_compute:g} and {max_compute:g}"
+            f"min_compute must be 0 or more, and below max_compute, found {min_compute:g} and {max_compute:g}"
         )
 
 
@@ -193,8 +193,8 @@ def _choose(
     n = len(np.unique(chosen.compute_N))
     if n < MIN_TO_FIT:
         raise CannotAnswerError(
-            f"{points.source}: {counted(n, 'evaluation')} at distinct compute {'is' if n == 1 else 'are'} "
-            f"too few to fit a curve: at least {MIN_TO_FIT} are needed"
+            f"{points.source}: {counted(n, 'evaluation')} (each compute counted once); "
+            f"a curve needs at least {MIN_TO_FIT}"
         )
     return chosen, points.select(~keep_N)
 
@@ -221,15 +221,15 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     error = sd * math.sqrt((1 if r0 is None else 0) / third + 1 / third)
     if last - first > 2 * error:
         return
-    what, noise = "does not rise", f"with noise {sd:.3f}"
+    what, noise = "does not rise:", f"noise {sd:.3f}"
     if last - first < -2 * error:
         # `sd` is about a rising curve, so that the fall is in it. Second differences are about none.
         apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
         scatter = math.sqrt(float(np.mean(apart_N**2)) / 1.5)
-        what, noise = "falls", f"neighbours scatter by {scatter:.3f}"
+        what, noise = "falls", f"scatter of neighbours {scatter:.3f}"
     raise CannotAnswerError(
-        f"{points.source}: the pass rate {what}: {first:.3f} at the start, {last:.3f} in the last third, "
-        f"{noise}; there is no saturating curve to fit"
+        f"{points.source}: the pass rate {what} from {first:.3f} (start) to {last:.3f} (last third; "
+        f"{noise}), so there is no saturating curve to fit"
     )
 
 

@@ -246,7 +246,7 @@ class Fit:
         """
         if not (math.isfinite(number_of(worth, "the worth of a unit of compute")) and worth > 0):
             raise InputError(
-                f"the worth of a unit of compute is a gain in pass rate above 0, found {worth:g}"
+                f"the worth of a unit of compute must be a gain in pass rate above 0, found {worth:g}"
             )
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 

@@ -234,9 +234,9 @@ def _checked(
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(names)}")
     check_level(level)
     if budget is not None and not (math.isfinite(budget) and budget > 0):
-        raise InputError(f"the budget is a compute above 0, found {budget:g}")
+        raise InputError(f"the budget must be a compute above 0, found {budget:g}")
     if target is not None and not 0 < target < 1:
-        raise InputError(f"the target is a pass rate between 0 and 1, found {target:g}")
+        raise InputError(f"the target must be a pass rate between 0 and 1, found {target:g}")
     for name, fits in recipes.items():
         if not fits:
             raise InputError(f"recipe '{name}' has no runs")

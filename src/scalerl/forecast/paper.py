@@ -132,7 +132,7 @@ def paper_fit(
             )
         r0 = float(points.pass_rate_N[zero_N].mean())
     if not 0 <= r0 < 1:
-        raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
+        raise InputError(f"R_0 must be a pass rate in [0, 1), found {r0:g}")
     scale, warnings = _scale(points) if c_mids is None else (1.0, ())
     c_mids = tuple(scale * c for c in PAPER_C_MIDS) if c_mids is None else c_mids
     min_compute = scale * PAPER_MIN_COMPUTE if min_compute is None else float(min_compute)
@@ -143,13 +143,14 @@ def paper_fit(
     n = len(np.unique(chosen.compute_N))
     if n < 3:
         raise CannotAnswerError(
-            f"{points.source}: {counted(n, 'evaluation')} at distinct compute from {min_compute:g} on; "
+            f"{points.source}: {counted(n, 'evaluation')} (each compute counted once) from {min_compute:g}; "
             f"the paper's fit needs at least 3 (is min_compute in the unit of {points.axis}?)"
         )
     last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
     if last_N.mean() <= r0:
         raise CannotAnswerError(
-            f"{points.source}: the pass rate does not rise: R_0 {r0:.3f}, the last third {last_N.mean():.3f}"
+            f"{points.source}: the pass rate does not rise: from {r0:.3f} (R_0) to {last_N.mean():.3f} "
+            "(last third)"
         )
     left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
     curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))

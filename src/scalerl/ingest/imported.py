@@ -59,7 +59,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
-            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
+            raise InputError(f"{_DEVICES} must be a number above 0, found {self.devices}")
 
     def cost(self) -> ModelCost | None:
         """Return what a token costs, if FLOPs are to be counted.

@@ -75,9 +75,9 @@ class Rule:
     def __post_init__(self) -> None:
         budget = number_of(self.budget, "the budget")
         if not (math.isfinite(budget) and budget > 0):
-            raise InputError(f"the budget is the compute of a whole trial, above 0; found {budget:g}")
+            raise InputError(f"the budget must be the compute of a whole trial, above 0, found {budget:g}")
         if not -1 < number_of(self.margin, "the margin") < 1:
-            raise InputError(f"the margin is a difference of pass rates, as 0.01; found {self.margin:g}")
+            raise InputError(f"the margin must be a difference in (-1, 1), e.g. 0.01, found {self.margin:g}")
         check_level(self.level)
         if self.noise_sd is not None and not 0 <= number_of(self.noise_sd, "the noise") <= _LARGEST_NOISE:
             raise InputError(

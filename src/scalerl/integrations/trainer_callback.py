@@ -265,7 +265,7 @@ def _check(target: float | None, end: float | None, axis: str, stop_at: str | No
     if end is None and axis != "steps":
         raise InputError(f"on the axis '{axis}' the end of a training is not known: give it, end=...")
     if end is not None and not 0 < number_of(end, "the end") < math.inf:
-        raise InputError(f"the end is a number above 0, found {end:g}")
+        raise InputError(f"the end must be a number above 0, found {end:g}")
     if stop_at not in (None, "no-go"):
         raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
     if stop_at is not None and target is None:

@@ -174,7 +174,7 @@ def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
     span = f" (step {steps[0]})" if len(steps) == 1 else more
     return (
         f"{last}{of}{share} {'is' if n == 1 else 'are'} {what}{span}: the run may have diverged "
-        "there, so that no ceiling is called identified and no verdict is given"
+        "there, so no ceiling is identified and verdicts are 'too early'"
     )
 
 

@@ -140,7 +140,7 @@ _COUNTERS = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
 
 def _counters(kind: type, value: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
-        raise InputError(f"'{name}' is an object of counters, found {brief(value)}")
+        raise InputError(f"'{name}' must be an object of counters, found {brief(value)}")
     known = [f.name for f in fields(kind) if value.get(f.name) is not None]
     return kind(**{key: number(value[key], f"{name}.{key}") for key in known})
 
@@ -350,7 +350,7 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
     if price is None:
         raise InputError("the axis 'dollars' needs a price per GPU-hour")
     if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
-        raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
+        raise InputError(f"the price of a GPU-hour must be a number of dollars above 0, found {price:g}")
     with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
         return gpu_hours_N * price
 
@@ -380,7 +380,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     config = read_object(file) if file.is_file() else {}
     schema = config.get("schema", SCHEMA)
     if not isinstance(schema, int):
-        raise InputError(f"{file}: 'schema' is a whole number, found {schema!r}")
+        raise InputError(f"{file}: 'schema' must be a whole number, found {schema!r}")
     # A newer one may mean something else by a field; older ones are read.
     if schema > SCHEMA:
         raise InputError(f"{file}: schema {schema} is newer than this scalerl reads ({SCHEMA})")

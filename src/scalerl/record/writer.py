@@ -148,7 +148,9 @@ class RunWriter:
         self._append("alarms.jsonl", row, sync=True)
 
     def forecast(self, row: Mapping[str, Any]) -> None:
-        """Append one forecast; it is on the disk when this returns, and is never changed."""
+        """Append one forecast; it is on the disk when this returns, and is never edited.
+
+        A resume from a checkpoint before it moves it to lost.jsonl."""
         self._append("forecasts.jsonl", row, sync=True)
 
     def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:

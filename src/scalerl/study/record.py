@@ -171,7 +171,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """
     file = path / PLAN
     if not file.is_file():
-        raise InputError(f"{path}: holds no {PLAN}, so it is no study")
+        raise InputError(f"{path}: not a study folder: no {PLAN}")
     plan = read_object(file)
     if plan.get("schema") != SCHEMA:
         raise InputError(f"{file}: no plan of schema {SCHEMA}")

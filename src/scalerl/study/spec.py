@@ -135,7 +135,7 @@ class Study:
         """
         if bool(self.arm) == bool(self.arms):
             found = "both" if self.arm else "neither"
-            raise InputError(f"a study has arms by name, [arm.NAME], or by a rule, [arms]; found {found}")
+            raise InputError(f"a study needs [arm.NAME] tables or one [arms] table; found {found}")
         return self.arms or Listed(self.arm)
 
 

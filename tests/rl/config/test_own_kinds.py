@@ -166,8 +166,8 @@ def test_a_data_set_takes_a_verifier(here):
         (["wrong.py:Short"], r"wrong.py:Short: __call__ must take the arguments of __call__\(logp_NT, behav"),
         (["wrong.py:Held"], r"loss.kind: .*wrong.py:Held has a field whose type no recipe can check"),
         (["losses.py:Topr", "max_rato=1"], "unknown key 'loss.max_rato'; did you mean 'loss.max_ratio'"),
-        (["losses.py:Topr", "max_ratio=x"], "loss.max_ratio: Input should be a valid number"),
-        (["losses.py:Topr", "max_ratio=true"], "loss.max_ratio: is neither true nor false"),
+        (["losses.py:Topr", "max_ratio=x"], "loss.max_ratio: expected a number, found 'x'"),
+        (["losses.py:Topr", "max_ratio=true"], "loss.max_ratio: cannot be true or false"),
         (["losses.py:Topr", "max_ratio=-1"], "loss: max_ratio must be positive"),
     ],
 )  # fmt: skip

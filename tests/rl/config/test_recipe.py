@@ -127,10 +127,10 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ("[schedule]\nk = -1\n", "schedule: k must be between 0 and 1000"),
         ("[curriculum]\nthreshold = 1.5\n", r"curriculum: threshold must be in \(0, 1\]"),
         ('[length]\nkind = "forced_interruption"\nlow = 9\nhigh = 5\n', "length: low and high must satisfy"),
-        ('[batch]\nprompts = "many"\n', "batch.prompts: .*integer.*found 'many'"),
-        ("[batch]\nprompts = 2.5\n", r"batch.prompts: .*integer.*found 2\.5"),
+        ('[batch]\nprompts = "many"\n', "batch.prompts: expected a whole number, found 'many'"),
+        ("[batch]\nprompts = 2.5\n", r"batch.prompts: expected a whole number, found 2\.5"),
         ("batch = 4\n", "batch: .*found 4"),
-        ("decode_slots = [1]\n", "decode_slots: .*integer"),
+        ("decode_slots = [1]\n", r"decode_slots: expected a whole number, found \[1\]"),
         ("= 3\n", "not TOML"),
     ],
 )
@@ -202,6 +202,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 def test_a_bad_override_is_named(write, override, message):
     with pytest.raises(InputError, match=message):
         load_recipe(write(), [override])
+
+
+def test_a_key_is_suggested_of_the_chosen_kind_alone():
+    with pytest.raises(InputError, match=r"unknown key 'task.too_lon'; the keys here are"):
+        load_recipe("demo", ["task.too_lon=1"])  # task.too_long is a data set's
 
 
 def test_the_recipes_of_the_package_resolve():

@@ -28,8 +28,8 @@ def test_only_its_own_name_is_built():
     ("name", "message"),
     [
         ("chain-base:size=3", "no option 'size'; there are seed"),
-        ("chain-base:layers=0", "layers is a whole number of 1 or more, found '0'"),
-        ("chain-base:layers", "layers is a whole number of 1 or more, found ''"),
+        ("chain-base:layers=0", "layers must be a whole number of 1 or more, found '0'"),
+        ("chain-base:layers", "layers must be a whole number of 1 or more, found ''"),
         ("chain-base:hidden_size=30", "hidden_size 30 is no multiple of 4 heads"),
     ],
 )

@@ -11,7 +11,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.formats.sqlite import Database, Store, columns_of
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
-from scalerl.jsonl import flat, parse_json
+from scalerl.jsonl import flat, parse_json, why_not_json
 
 
 def _read(database: Database) -> list[Log]:
@@ -51,7 +51,7 @@ def _object(text: Any, path: Path) -> Mapping[str, Any]:
     try:
         found = parse_json(text.encode() if isinstance(text, str) else text, str(path))
     except ValueError as error:
-        raise InputError(f"{path}: a row of trackio's is not JSON ({error})") from error
+        raise InputError(f"{path}: a row of trackio's is not JSON ({why_not_json(error)})") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: a row of trackio's is no JSON object")
     return found

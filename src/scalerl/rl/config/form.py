@@ -25,10 +25,16 @@ from scalerl.kinds import Choice, choices_of, hints_of, name_of
 
 T = TypeVar("T")
 _WORDS = {
-    **dict.fromkeys(("tuple_type", "list_type"), "expected a list, as in [1, 2]"),
-    **dict.fromkeys(("dict_type", "dataclass_type", "model_attributes_type"), "expected a table"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "path_type": "a path",
+    **dict.fromkeys(("tuple_type", "list_type"), "a list, e.g. [1, 2]"),
+    **dict.fromkeys(("dict_type", "dataclass_type", "model_attributes_type"), "a table"),
 }
-"""Messages in place of those of pydantic that name Python types, by the type of the error."""
+"""What was expected, in words of TOML where pydantic has those of Python, by the type of its error."""
 _PART = r"""[\w"'-]+[ \t]*\.[ \t]*"""
 _DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:{_PART}){{{limits.DEPTH.most}}}""")
 """A key of too many parts, for which `tomllib` takes a time that grows with their square."""
@@ -49,14 +55,18 @@ class Form(Generic[T]):
             InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of
                 range.
         """
-        values = self._checked(self._cls, values, source, self._prefix)
+        values = self._checked(self._cls, values, source, self._prefix, values)
         try:
             return self._adapter.validate_python(values)
         except ValidationError as error:
             raise InputError(f"{source}: {self._explain(error)}") from error
 
-    def _checked(self, cls: Any, values: Mapping[str, Any], source: str, prefix: str) -> dict[str, Any]:
+    def _checked(
+        self, cls: Any, values: Mapping[str, Any], source: str, prefix: str, whole: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the values, with an object for each table of a kind of the user's own.
+
+        `whole` are the values that these are a part of.
 
         Raises:
             InputError: the first key that no variant at its place has, or an error of such a kind.
@@ -64,7 +74,7 @@ class Form(Generic[T]):
         hints, choices, checked = hints_of(cls), choices_of(cls), dict(values)
         for key, value in values.items():
             if key not in hints:
-                known = _keys(self._cls, self._prefix)
+                known = _keys(self._cls, self._prefix, whole)
                 close = [
                     near
                     for near in difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
@@ -72,11 +82,11 @@ class Form(Generic[T]):
                     if difflib.SequenceMatcher(None, key, near.rpartition(".")[2]).ratio() > 0.5
                 ]
                 hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
-                if prefix + key in known:
+                if prefix + key in _keys(self._cls, self._prefix):
                     hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
                 raise InputError(f"{source}: unknown key {brief(prefix + key)}; {hint}")
             if not _may_be_bool(hints[key]) and any(isinstance(one, bool) for one in _entries(value)):
-                raise InputError(f"{source}: {prefix}{key}: is neither true nor false (found {brief(value)})")
+                raise InputError(f"{source}: {prefix}{key}: cannot be true or false (found {brief(value)})")
             if key in choices and isinstance(value, Mapping):
                 made = _own(choices[key], value, source, f"{prefix}{key}.")
                 if made is not None:
@@ -85,19 +95,16 @@ class Form(Generic[T]):
             for table in _entries(value):
                 if isinstance(table, Mapping):
                     for variant in _fitting(_variants(hints[key]), table):
-                        inner = self._checked(variant, table, source, f"{prefix}{key}.")
+                        inner = self._checked(variant, table, source, f"{prefix}{key}.", whole)
                         if table is value:
                             checked[key] = inner
         return checked
 
     def _explain(self, error: ValidationError) -> str:
         """Return the first error in one line, with the key as it was written."""
-        first = error.errors()[0]
+        first, *others = error.errors()
         known = _keys(self._cls)
-        where: list[str] = []
-        for part in map(str, first["loc"]):
-            if ".".join([*where, part]) in known:  # what is no key is the tag of a variant
-                where.append(part)
+        where = _where(first["loc"], known)
         key = self._prefix + ".".join(where) if where else self._prefix.removesuffix(".")
         if first["type"] == "missing":
             return f"missing key {key!r}"
@@ -107,7 +114,14 @@ class Form(Generic[T]):
             context = first.get("ctx", {})
             expected = context.get("expected_tags") or context.get("expected")
             return f"{key}: found {brief(first['input'])}, expected {expected}"
-        message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        # A key of several types has an error for each, and a list one for an entry, which is to be named.
+        same = [one for one in (first, *others) if _where(one["loc"], known) == where]
+        deepest = max(len(one["loc"]) for one in same)
+        first, *others = [one for one in same if len(one["loc"]) == deepest]
+        expected = {_WORDS.get(one["type"], ""): None for one in (first, *others)}
+        if all(expected) and key:
+            return f"{key}: expected {' or '.join(expected)}, found {brief(first['input'])}"
+        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         found = "" if isinstance(first["input"], Mapping) else f" (found {brief(first['input'])})"
         return f"{key}: {message}{found}" if key else message
 
@@ -126,6 +140,15 @@ def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> 
         why = f"{name_of(cls)} has a field whose type no recipe can check ({brief_error(error)})"
         raise InputError(f"{source}: {prefix}kind: {why}") from error
     return form.build({key: value for key, value in table.items() if key != "kind"}, source)
+
+
+def _where(loc: Sequence[int | str], known: set[str]) -> list[str]:
+    """Return the parts of the key at which pydantic found an error; its others are tags of variants."""
+    where: list[str] = []
+    for part in map(str, loc):
+        if ".".join([*where, part]) in known:
+            where.append(part)
+    return where
 
 
 def _entries(value: Any) -> Sequence[Any]:
@@ -150,13 +173,15 @@ def _variants(hint: Any) -> list[Any]:
     return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
 
 
-def _keys(cls: Any, prefix: str = "") -> set[str]:
-    """Return every dotted key of a dataclass, those of all variants included."""
+def _keys(cls: Any, prefix: str = "", values: Mapping[str, Any] | None = None) -> set[str]:
+    """Return every dotted key of a dataclass; of variants those of the kind in `values`, else of all."""
     keys = set()
     for name, hint in hints_of(cls).items():
         keys.add(prefix + name)
-        for variant in _variants(hint):
-            keys |= _keys(variant, f"{prefix}{name}.")
+        table = (values or {}).get(name)
+        table = table if isinstance(table, Mapping) else {}
+        for variant in _fitting(_variants(hint), table) or _variants(hint):
+            keys |= _keys(variant, f"{prefix}{name}.", table)
     return keys
 
 

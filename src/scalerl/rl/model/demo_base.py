@@ -165,7 +165,7 @@ def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
         if key not in (*_OPTIONS, "thinking"):
             raise InputError(f"model {name}: no option {key!r}; there are {', '.join(_OPTIONS)}, thinking")
         if not (value.isdecimal() and (int(value) or key == "seed")):
-            raise InputError(f"model {name}: {key} is a whole number of 1 or more, found {value!r}")
+            raise InputError(f"model {name}: {key} must be a whole number of 1 or more, found {value!r}")
         options[key] = int(value)
     if "hidden_size" in options:
         ratio = BaseModel.intermediate_size / BaseModel.hidden_size

@@ -197,7 +197,7 @@ class Dataset(Task):
             return str(found)
         if isinstance(found, list | dict) and self.verifier.takes_json:
             return json.dumps(found, ensure_ascii=False, default=str)
-        inside = f": name what is inside, as in {self.answer}.0" if isinstance(found, list | dict) else ""
+        inside = f": name what is inside, e.g. {self.answer}.0" if isinstance(found, list | dict) else ""
         raise InputError(
             f"{row.place}: column {self.answer!r} must be a text or a number, found {brief(found)}{inside}"
         )
