@@ -49,6 +49,7 @@ OWN = [
     "advantage.kind=advantages.py:SoftStd",
     "task.kind=tasks.py:Sums",
     "task.heldout=5",
+    "task.width=6",
 ]
 
 

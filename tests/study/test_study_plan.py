@@ -292,9 +292,14 @@ def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
 def test_a_budget_of_a_few_steps_is_warned_of():
     assert list(short_of_steps(make_plan(STUDY))) == []
     (base, dapo) = short_of_steps(make_plan(replace(STUDY, budgets=(1e10,))))
-    assert base.startswith("base: about 1.")
+    assert base.startswith("base: about 4 steps")  # a run of 43 steps took 1e11
     assert "steps up to 1e+10 flops; evaluations are made between steps, and a curve needs 6" in base
-    assert dapo.startswith("dapo: about 1.")
+    assert dapo.startswith("dapo: about 4 steps")
+
+
+def test_the_last_of_the_budgets_is_the_amount_of_the_base():
+    plan = make_plan(replace(STUDY, set={"budget": {"kind": "steps"}}, budgets=(15.0, 30.0)))
+    assert (plan.axis, plan.base.budget.amount) == ("steps", 30.0)
 
 
 def test_a_base_model_that_is_not_there_is_said_before_the_first_run(tmp_path, capsys, monkeypatch):

@@ -82,6 +82,11 @@ class Reward:
     """Why there is no verdict, where the verification itself failed: the completion leaves the loss."""
 
 
+def as_reward(verdict: Reward | bool) -> Reward:
+    """Return what a verifier has returned as a reward: a bool stands for +1 or -1."""
+    return Reward(1.0 if verdict else -1.0, verdict) if isinstance(verdict, bool) else verdict
+
+
 FAILED = Reward(-1.0, False)
 """The reward of a truncated completion, and of one whose verification failed."""
 

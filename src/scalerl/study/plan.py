@@ -164,9 +164,9 @@ def _base(study: Study) -> Recipe:
     if "seed" in study.set:
         raise InputError("set.seed: the seeds of a study are those of `seeds`")
     values = changed(read_toml(study.base), study.set)
-    base = from_dict(values, study.base)
     if study.budgets:
-        base = replace(base, budget=replace(base.budget, amount=study.budgets[-1]))
+        values = changed(values, {"budget": {"amount": study.budgets[-1]}})
+    base = from_dict(values, study.base)
     if base.model == CHAIN_BASE:  # it depends on the budget of thinking, which an arm may change
         base = replace(base, model=f"{CHAIN_BASE}:thinking={base.context.thinking}")
     return base

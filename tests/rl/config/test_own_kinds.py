@@ -90,7 +90,7 @@ def test_another_process_unpickles_what_comes_from_a_file(here):
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     data = pickle.dumps(load_recipe("demo", OWN).task)
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
-    assert done.stdout.decode().startswith("Sums(terms=2, heldout=20")
+    assert done.stdout.decode().startswith("Sums(terms=2, width=26, heldout=20")
 
 
 def test_an_object_in_python_is_kept_by_where_its_class_is(here):

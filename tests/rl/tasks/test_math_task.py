@@ -232,6 +232,6 @@ def test_rewards_of_sampled_completions_are_those_of_the_task(recipe, model, mak
         verifier.close()
 
 
-def test_the_base_model_of_chain_is_for_chain(recipe):
-    with pytest.raises(InputError, match="model: 'chain-base' is for the task 'chain', not 'dataset'"):
+def test_the_base_model_of_chain_is_for_prompts_of_its_words(recipe):
+    with pytest.raises(InputError, match=r"model: 'chain-base' knows <pad> .*, and prompt .*: name another"):
         find_model(replace(recipe, model="chain-base"))

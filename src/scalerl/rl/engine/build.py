@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_cache, check_sampling
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
-from scalerl.rl.model.causal_lm import load_tokenizer, model_of, prompt_tokens
+from scalerl.rl.model.causal_lm import load_tokenizer, model_of, prompt_tokens, unknown_word
+from scalerl.rl.tasks.task import check_task
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, n_slots: int) -> TorchGenerator:
@@ -96,11 +97,20 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     """Return the recipe, without the prompts longer than `context.prompt` where its task drops those.
 
     Raises:
-        InputError: a prompt has no tokens; or some are too long, and the task does not drop them.
+        InputError: the prompts are not what `check_task` demands; one has no tokens, or a word that the
+            tokenizer does not know; or some are too long, and the task does not drop them.
     """
     tokenizer, task = load_tokenizer(model_folder), recipe.task
+    check_task(task)
     prompts = [*task.prompts("heldout"), *task.prompts("train")]
-    lengths = {prompt.id: len(prompt_tokens(tokenizer, prompt)) for prompt in prompts}
+    lengths: dict[str, int] = {}
+    for prompt in prompts:
+        token_T = prompt_tokens(tokenizer, prompt)
+        lengths[prompt.id] = len(token_T)
+        if (word := unknown_word(tokenizer, prompt, token_T)) is not None:
+            few = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get) if len(tokenizer) < 50 else []
+            knows = f"; it knows {' '.join(few)}" * bool(few)
+            raise InputError(f"prompt {prompt.id}: the tokenizer does not know {brief(word)}{knows}")
     if empty := [name for name, length in lengths.items() if not length]:
         raise InputError(
             f"prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"

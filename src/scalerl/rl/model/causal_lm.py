@@ -101,6 +101,23 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
 
 
+def unknown_word(tokenizer: Any, prompt: Prompt, token_T: np.ndarray) -> str | None:
+    """Return the first word of a prompt, whose tokens are `token_T`, that its tokenizer does not know."""
+    # Tokenizers that are made by hand may say it of their model alone.
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    name = tokenizer.unk_token or getattr(model, "unk_token", None)
+    unknown = tokenizer.convert_tokens_to_ids(name) if name else None
+    # One that has another use as well (GPT-2's) stands for nothing unknown.
+    if unknown in (None, tokenizer.eos_token_id, tokenizer.bos_token_id) or unknown not in token_T:
+        return None
+    if prompt.messages is not None or not tokenizer.is_fast:
+        return name
+    found = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)
+    places = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    words = (prompt.text[start:end] for token, (start, end) in places if token == unknown)
+    return next((word for word in words if word != name), None)
+
+
 def _check_config(path: str | Path) -> None:
     """Reject a folder whose config.json would make transformers compute or allocate without bounds."""
     if (Path(path) / "config.json").exists():

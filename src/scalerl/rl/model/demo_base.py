@@ -24,11 +24,10 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WriteError, brief
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
-from scalerl.kinds import kind_of
-from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
 
@@ -86,10 +85,11 @@ def find_model(
     """Return the folder or name of the recipe's model, and what config.json should record about it.
 
     The name `chain-base` stands for the base model of the task, which is built at its first use and cached,
-    and `chain-base:seed=1,hidden_size=32` for a variant (`base_spec`).
+    and `chain-base:seed=1,hidden_size=32` for a variant (`base_spec`). That of another task than `chain` is
+    the demonstration's.
 
     Raises:
-        InputError: there is no such folder; the name has an unknown option, or the task is not `chain`.
+        InputError: there is no such folder; the name has an unknown option, or a prompt an unknown word.
         WriteError: the base model could not be saved.
     """
     if not is_built(recipe.model):
@@ -101,13 +101,15 @@ def find_model(
     spec = _spec_of(recipe)
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())
+    base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
+    if not isinstance(recipe.task, Chain):
+        return str(folder), {"base": base}
     thinking = recipe.context.thinking
     ceiling = {
         "value": spec.demonstrations.task.ceiling(thinking),
         "why": f"{thinking} thinking tokens are enough for {thinking // 2} operations, of up to "
         f"{spec.demonstrations.task.k_max}; a guess is right one time in ten",
     }
-    base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
     return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
 
 
@@ -131,16 +133,22 @@ def is_built(model: str) -> bool:
 
 
 def _spec_of(recipe: Recipe) -> BaseModel:
-    if not isinstance(recipe.task, Chain):
-        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {kind_of(recipe.task)!r}")
-    return base_spec(recipe.model, recipe.task, recipe.context.thinking)
+    task: Any = recipe.task
+    if not isinstance(task, Chain):
+        for prompt in (*task.prompts("heldout"), *task.prompts("train")):
+            words = prompt.text.split() if prompt.messages is None else ["a chat"]
+            if unknown := [word for word in words if word not in VOCABULARY]:
+                found = f"and prompt {prompt.id} holds {brief(unknown[0])}: name another model"
+                raise InputError(f"model: {CHAIN_BASE!r} knows {' '.join(VOCABULARY)}, {found}")
+        task = load_recipe("demo").task
+    return base_spec(recipe.model, task, recipe.context.thinking)
 
 
 def is_to_be_built(recipe: Recipe) -> bool:
     """Whether the recipe's model is a base model of this file that is not in the cache yet.
 
     Raises:
-        InputError: the name has an unknown option, or the task is not `chain`.
+        InputError: the name has an unknown option, or a prompt an unknown word.
     """
     return is_built(recipe.model) and not (_folder(_spec_of(recipe), cache_folder()) / "base.json").is_file()
 

@@ -90,7 +90,7 @@ class Dataset(Task):
         """Load what `verify` needs."""
         self.verifier.prepare()
 
-    def verify(self, prompt: Prompt, text: str) -> Reward:
+    def verify(self, prompt: Prompt, text: str) -> Reward | bool:
         """Verify the text of a completion (without its end token)."""
         return self.verifier.verify(prompt, text)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections import Counter
 from typing import ClassVar, Protocol
 
+from scalerl.errors import InputError, brief
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 
@@ -45,8 +47,10 @@ class Task(Protocol):
         """
 
     @abstractmethod
-    def verify(self, prompt: Prompt, text: str) -> Reward:
+    def verify(self, prompt: Prompt, text: str) -> Reward | bool:
         """Verify a completion by its `text`, without its end token; truncated ones are not verified.
+
+        A bool stands for a reward of +1 or -1.
 
         Unless the task is `trusted`, this runs in a verifier worker within `limits`, more than once for some
         completions, so it must depend on its arguments alone. An exception loses the completion, not the run.
@@ -59,3 +63,26 @@ class Task(Protocol):
         None, the default, makes such prompts an error.
         """
         return None
+
+
+def check_task(task: Task) -> None:
+    """Check that the prompts of a task are what `Task.prompts` promises.
+
+    Raises:
+        InputError: a split has no prompts or holds something else, an id occurs twice in it, or a prompt is
+            in both splits.
+    """
+    splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))
+    for split, name in splits:
+        prompts = task.prompts(split)
+        if not prompts:
+            raise InputError(f"task: prompts({split!r}) is empty: there is no {name} prompt")
+        if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:
+            raise InputError(f"task: prompts({split!r}) holds {brief(odd[0])}: expected a Prompt")
+        if twice := [id for id, n in Counter(prompt.id for prompt in prompts).items() if n > 1]:
+            raise InputError(f"task: {name} prompts share the id {brief(twice[0])}: each must have its own")
+    heldout = {(prompt.text, str(prompt.messages)) for prompt in task.prompts("heldout")}
+    train = task.prompts("train")
+    if both := [prompt for prompt in train if (prompt.text, str(prompt.messages)) in heldout]:
+        many = f"{len(both)} of {len(train)} training prompts are held out, too"
+        raise InputError(f"task: prompt {brief(both[0].id)} is in both splits ({many}): leave it out of one")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from scalerl.errors import InputError
 from scalerl.kinds import load
-from scalerl.rl.types import Prompt, Reward
+from scalerl.rl.types import Prompt, Reward, as_reward
 
 _WARM_UP = (
     *(r"\frac{1}{2}", r"3\sqrt{5}", "(1, 2)", r"\{-1, 0.5\}", "x^2 + 2x = 1", r"\pi < 4", "[0, 1)"),
@@ -34,7 +34,7 @@ class Verifier(Protocol):
         """Load what `verify` needs; see `scalerl.rl.tasks.task.Task.prepare`."""
 
     @abstractmethod
-    def verify(self, prompt: Prompt, text: str) -> Reward:
+    def verify(self, prompt: Prompt, text: str) -> Reward | bool:
         """Verify the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
         ...
 
@@ -76,7 +76,7 @@ class Math(Verifier):
         answer = answer_of(text, self.after)
         box = last_box(answer)
         found = _expressions(answer if box is None else f"\\boxed{{{box}}}")
-        return _verdict(bool(found) and verify(gold, found, timeout_seconds=None))
+        return as_reward(bool(found) and verify(gold, found, timeout_seconds=None))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Exact(Verifier):
         """Compare."""
         answer = answer_of(text, self.after)
         box = last_box(answer)
-        return _verdict(normalised(answer if box is None else box) == normalised(prompt.answer))
+        return as_reward(normalised(answer if box is None else box) == normalised(prompt.answer))
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,7 @@ class Function(Verifier):
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Call the function."""
-        verdict = self._function(prompt, text)
-        return _verdict(verdict) if isinstance(verdict, bool) else verdict
+        return as_reward(self._function(prompt, text))
 
     @cached_property
     def _function(self) -> Callable[[Prompt, str], Any]:
@@ -163,10 +162,6 @@ def last_box(text: str) -> str | None:
 def normalised(text: str) -> str:
     """Normalise letter case, white space and compatible Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _verdict(correct: bool) -> Reward:
-    return Reward(1.0 if correct else -1.0, correct)
 
 
 @lru_cache(maxsize=1024)  # the completions of a group share it

@@ -30,7 +30,7 @@ import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout
+from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout, as_reward
 from scalerl.rl.verify.pool import Outcome, VerifierPool
 
 ODD = {
@@ -126,7 +126,8 @@ class DirectVerifier(Verification):
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`; all are verified when this returns."""
         texts = _texts(self._tokenizer, completions)
-        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
+        pairs = zip(completions, texts, strict=True)
+        rewards = [as_reward(self._task.verify(prompt, text)) for (prompt, _), text in pairs]
         return Done([{"value": reward.value, "correct": reward.correct} for reward in rewards])
 
     def close(self) -> None:

@@ -130,12 +130,14 @@ def _checked(
     reward: Any, isinstance: Any = isinstance, float: Any = float, bool: Any = bool, abs: Any = abs
 ) -> bytes:
     """Return the verdict in a reward; the other arguments are builtins from before the verifier ran."""
+    if isinstance(reward, bool) or type(reward).__name__ == "bool":  # numpy has a bool of its own
+        return b"verdict %d %a" % (bool(reward), 1.0 if reward else -1.0)
     if not isinstance(reward, Reward):
-        return _failure(b"nonsense", f"returned {type(reward).__name__}, not a Reward")
+        return _failure(b"nonsense", f"returned {type(reward).__name__}, not a Reward or a bool")
     value, correct = reward.value, reward.correct
     if not isinstance(value, numbers.Real) or not abs(value) <= sys.float_info.max:
         return _failure(b"nonsense", "the value of its reward is not a finite number")
-    if not isinstance(correct, bool) and type(correct).__name__ != "bool":  # numpy has a bool of its own
+    if not isinstance(correct, bool) and type(correct).__name__ != "bool":
         return _failure(b"nonsense", "`correct` of its reward is not a bool")
     if reward.failed is not None:
         return _failure(b"raised", str(reward.failed))

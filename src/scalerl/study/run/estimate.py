@@ -181,10 +181,12 @@ def _flops_of_step(recipe: Recipe) -> float:
         cost = FlopCount.of(model_shape(recipe))
     except InputError:
         return math.nan
-    length = recipe.context.prompt + recipe.context.sampled / 2
-    tokens = recipe.batch.prompts * recipe.batch.samples * length
-    # Sampling, and a forward and a backward pass, which costs two. A token attends to half of its sequence.
-    return 4 * cost.forward(tokens, tokens * length / 2)
+    prompt, completion = recipe.context.prompt, recipe.context.sampled / 2
+    # The completions of a group share the pass over their prompt. A token attends to what comes before it.
+    tokens = prompt + recipe.batch.samples * completion
+    positions = prompt**2 / 2 + recipe.batch.samples * completion * (prompt + completion / 2)
+    # Sampling, and a forward and a backward pass, which costs two.
+    return 4 * recipe.batch.prompts * cost.forward(tokens, positions)
 
 
 def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:

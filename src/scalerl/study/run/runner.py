@@ -36,6 +36,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.resume import is_finished
 from scalerl.rl.model.causal_lm import compute_device
 from scalerl.rl.model.demo_base import find_model, is_to_be_built
+from scalerl.rl.tasks.task import check_task
 from scalerl.rl.workers.process import masked_signals
 from scalerl.study.arms import Arm
 from scalerl.study.plan import Plan, with_rate, write_plan
@@ -88,6 +89,8 @@ def run_study(
     The arguments are those of `scalerl.study.entry.run`, the errors too; another process that runs the study
     is an InputError as well.
     """
+    for task in {repr(arm.recipe.task): arm.recipe.task for arm in plan.arms}.values():
+        check_task(task)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = lock(folder, "another process is running this study")
