@@ -178,7 +178,7 @@ BAD_ROWS = {
     "column 'answer' must be a text or a number, found None": {"prompt": "x", "answer": None},
     "column 'answer' must be a text or a number, found ''": {"prompt": "x", "answer": ""},
     "column 'answer' must be a text or a number, found True": {"prompt": "x", "answer": True},
-    "column 'answer' must be a text or a number, found ['1']: name what is inside, as in answer.0": {
+    "column 'answer' must be a text or a number, found ['1']: name what is inside, e.g. answer.0": {
         "prompt": "x",
         "answer": ["1"],
     },
