@@ -14,7 +14,10 @@ from typing import Any, Literal, get_args, get_origin
 from scalerl.kinds import hints_of
 
 MEANINGS = {
-    "held_out": "pass rate, held out",
+    "pass_rate": "pass rate, held out",
+    "eval_reward": "reward, held out",
+    "reward_parts": "reward of each function, held out",
+    "spreads": "spread of these rewards",
     "train_reward": "reward of training, where nothing is held out",
     "step_seconds": "seconds of a step",
     "evaluation_seconds": "of those, seconds of evaluations",

@@ -208,7 +208,7 @@ def test_the_site_builds_strictly(tmp_path):
     for page, said in {
         "reference/command-line": "--prior-from RUN ...",
         "reference/recipe": "optimiser.warmup_steps",
-        "reference/metrics": "val-core/*/acc/mean@*",
+        "reference/metrics": "val-core/{set}/acc/mean@*",
         "reference/api": "scalerl.forecast.online.Forecaster.callback",
     }.items():
         assert said in pages[f"{page}.html"]

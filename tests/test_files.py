@@ -9,8 +9,8 @@ import pytest
 
 from scalerl import InputError, files
 from scalerl.files import Changing, signature, write_atomically
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 from scalerl.jsonl import read_last
 from scalerl.record.writer import RunWriter
 

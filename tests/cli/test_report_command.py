@@ -324,7 +324,7 @@ def test_groups_name_the_seeds_of_a_recipe(runs, tmp_path, capsys):
     ("words", "message"),
     [
         (["{a0}", "{a0}"], "given twice"),
-        (["{a0}", "{b}", "--target", ".5"], "--target is the pass rate to reach at --budget"),
+        (["{a0}", "{b}", "--target", ".5"], "--target needs --budget"),
         (["{a0}", "{b}", "--base", "nothing"], "no recipe 'nothing'"),
         (["{a0}", "{b}", "--x", "dollars"], "needs a price"),
         (["{a0}", "{folder}"], "given twice; list every run only once"),

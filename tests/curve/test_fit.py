@@ -122,6 +122,7 @@ def test_verdicts():
 def test_json_has_exactly_the_documented_keys():
     data = fit(noisy_points()).to_json([16000.0], target=0.6, budget=16000.0)
     assert {key: set(value) for key, value in data.items() if isinstance(value, dict)} == {
+        "metric": {"name", "kind", "split", "dataset", "prompts", "samples", "others", "chosen"},
         "r0": {"value", "source"},
         "fit": {"family", "A", "B", "C_mid", "R_0", "rmse"},
         "median": {"A", "A_given_family", "B", "C_mid"},

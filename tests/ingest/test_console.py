@@ -60,7 +60,7 @@ def test_the_console_of_every_trainer_is_read_to_the_last_digit(tmp_path, name, 
     assert format.name == "console"
     record = load_run(path)
     assert record.config["source"] == {"path": str(path), "format": "console", "trainer": trainer}
-    assert record.config["taken"]["pass rate"].startswith(f"{metric} (")
+    assert record.config["taken"]["pass rate"].startswith(f"{metric}, held-out ")
     assert {one.step: one.pass_rate for one in record.evals} == rates(steps, parts)
     (log,) = read_logs(FORMAT, path, everything)
     trained = {one.step: one.reward for one in steps if one.reward is not None}
@@ -88,22 +88,30 @@ def without_validation(steps):
 
 
 @pytest.mark.parametrize("name", CONSOLES)
-def test_a_console_without_validation_names_the_setting(tmp_path, name):
+def test_a_console_without_validation_is_refused_with_the_setting(tmp_path, name):
     write_it, trainer, _ = CONSOLES[name]
     path = write(tmp_path, plain(list(write_it(without_validation(run())))))
     console = SETTINGS[trainer]
-    hint = f"{path}: the console of {console.name}, without validation: set {console.validation}"
-    assert hint in load_run(path).warnings
-    assert hint not in load_run(write(tmp_path, plain(list(write_it(run()))))).warnings
+    hint = f"the console of {console.name}, without validation: set {console.validation}"
+    with pytest.raises(InputError) as error:
+        load_run(path)
+    assert str(error.value).startswith(f"{path}: {hint}; nothing is held out: '")
+    reward = str(error.value).rpartition("metric= ")[2].partition(" fits it")[0]
+    assert load_run(path, metric=reward).metric.kind == "training reward"
+    warnings = load_run(write(tmp_path, plain(list(write_it(run()))))).warnings
+    assert not any("without validation" in warning for warning in warnings)
 
 
 def test_a_console_without_validation_and_reward_is_refused_with_the_setting(tmp_path):
     path = write(tmp_path, "(TaskRunner pid=7) step:1 - actor/entropy:0.3 - timing_s/step:9.5\n")
     with pytest.raises(InputError) as error:
         load_run(path)
-    assert str(error.value) == f"{path}: the console of verl, without validation: set trainer.test_freq"
+    assert str(error.value) == (
+        f"{path}: the console of verl, without validation: set trainer.test_freq; no metric here is a known "
+        "pass rate or reward; metric= takes one of: actor/entropy, timing_s/step"
+    )
     with pytest.raises(InputError, match="no metric 'x' with numbers"):  # what is asked for comes first
-        load_run(path, pass_rate="x")
+        load_run(path, metric="x")
 
 
 @pytest.mark.parametrize(
@@ -238,9 +246,8 @@ def test_rows_that_are_damaged_or_unfinished_are_noted(tmp_path):
     texts = [part.text for part in parts]
     assert "'timing/make_experience'" in texts[3]
     texts[3] = texts[3].replace("'timing/make_experience'", "'timing/make_expe")
-    path = write(tmp_path, "".join(texts))
-    (log,) = read_logs(FORMAT, path, everything)
-    assert log.notes == (f"{path}: 1 row of metrics cannot be parsed, and left out; the first is in line 4",)
+    log = read(tmp_path, "".join(texts))
+    assert "1 row of metrics cannot be parsed, and left out; the first is in line 4" in log.notes[0]
     for name in CONSOLES:
         write_it, _, metric = CONSOLES[name]
         text = plain(list(write_it(run())))
@@ -299,7 +306,8 @@ def test_the_console_of_trl_has_its_steps_from_the_bar(tmp_path, every):
     record = load_run(write(tmp_path, plain(trl(steps))))
     assert {one.step: one.pass_rate for one in record.evals} == rates(steps, trl(steps))
     assert record.config["source"]["trainer"] == "trl"
-    assert not record.warnings
+    (warning,) = record.warnings
+    assert "'eval_reward' is a held-out reward that stands in for a pass rate" in warning
 
 
 def test_the_console_of_trl_of_every_third_step(tmp_path):
@@ -337,7 +345,15 @@ def test_the_console_of_trl_without_bars_has_counts(tmp_path):
 def test_the_console_of_trl_with_ranks_before_its_rows_and_without_validation(tmp_path):
     text = plain(trl(without_validation(run()), "PrinterCallback")).replace("{'loss'", "[default0]:{'loss'")
     path = write(tmp_path, text)
-    assert f"set {SETTINGS['trl'].validation}" in load_run(path).warnings[0]
+    with pytest.raises(InputError, match="nothing is held out: 'reward' is a reward of training") as error:
+        load_run(path)
+    assert f"set {SETTINGS['trl'].validation}" in str(error.value)
+
+
+def test_rows_of_transformers_4_have_numbers(tmp_path):
+    row = "{'loss': 1e-09, 'reward': 0.51234567, 'kl': nan, 'epoch': 0.12}"
+    log = read(tmp_path, f"{row}\n 50%|#####     | 5/10 [00:05<00:05,  1.00s/it]\r\n")
+    assert values(log, "reward") == {5: 0.51234567}
 
 
 @pytest.mark.slow
@@ -362,9 +378,6 @@ def test_what_trl_itself_prints(tmp_path, bars):
     found = {one.step * (1 if bars else 2): one.pass_rate for one in load_run(tmp_path / "run.log").evals}
     assert list(told) == [0, 4, 8]
     assert found == pytest.approx(told, rel=1e-3)  # of four digits
-
-
-# Bounds
 
 
 def test_lines_that_are_too_long(tmp_path, monkeypatch):

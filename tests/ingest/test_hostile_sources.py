@@ -39,7 +39,7 @@ HOSTILE = {
 
 def rows(last=25, **more):
     return [
-        {"step": step, "critic/score/mean": 0.3 + 0.3 * step / (step + 8), **more} for step in range(last)
+        {"step": step, "val-core/a/acc/mean@4": 0.3 + 0.3 * step / (step + 8), **more} for step in range(last)
     ]
 
 
@@ -218,7 +218,7 @@ def test_names_of_runs_stay_in_the_folder_and_in_their_place_on_the_page(tmp_pat
 
 def test_names_of_metrics_and_values_of_configs_on_the_page(tmp_path, capsys):
     metric = "val-core/<img src=x onerror=alert(1)>\u202e\ud800/acc/mean@4"
-    lines = [{"step": row["step"], metric: row["critic/score/mean"]} for row in rows()]
+    lines = [{"step": row["step"], metric: row["val-core/a/acc/mean@4"]} for row in rows()]
     log = write(tmp_path / "<b>\udcff.jsonl", lines)
     assert main(["ingest", str(log), "-o", str(tmp_path / "run")]) == 0
     assert "\\u202e\\ud800" in capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_names_of_metrics_and_values_of_configs_on_the_page(tmp_path, capsys):
 
 @pytest.mark.parametrize("step", [-5, 0.5, 1e300, 2**60 + 1])
 def test_steps_that_are_no_counts_are_left_out_and_that_is_said(tmp_path, capsys, step):
-    odd = {"step": step, "critic/score/mean": 0.1}
+    odd = {"step": step, "val-core/a/acc/mean@4": 0.1}
     log = write(tmp_path / "log.jsonl", sorted([*rows(), odd], key=lambda row: row["step"]))
     assert main(["ingest", str(log), "-o", str(tmp_path / "run")]) == 0
     assert "1 value left out, whose step is not a whole number" in capsys.readouterr().err
@@ -255,16 +255,16 @@ def test_the_end_of_a_name_tells_nothing(tmp_path, capsys, content):
 @pytest.mark.parametrize(
     "line",
     [
-        '{"step": 25, "critic/score/mean": NaN}',
-        '{"step": 25, "critic/score/mean": -Infinity}',
-        '{"step": 25, "critic/score/mean": 1e999}',
-        '{"step": 25, "critic/score/mean": "0.5"}',
-        '{"step": 25, "critic/score/mean": [0.5]}',
-        '{"step": 25, "critic/score/mean": true}',
-        '{"step": 25, "critic/score/mean": ' + "9" * 400 + "}",
-        '{"step": null, "critic/score/mean": 0.5}',
-        '{"step": "25", "critic/score/mean": 0.5}',
-        '{"step": 24, "step": 24, "critic/score/mean": 0.9, "critic/score/mean": null}',
+        '{"step": 25, "val-core/a/acc/mean@4": NaN}',
+        '{"step": 25, "val-core/a/acc/mean@4": -Infinity}',
+        '{"step": 25, "val-core/a/acc/mean@4": 1e999}',
+        '{"step": 25, "val-core/a/acc/mean@4": "0.5"}',
+        '{"step": 25, "val-core/a/acc/mean@4": [0.5]}',
+        '{"step": 25, "val-core/a/acc/mean@4": true}',
+        '{"step": 25, "val-core/a/acc/mean@4": ' + "9" * 400 + "}",
+        '{"step": null, "val-core/a/acc/mean@4": 0.5}',
+        '{"step": "25", "val-core/a/acc/mean@4": 0.5}',
+        '{"step": 24, "step": 24, "val-core/a/acc/mean@4": 0.9, "val-core/a/acc/mean@4": null}',
         '{"step": 25, "": 0.5, "\\u0000": 1, "' + "n" * 10_000 + '": 2}',
     ],
 )

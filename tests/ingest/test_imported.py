@@ -6,16 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.imported import ReadOptions, as_pass_rate, as_run, n_samples
+from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
+from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
     "mine",
     signs=(),
-    held_out=("val/*/acc", "val/*/mean@*"),
+    pass_rate=("val/{set}/acc", "val/{set}/mean@*"),
     train_reward=("reward",),
     entropy=("entropy",),
     truncated=("cut",),
@@ -51,7 +53,16 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     assert dict(found.taken)["other held-out metrics"] == "val/aime/mean@16 (--y NAME)"
     assert dict(found.taken)["GPU-hours"] == "seconds, x 2 devices (gpus)"
     assert found.record.default_axis == "gpu_hours"
-    assert found.warnings == ()
+    (said,) = found.warnings
+    assert said == (
+        "of 2 held-out metrics the first, as the prompts of none are known, is taken, 'val/math/mean@16'; "
+        "--y NAME takes another of val/aime/mean@16"
+    )
+    metric = found.record.metric
+    assert (metric.name, metric.kind, metric.split) == ("val/math/mean@16", "pass rate", "held-out")
+    assert (metric.dataset, metric.n_prompts, metric.n_samples) == ("math", 0, 16)
+    assert metric.others == ("val/aime/mean@16",)
+    assert metric.is_ambiguous
     assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
     assert next(found.steps()) == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
 
@@ -95,110 +106,65 @@ def test_of_the_flops_a_quarter_is_the_sampling():
     assert (point.flops.generate, point.flops.train) == (forward, 3 * forward)
 
 
-def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():
-    found = as_run(log(steps(5, reward=0.4)), WORDS, ReadOptions())
-    assert len(found.record.evals) == 5
-    assert found.warnings[0].startswith("nothing is held out: 'reward' is the reward of training")
+def test_a_reward_of_training_is_fitted_only_by_its_name_and_without_a_verdict():
+    with pytest.raises(InputError, match=r"nothing is held out: 'reward' is a reward of .*--y reward"):
+        as_run(log(steps(12, reward=0.4)), WORDS, ReadOptions())
+    rows = [(step, {"reward": 0.2 + 0.5 / (1 + 6 / step)}) for step in range(1, 60)]
+    record = as_run(log(rows), WORDS, ReadOptions(metric="reward")).record
+    assert (record.metric.kind, record.metric.split) == ("training reward", "training")
+    found = fit(record, x="steps")
+    held_out = fit(Points.from_arrays(*zip(*[(s, v["reward"]) for s, v in rows], strict=True)))
+    assert (held_out.identified, held_out.verdict(0.3, 60)) == (True, "go")
+    assert (found.identified, found.verdict(0.3, 60)) == (False, "training reward")
+    assert found.why == found.reasons(0.3, 60)
+    assert "'reward' is a training reward" in found.why
+    assert found.compute_to_tell is None
 
 
 def test_a_metric_that_is_named_is_taken():
     rows = [*steps(4, reward=0.4), (4, {"val/a/acc": 0.5})]
-    found = as_run(log(rows), WORDS, ReadOptions(pass_rate="reward"))
+    found = as_run(log(rows), WORDS, ReadOptions(metric="reward"))
     assert len(found.record.evals) == 4
     with pytest.raises(
         InputError, match="no metric 'rewards' with numbers; there are reward, val/a/acc, gpus"
     ):
-        as_run(log(rows), WORDS, ReadOptions(pass_rate="rewards"))
+        as_run(log(rows), WORDS, ReadOptions(metric="rewards"))
 
 
 def test_a_log_without_a_pass_rate_says_what_there_is():
-    with pytest.raises(InputError, match="name one with --y: my_accuracy, gpus, seconds"):
+    with pytest.raises(InputError, match="--y takes one of: my_accuracy, gpus, seconds"):
         as_run(log(steps(3, my_accuracy=0.3)), WORDS, ReadOptions())
 
 
-@pytest.mark.parametrize(
-    ("values", "shares", "said"),
-    [
-        ([0.0, 1.0], [0.0, 1.0], ""),
-        ([-1.0, 0.0, 1.0], [0.0, 0.5, 1.0], "rewards of -1 and 1"),
-        ([0.0, 45.0, 80.0], [0.0, 0.45, 0.8], "taken for percentages"),
-        ([0.5, 5.1], [0.005, 0.051], "taken for percentages"),
-        ([0.5, 1.0 + 1e-9], [0.5, 1.0], ""),
-    ],
-)
-def test_values_as_shares(values, shares, said):
-    found, how = as_pass_rate(np.array(values), "x", "log")
-    assert found.tolist() == pytest.approx(shares)
-    assert said in how
-    assert bool(said) == bool(how)
-
-
-@pytest.mark.parametrize("values", [[-1.2, 0.5], [0.0, 120.0], [-3.0, 50.0]])
-def test_what_is_no_share_is_refused(values):
-    with pytest.raises(InputError, match="is no pass rate, no percentage and no mean of rewards"):
-        as_pass_rate(np.array(values), "x", "log")
-
-
-@pytest.mark.parametrize("high", [1.01, 1.5, 5.0])
-def test_a_reward_with_a_bonus_is_no_percentage(high):
-    values = np.array([0.3, high])
-    with pytest.raises(InputError, match=r"log: 'reward' goes up to .* right answers with --y"):
-        as_pass_rate(values, "reward", "log")
-    for name in ("acc_percent", "eval/Pct", "acc (%)"):
-        found, how = as_pass_rate(values, name, "log")
-        assert found.tolist() == pytest.approx([0.003, high / 100])
-        assert "named for percentages: divided by 100" in how
-
-
-def test_a_name_that_says_percent_is_believed_below_1_too():
-    """A run that reads itself as it goes on must not change by a factor of 100 where it passes 1."""
-    for high in (0.76, 1.0, 1.3, 60.0):
-        found, how = as_pass_rate(np.array([0.2, high]), "eval/accuracy_pct", "log")
-        assert found.tolist() == pytest.approx([0.002, high / 100])
-        assert "divided by 100" in how
-    found, how = as_pass_rate(np.array([0.2, 0.76]), "eval/percentile_50", "log")
-    assert (found.tolist(), how) == ([0.2, 0.76], "")
-
-
-@pytest.mark.parametrize("low", [-0.001, -0.049])
-def test_a_value_just_below_0_does_not_move_all_others(low):
-    with pytest.raises(InputError, match=r"log: 'reward' goes down to .* right answers with --y"):
-        as_pass_rate(np.array([low, 0.3, 0.6]), "reward", "log")
-
-
 def test_what_is_said_names_a_metric_as_the_user_does():
-    asked = ReadOptions(option="pass_rate=")
+    asked = ReadOptions(option="metric=")
     for rows in (steps(3, my_accuracy=0.3), steps(3, reward=1.3), steps(3, reward=-7.0)):
-        with pytest.raises(InputError, match=r"with pass_rate=") as caught:
+        with pytest.raises(InputError, match=r"metric= ") as caught:
             as_run(log(rows), WORDS, asked)
         assert "--y" not in str(caught.value)
 
 
 def test_a_share_of_truncated_completions_that_never_moves_is_doubted():
-    found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, ReadOptions())
+    found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, ReadOptions(metric="reward"))
     assert "truncated completions is 0.25 in all 12 rows" in found.warnings[-1]
-    found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, ReadOptions())
+    found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, ReadOptions(metric="reward"))
     assert next(found.steps())["truncated"] == 0
-    assert len(found.warnings) == 1  # none is cut, which may well be so
+    assert found.warnings == ()  # none is cut, which may well be so
     assert math.isclose(found.record.evals[0].truncated, 0.0)
-    found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, ReadOptions())
+    found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, ReadOptions(metric="reward"))
     assert "truncated completions lies between 25 and 25: no share" in found.warnings[-1]
-
-
-def test_samples_of_a_prompt_by_the_name():
-    assert [n_samples(name) for name in ("val/mean@32", "eval/x/avg@8", "acc", "best@9")] == [32, 8, 0, 0]
 
 
 @pytest.mark.parametrize(("config", "earned"), [({}, 10.0), ({"unit": 5}, 5.0), ({"unit": "many"}, 10.0)])
 def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
-    words = Vocabulary("mine", signs=(), held_out=("scores",), scaled=(("scores", "unit", 10.0),))
+    words = Vocabulary("mine", signs=(), eval_reward=("scores",), scaled=(("scores", "unit", 10.0),))
     builder = LogBuilder("log", "test", "run", lambda name: True)
     for step in (1, 2):
         builder.add(step, math.nan, {"scores": 2.0 * step})
     builder.config.update(config)
     found = as_run(builder.build(), words, ReadOptions())
     assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
-    assert found.warnings[0].startswith(f"'scores' is in units of unit: divided by {earned:g}")
+    assert found.warnings[-1].startswith(f"'scores' is in units of unit: divided by {earned:g}")
 
 
 def test_evaluations_without_a_number_are_counted():

@@ -18,8 +18,8 @@ from hostile_logs import alarm
 from scalerl import limits
 from scalerl.cli.main import main
 from scalerl.ingest.formats.table import read_table
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 
 MB = 2**20
 
@@ -64,7 +64,7 @@ WIDE = {"n" * 20_000: {str(n): 0 for n in range(10_000)}}
         ("x.jsonl", '{"step": 1, "a": 1}\n{"step": 2, "x": [' + "{}," * 2_600_000 + "0]}\n", "of memory"),
         ("x.jsonl", '{"step": 1, "a": ' + '{"b": ' * 200 + "1" + "}" * 200 + "}\n", "101 levels of nesting"),
         ("x.csv", '"Step","' + " - ".join(["a"] * 20_000) + '"\n1,0.5\n', "characters in a name"),
-        ("x.csv", '"Step"' + ',"r - reward"' * 14_000 + "\n1,0.5\n", "14,000 runs, and the limit is 1,000"),
+        ("x.csv", '"Step"' + ',"r - eval/acc"' * 14_000 + "\n1,0.5\n", "14,000 runs, and the limit is 1,000"),
         ("x.csv", '"Step"' + ',"r - m"' * 21_000 + "\n1,0.5\n", "21,001 columns, and the limit is 20,000"),
     ],
 )
@@ -78,7 +78,7 @@ def test_small_files_that_hold_much_are_refused_in_a_line_that_names_the_limit(
 
 
 def test_a_line_of_a_csv_costs_no_more_than_its_own_cells(tmp_path):
-    head = ",".join(f'"r{n} - reward"' for n in range(900))
+    head = ",".join(f'"r{n} - eval/acc"' for n in range(900))
     path = written(tmp_path / "x.csv", f'"Step",{head}\n' + "".join(f"{n},0.5\n" for n in range(40_000)))
     with alarm(60):  # with every line filled up to all columns it took a minute, and 36 million cells
         (first, *_) = read_source(path, ReadOptions(run="r0")).runs
@@ -89,7 +89,7 @@ def test_a_chart_of_500_columns_is_read(tmp_path):
     path = tmp_path / "x.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["Step", *(f"r{n} - reward" for n in range(500))])
+        writer.writerow(["Step", *(f"r{n} - eval/acc" for n in range(500))])
         writer.writerows([step, *["0.5"] * 500] for step in range(20))
     runs = read_source(path).runs
     assert len(runs) == 500
@@ -97,7 +97,7 @@ def test_a_chart_of_500_columns_is_read(tmp_path):
 
 
 def test_names_without_end_are_left_out_and_that_is_said(tmp_path, capsys):
-    rows = [{"step": n, "reward": 0.1 * n, "eval/" + "n" * 2000: 0.5} for n in range(1, 9)]
+    rows = [{"step": n, "eval/acc": 0.1 * n, "eval/" + "n" * 2000: 0.5} for n in range(1, 9)]
     path = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(word) for word in ingest(path)]) == 0
     assert "8 values left out, of names with more than 1,000 characters" in capsys.readouterr().err
@@ -108,7 +108,7 @@ def test_a_text_that_a_dictionary_of_parquet_repeats(tmp_path, capsys):
     parquet = import_module("pyarrow.parquet")
     n, path = 4000, tmp_path / "x.parquet"
     names = arrow.DictionaryArray.from_arrays(arrow.array([0] * n, arrow.int32()), ["x" * 300_000])
-    table = arrow.table({"step": range(n), "reward": [0.5] * n, "run_id": names})
+    table = arrow.table({"step": range(n), "eval/acc": [0.5] * n, "run_id": names})
     parquet.write_table(table, path, compression="zstd")
     assert path.stat().st_size < 100_000
     tracemalloc.start()
@@ -122,7 +122,7 @@ def test_plain_texts_of_parquet_are_bounded_once_they_are_no_longer_compressed(t
     arrow = pytest.importorskip("pyarrow")
     monkeypatch.setattr(limits, "TEXT", replace(limits.TEXT, most=10**6))
     path = tmp_path / "x.parquet"
-    table = arrow.table({"step": range(40), "reward": [0.5] * 40, "run_id": ["x" * 100_000] * 40})
+    table = arrow.table({"step": range(40), "eval/acc": [0.5] * 40, "run_id": ["x" * 100_000] * 40})
     import_module("pyarrow.parquet").write_table(table, path, compression="zstd", use_dictionary=False)
     error = refused(capsys, *ingest(path))
     assert "column 'run_id'" in error
@@ -220,11 +220,11 @@ def test_values_at_the_ends_of_the_floats_are_drawn(tmp_path, capsys, value):
 
 
 def test_evaluations_that_are_nan_in_a_console_log_are_counted(tmp_path, capsys):
-    lines = (f"step:{n} - critic/score/mean:{'nan' if n > 8 else 0.1 * n}\n" for n in range(1, 13))
+    lines = (f"step:{n} - val-core/a/acc/mean@4:{'nan' if n > 8 else 0.1 * n}\n" for n in range(1, 13))
     path = written(tmp_path / "verl.log", "".join(lines))
     assert main([str(word) for word in ingest(path)]) == 0
     assert (
-        "the last 4 of 12 evaluations of 'critic/score/mean' (33%) are NaN (steps 9 to 12)"
+        "the last 4 of 12 evaluations of 'val-core/a/acc/mean@4' (33%) are NaN (steps 9 to 12)"
         in capsys.readouterr().err
     )
 
@@ -250,7 +250,7 @@ def test_a_run_of_more_runs_than_are_read_at_once_is_read_by_its_name(tmp_path, 
 
 def test_runs_beyond_the_limit_of_evaluations_are_left_out_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "EVALUATIONS", replace(limits.EVALUATIONS, most=100))
-    rows = ({"run_id": f"r{r}", "step": s, "reward": 0.5} for r in range(4) for s in range(1, 31))
+    rows = ({"run_id": f"r{r}", "step": s, "eval/acc": 0.5} for r in range(4) for s in range(1, 31))
     found = read_source(written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
     assert [run.record.name for run in found.runs] == ["r0", "r1", "r2"]
     assert [one.run for one in found.unread] == ["r3"]
@@ -282,6 +282,6 @@ def test_blank_rows_of_a_csv_are_rows_of_their_own(tmp_path, monkeypatch):
     blank = " \n" * 2000
     path = written(tmp_path / "x.csv", f"{blank}gpu_hours,pass_rate\n{blank}{rows}{blank}")
     assert len(read_table(path)) == 9
-    path = written(tmp_path / "y.csv", f'{blank}"Step","r - reward"\n{blank}{rows}')
+    path = written(tmp_path / "y.csv", f'{blank}"Step","r - eval/acc"\n{blank}{rows}')
     (run,) = read_source(path, ReadOptions(format="wandb-csv")).runs
     assert len(run.record.evals) == 9

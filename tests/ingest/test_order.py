@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalerl import load_run, read_table
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = 1.7e9
@@ -244,7 +244,7 @@ def training_log(*branches, every=10):
         row
         for n, steps in enumerate(branches)
         for s in steps
-        for row in [trained(s), *([evaluated(s, n / 10)] if s % every == 0 else [])]
+        for row in [trained(s), *([evaluated(s, n / 1000)] if s % every == 0 else [])]
     ]
 
 
@@ -261,9 +261,9 @@ def test_a_few_rows_of_a_run_started_again_take_nothing_away(tmp_path, stray):
 
 def test_a_restart_that_would_leave_no_evaluation_waits_for_one(tmp_path):
     branches = range(1, 91), range(1, 46)
-    late = [row for row in training_log(*branches, every=45) if row.get("eval/pass_rate") != 0.1]
+    late = [row for row in training_log(*branches, every=45) if row.get("eval/pass_rate") != 0.001]
     assert curve(read(tmp_path, late)) == [(45, 0.0), (90, 0.0)]
-    assert curve(read(tmp_path, training_log(*branches, every=45))) == [(45, 0.1)]
+    assert curve(read(tmp_path, training_log(*branches, every=45))) == [(45, 0.001)]
 
 
 @pytest.mark.parametrize("more", [{"n_prompts": 500, "n_samples": 4}, {"total_tokens": 9, "entropy": 0.3}])

@@ -101,7 +101,7 @@ def test_rows_without_a_step_and_names_longer_than_the_rows(tmp_path):
     path = tmp_path / "project.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE metrics (timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
-        rows = [("", name, s if s % 1000 else None, '{"reward": 0.5}') for s in range(1, n + 1)]
+        rows = [("", name, s if s % 1000 else None, '{"eval/acc": 0.5}') for s in range(1, n + 1)]
         database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?)", rows)
     (run,) = read_source(path).runs
     assert len(run.record.evals) == n - 3

@@ -2,8 +2,10 @@ import math
 
 import pytest
 
-from scalerl.ingest.imported import ReadOptions, as_run, n_samples
+from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
+from scalerl.ingest.options import ReadOptions
+from scalerl.ingest.shares import n_samples
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import ROLES, known_names, tell
 
@@ -141,7 +143,7 @@ STEPS = {
 # What each role is of them, the most fitting first; roles that are not here have none.
 ROLES_OF = {
     "scalerl": {
-        "held_out": "eval/pass_rate",
+        "pass_rate": "eval/pass_rate",
         "train_reward": "train/reward_mean",
         "entropy": "train/entropy",
         "truncated": "train/truncated",
@@ -161,7 +163,8 @@ ROLES_OF = {
         "mean_p_1mp": "eval/mean_p_1mp",
     },
     "trl": {
-        "held_out": "eval_rewards/accuracy_reward/mean eval_reward",
+        "eval_reward": "eval_reward",
+        "reward_parts": "eval_rewards/accuracy_reward/mean eval_rewards/format_reward/mean",
         "train_reward": "rewards/accuracy_reward/mean reward",
         "entropy": "entropy",
         "truncated": "completions/clipped_ratio",
@@ -175,9 +178,8 @@ ROLES_OF = {
         "tokens_so_far": "num_tokens",
     },
     "verl": {
-        "held_out": """
-            val-core/math_dapo/acc/mean@4 val-core/openai/gsm8k/reward/mean@1
-            val-aux/math_dapo/reward/mean@4""",
+        "pass_rate": "val-core/math_dapo/acc/mean@4",
+        "eval_reward": "val-core/openai/gsm8k/reward/mean@1 val-aux/math_dapo/reward/mean@4",
         "train_reward": "critic/score/mean critic/rewards/mean",
         "entropy": "actor/entropy actor/entropy_loss",
         "truncated": "response_length/clip_ratio",
@@ -192,7 +194,8 @@ ROLES_OF = {
         "tokens": "perf/total_num_tokens",
     },
     "prime-rl": {
-        "held_out": "eval/aime24/effective/agent/avg@8 eval/aime24/all/agent/avg@8",
+        "pass_rate": "eval/aime24/effective/agent/pass@1",
+        "eval_reward": "eval/aime24/effective/agent/avg@8 eval/aime24/all/agent/avg@8",
         "train_reward": "train/agg/effective/agent/reward/mean train/agg/all/agent/reward/mean",
         "entropy": "entropy/all/mean",
         "truncated": "train/agg/effective/agent/is_truncated/mean",
@@ -208,7 +211,8 @@ ROLES_OF = {
         "samples": "progress/rollouts",
     },
     "pipeline-rl": {
-        "held_out": "actor/test_success_mean actor/test_reward_mean",
+        "pass_rate": "actor/test_success_mean",
+        "eval_reward": "actor/test_reward_mean",
         "train_reward": "actor/success_mean actor/reward_mean rl/reward",
         "entropy": "rl/entropy",
         "truncated": "actor/overflow_mean",
@@ -224,7 +228,7 @@ ROLES_OF = {
         "samples_so_far": "stats/samples actor/trainer_model_version",
     },
     "skyrl": {
-        "held_out": "eval/all/avg_score eval/aime24/avg_score eval/all/mean_positive_reward",
+        "eval_reward": "eval/all/avg_score eval/aime24/avg_score eval/all/mean_positive_reward",
         "train_reward": "reward/avg_raw_reward loss/avg_final_rewards",
         "entropy": "policy/policy_entropy",
         "ratio_clipped": "policy/loss_metrics/clip_ratio",
@@ -238,7 +242,7 @@ ROLES_OF = {
         "samples": "generate/batch_num_seq",
     },
     "openrlhf": {
-        "held_out": "eval/eval_aime_pass1",
+        "eval_reward": "eval/eval_aime_pass1",
         "train_reward": "train/rollout/reward_mean train/reward",
         "entropy": "train/entropy_loss",
         "truncated": "train/rollout/truncated_rate train/truncated",
@@ -252,7 +256,7 @@ ROLES_OF = {
         "samples": "train/rollout/num_samples",
     },
     "nemo-rl": {
-        "held_out": "validation/accuracy",
+        "pass_rate": "validation/accuracy",
         "train_reward": "train/reward",
         "entropy": "train/approx_entropy",
         "truncated": "train/truncation_rate",
@@ -267,7 +271,8 @@ ROLES_OF = {
         "tokens": "train/total_num_tokens",
     },
     "open-instruct": {
-        "held_out": "eval/pass_at_1 eval/scores",
+        "pass_rate": "eval/pass_at_1",
+        "eval_reward": "eval/scores",
         "train_reward": "batch/percent_solved_mean scores",
         "entropy": "policy/entropy_avg",
         "finished": "val/stop_rate",
@@ -283,7 +288,8 @@ ROLES_OF = {
         "samples_so_far": "episode",
     },
     "slime": {
-        "held_out": "eval/aime-pass@1 eval/aime eval/gpqa",
+        "pass_rate": "eval/aime-pass@1",
+        "eval_reward": "eval/aime eval/gpqa",
         "train_reward": "passrate/pass@1 rollout/raw_reward",
         "entropy": "train/entropy_loss",
         "truncated": "rollout/truncated_ratio rollout/truncated",
@@ -345,7 +351,9 @@ def test_trl_by_way_of_a_tracker():
     told = tell(VOCABULARIES, names)
     assert told is not None
     assert told.trainer == "trl"
-    assert told.matches("held_out", names) == ["eval/rewards/accuracy_reward/mean", "eval/reward"]
+    assert told.matches("eval_reward", names) == ["eval/reward"]
+    parts = told.matches("reward_parts", names)
+    assert parts == ["eval/rewards/accuracy_reward/mean", "eval/rewards/format_reward/mean"]
     assert told.matches("train_reward", names) == ["train/rewards/accuracy_reward/mean", "train/reward"]
     # Those of an evaluation are not taken for those of a step.
     assert told.matches("entropy", names) == ["train/entropy"]
@@ -365,8 +373,8 @@ BEST_OF_SEVERAL = """
 @pytest.mark.parametrize("name", BEST_OF_SEVERAL.split())
 def test_best_of_several_is_no_pass_rate(vocabulary, name):
     for there in (name, f"train/{name}"):
-        assert vocabulary.matches("held_out", [there]) == []
-        assert vocabulary.matches("train_reward", [there]) == []
+        for role in ("pass_rate", "eval_reward", "reward_parts", "train_reward"):
+            assert vocabulary.matches(role, [there]) == []
 
 
 def test_a_vocabulary_names_nothing_twice():
@@ -386,7 +394,7 @@ def test_unknown_trainers():
         "total_tokens",
         "lr",
     ]
-    assert ANY.matches("held_out", names) == ["eval_accuracy", "eval/math/accuracy"]
+    assert ANY.matches("pass_rate", names) == ["eval_accuracy", "eval/math/accuracy"]
     assert ANY.matches("train_reward", names) == ["reward"]
     assert ANY.matches("entropy", names) == ["train/entropy"]
     assert ANY.matches("step_seconds", names) == ["step_time"]
@@ -410,7 +418,7 @@ def test_a_share_that_a_trainer_calls_percent_is_not_divided_by_100():
         solved = {"batch/percent_solved_mean": 0.3 + step / 20, "val/stop_rate": 0.9}
         builder.add(step, math.nan, solved)
     vocabulary = next(one for one in VOCABULARIES if one.trainer == "open-instruct")
-    run = as_run(builder.build(), vocabulary, ReadOptions())
+    run = as_run(builder.build(), vocabulary, ReadOptions(metric="batch/percent_solved_mean"))
     assert [one.pass_rate for one in run.record.evals] == pytest.approx([0.3 + n / 20 for n in range(1, 9)])
     assert not any("divided" in warning for warning in run.warnings)
 
@@ -424,7 +432,7 @@ def test_versions_of_before():
         ),
         "prime-rl": (
             ["eval/aime/avg@16", "reward/all/mean", "entropy/all/mean"],
-            "held_out",
+            "eval_reward",
             "eval/aime/avg@16",
         ),
         "skyrl": (
@@ -445,8 +453,8 @@ def test_names_as_mlflow_has_them():
     told = tell(VOCABULARIES, names)
     assert told is not None
     assert told.trainer == "verl"
-    held_out = told.matches("held_out", names)
-    assert held_out == [name.replace("@", "_at_") for name in ROLES_OF["verl"]["held_out"].split()]
+    for role in ("pass_rate", "eval_reward"):
+        assert told.matches(role, names) == [n.replace("@", "_at_") for n in ROLES_OF["verl"][role].split()]
     assert n_samples("val-core/aime_at_home/acc/mean_at_32") == 32
     best = [name.replace("@", "_at_") for name in BEST_OF_SEVERAL.split()]
-    assert told.matches("held_out", best) == []
+    assert told.matches("pass_rate", best) == told.matches("eval_reward", best) == []

@@ -8,8 +8,8 @@ from read_logs import read_logs
 
 from scalerl import InputError
 from scalerl.ingest.formats.wandb_csv import FORMAT
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 
 
 def everything(name):

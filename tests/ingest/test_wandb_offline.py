@@ -16,8 +16,8 @@ from wandb_files import header, history, pb, read_one, values, written
 from scalerl import InputError, limits
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.formats.wandb_offline import FORMAT
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 
 
 def test_values_names_times_and_config(run):

@@ -16,8 +16,8 @@ import pytest
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Fit, fit
 from scalerl.errors import InputError
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_data
+from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
@@ -240,19 +240,51 @@ class Rewarded(transformers.Trainer):
         super().log({**logs, **extra}, start_time)
 
 
-def test_without_evaluations_the_reward_counts(tmp_path, capsys):
+NOTHING_HELD_OUT = {"eval_strategy": "no", "save_strategy": "steps", "save_steps": 1000}
+
+
+def test_without_evaluations_nothing_is_forecast(tmp_path, capsys):
     callback = ForecastCallback(target=0.75, stop_at="no-go")
-    settings = {"eval_strategy": "no", "save_strategy": "steps", "save_steps": 1000}
-    trainer = trained(trainer_of(tmp_path, callback, cls=Rewarded, **settings))
-    last = trainer.state.global_step
-    assert 20 < last < END
-    assert same(forecasts(trainer)[last], imported(tmp_path), END, 0.75)
-    assert capsys.readouterr().err.count("nothing is held out: 'reward'") == 1
+    trainer = trained(trainer_of(tmp_path, callback, cls=Rewarded, **NOTHING_HELD_OUT))
+    assert (trainer.state.global_step, forecasts(trainer)) == (END, {})
+    said = "nothing is held out: 'reward' is a reward of training"
+    err = capsys.readouterr().err
+    assert err.count(said) == 1
+    assert "metric= reward fits it" in err
+
+
+def test_a_reward_of_training_is_followed_by_its_name_and_never_stops(tmp_path, capsys):
+    callback = ForecastCallback(target=0.75, stop_at="no-go", metric="reward")
+    trainer = trained(trainer_of(tmp_path, callback, cls=Rewarded, **NOTHING_HELD_OUT))
+    assert trainer.state.global_step == END
+    last = forecasts(trainer)[END]
+    assert same(last, imported(tmp_path, metric="reward"), END, 0.75)
+    assert (last["forecast/identified"], last["forecast/verdict"]) == (0, 0)
+    assert "metric: reward, training reward" in capsys.readouterr().err
+
+
+def test_an_ambiguous_metric_is_watched_and_stops_nothing(tmp_path, capsys):
+    """Two held-out pass rates: which of them is meant is for the user to say."""
+    for metric, stops in ((None, False), ("eval_accuracy", True)):
+        callback = ForecastCallback(target=0.75, stop_at="no-go", metric=metric)
+        trainer = trainer_of(tmp_path / str(metric), callback)
+        trainer.compute_metrics = lambda _, of=trainer: {
+            name: simulated(of.state.global_step) for name in ("accuracy", "acc")
+        }
+        trained(trainer)
+        assert (trainer.state.global_step < END) == stops
+        assert forecasts(trainer)
+        err = capsys.readouterr().err
+        assert err.count("metric: eval_accuracy, held-out pass rate") == 1
+        refused = (
+            "no-go, but training is not stopped on eval_accuracy, held-out pass rate, and there are eval_acc"
+        )
+        assert err.count(refused) == (not stops)
 
 
 def test_a_long_reward_is_not_fitted_at_every_row(tmp_path):
     """Of 300 rows those are fitted that are 2 % further than the last."""
-    callback = ForecastCallback()
+    callback = ForecastCallback(metric="reward")
     settings = {"eval_strategy": "no", "max_steps": 300, "logging_steps": 1}
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **settings)
     state, control = transformers.TrainerState(max_steps=300), transformers.TrainerControl()
@@ -268,8 +300,8 @@ def test_a_long_reward_is_not_fitted_at_every_row(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "said"),
     [
-        (lambda step: 1000.0 * step, "no percentage"),
-        (lambda step: math.nan, "nothing here is known as a pass rate or a reward; "),
+        (lambda step: 1000.0 * step, "goes up to"),
+        (lambda step: math.nan, "no metric here is a known pass rate or reward; "),
         (lambda step: 0.5, None),
         (lambda step: 0.9 - step / 200, None),
     ],
@@ -314,7 +346,7 @@ def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):
         ({"r0": "none"}, "R_0, where it is not 'free', must be a number, found 'none'"),
         ({"end": -1.0}, "the end must be a number above 0"),
         ({"end": math.nan}, "the end must be a number above 0"),
-        ({"devices": 0.0}, "the number of devices must be a number above 0"),
+        ({"devices": 0.0}, "the number of devices is a number above 0"),
         ({"stop_at": "no-go"}, "needs a target"),
         ({"stop_at": "too early", "target": 0.5}, "stop_at is 'no-go' or None"),
         ({"axis": "dollars", "end": 1.0}, "needs a price"),

@@ -49,7 +49,11 @@ def logs_of_trl(folder):
     """Two logs of another trainer with a pass rate in percent, and one that does not rise."""
     for name, scale in (("trl-0", 1.0), ("trl-1", 0.9), ("flat", 0.0)):
         rows = [
-            {"step": n, "epoch": n, "eval_reward": 30 + scale * 30 * n**2 / (n**2 + 64) + 0.3 * (-1) ** n}
+            {
+                "step": n,
+                "epoch": n,
+                "eval_acc_percent": 30 + scale * 30 * n**2 / (n**2 + 64) + 0.3 * (-1) ** n,
+            }
             for n in range(1, 25)
         ]
         state = folder / name / "checkpoint-24"

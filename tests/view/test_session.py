@@ -66,7 +66,7 @@ def test_a_run_folder_and_a_log_are_loaded_as_the_commands_read_them(places, cap
     log = scalerl.load_run("verl.jsonl", devices=8)
     assert log.config["source"]["trainer"] == "verl"
     assert log.compute("gpu_hours")[1] == pytest.approx(8 * 9e5 / 3600)
-    assert scalerl.load_run("log.jsonl", pass_rate="eval/accuracy").evals[3].step == 3
+    assert scalerl.load_run("log.jsonl", metric="eval/accuracy").evals[3].step == 3
     assert main(["fit", "verl.jsonl", "--devices", "8"]) == 0
     assert f"{scalerl.fit(log).median.A:.3f}" in capsys.readouterr().out
 
@@ -78,7 +78,7 @@ def test_a_run_folder_and_a_log_are_loaded_as_the_commands_read_them(places, cap
         ("log.csv", {}, "log.csv: a plain table, not a run; scalerl.read_table reads its points"),
         ("verl.jsonl", {"format": "paper"}, "no format 'paper'"),
         ("verl.jsonl", {"run": "other"}, "no run 'other'; there are "),
-        ("runs/mine", {"pass_rate": "reward"}, "a run has its pass rates"),
+        ("runs/mine", {"metric": "reward"}, "a run has its pass rates"),
         ("runs", {}, "runs"),
     ],
 )
@@ -348,5 +348,5 @@ def test_a_run_without_an_evaluation_is_none_of_another_trainer(places):
 
 @pytest.mark.parametrize("devices", [-8, 0, float("nan")])
 def test_a_number_of_devices_is_above_0(places, devices):
-    with pytest.raises(scalerl.InputError, match="the number of devices must be a number above 0"):
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number above 0"):
         scalerl.load_run("verl.jsonl", devices=devices)

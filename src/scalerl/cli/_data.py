@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalerl.cli._amounts import Amount, amount
-from scalerl.cli._arguments import add_shared, pass_rate, positive
+from scalerl.cli._arguments import add_shared, pass_rate, positive, whole
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.ingest.formats.format import Unread
-    from scalerl.ingest.imported import ReadOptions
     from scalerl.ingest.load import Data
+    from scalerl.ingest.options import ReadOptions
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def add_data_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price."""
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
     add_shared(command, "--x", f"compute axis: {axes}; or a column of FILE (axis of the budget; gpu_hours)")
-    command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates (pass_rate)")
+    command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates; * is any text")
     command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
     command.add_argument("--min-compute", type=amount(), metavar="C", help="leave out compute below C")
     add_shared(command, "--level")
@@ -45,13 +45,40 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"
     )
+    scale = source.add_mutually_exclusive_group()
+    scale.add_argument("--percent", action="store_true", help="the metric is in percent")
+    scale.add_argument("--max-reward", type=positive, metavar="X", help="what a right answer earns (1)")
+    source.add_argument("--pooled", action="store_true", help="mean of data sets, weighted by prompts")
+    source.add_argument(
+        "--prompts", type=_prompts, default={}, metavar="N|SET=N,...", help="held-out prompts, if not logged"
+    )
 
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
     """Return how a log is to be read, from `add_source_arguments` and --y."""
-    from scalerl.ingest.imported import ReadOptions
+    from scalerl.ingest.options import ReadOptions
 
-    return ReadOptions(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
+    return ReadOptions(
+        args.y,
+        args.format,
+        args.trainer,
+        args.run_name,
+        args.devices,
+        args.model,
+        max_reward=100.0 if args.percent else args.max_reward,
+        pooled=args.pooled,
+        each=getattr(args, "each", False),
+        prompts=args.prompts,
+    )
+
+
+def _prompts(text: str) -> dict[str, int]:
+    """Convert `1319`, or `gsm8k=1319,math=500`; the number of all data sets is that of the name ""."""
+    found = {}
+    for part in text.split(","):
+        name, _, number = part.rpartition("=")
+        found[name] = whole()(number)
+    return found
 
 
 def read_each(
@@ -193,7 +220,8 @@ def recipes_of(
 
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
     """Raise an InputError if an option for logs of other trainers was given, and there is none."""
-    read_options(args).check_used([data.path for data in found], any(data.foreign for data in found))
+    paths, is_table = [data.path for data in found], any(data.record is None for data in found)
+    read_options(args).check_used(paths, any(data.foreign for data in found), is_table=is_table)
 
 
 def check_one_axis(found: Sequence[Data]) -> None:

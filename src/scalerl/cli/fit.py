@@ -17,7 +17,7 @@ from scalerl.cli._data import (
     settle_amounts,
 )
 from scalerl.cli._text import print_json, print_table, print_warnings
-from scalerl.errors import InputError
+from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -73,6 +73,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
+    fit.add_argument("--each", action="store_true", help="every held-out metric of a log, in a table")
     fit.add_argument("--paper", action="store_true", help="run only the fit of arXiv 2510.13786")
     fit.set_defaults(run=run)
 
@@ -81,6 +82,9 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
+    if args.each:
+        _each(args)
+        return
     from scalerl.ingest.load import read_data
 
     data = read_data(args.run_or_file, args.x, read_options(args), args.price)
@@ -117,11 +121,51 @@ def run(args: argparse.Namespace) -> None:
     print_warnings([*result.warnings, *warnings])
     from scalerl.view.facts.fit_rows import fit_rows, worth_rows
 
-    points_row, *rows = fit_rows(result, args.at, args.target, args.budget)
+    metric_row, *rows = fit_rows(result, args.at, args.target, args.budget)
     worth = worth_rows(result, args.worth) if args.worth else []
-    print_table([points_row, *_axis(args, data), *rows, *worth])
+    print_table([metric_row, *_axis(args, data), *rows, *worth])
     for value in more.values():
         print(f"\n{value}")
+
+
+def _each(args: argparse.Namespace) -> None:
+    """Fit every held-out metric of a log, and print a row for each."""
+    unanswered = ("at", "worth", "prior_from", "family", "sensitivity", "cross_check", "paper", "pooled")
+    if given := [f"--{name.replace('_', '-')}" for name in unanswered if getattr(args, name)]:
+        raise InputError(f"--each does not support {', '.join(given)}: leave out one or the other")
+    from scalerl.curve import fit
+    from scalerl.curve.answers import span
+    from scalerl.ingest.load import read_all
+
+    found = read_all(args.run_or_file, args.x, read_options(args), args.price)
+    check_options(args, found)
+    warnings = settle_amounts(args, found)
+    options = {"level": args.level, "max_compute": args.max_compute or math.inf} | fit_options(args)
+    answers: list[dict[str, Any]] = []
+    asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
+    rows: list[list[str]] = [["metric", "points", "ceiling A", "identified", *asked]]
+    for data in found:
+        name = data.points.metric
+        try:
+            result = fit(data.points, **options)
+        except CannotAnswerError as error:
+            rows.append([str(name), f"{len(data.points)}", str(error), *([""] * (len(rows[0]) - 3))])
+            answers.append({"metric": name.to_json(), "error": str(error)})
+            continue
+        answers.append(result.to_json((), args.target, args.budget))
+        ceiling = f"{result.median.A:.3f} {span(result.intervals.A)}"
+        ceiling = "withheld" if result.misfit else ceiling
+        verdict = [] if args.target is None else [result.chance(args.target, args.budget).answer]
+        known = "yes" if result.identified else "no"
+        rows.append([str(name), f"{result.n_points}", ceiling, known, *verdict])
+    if args.json:
+        unread = [one.to_json() for one in found[0].unread]
+        print_json({"each": answers, "unread": unread, "warnings": warnings}, indent=None)
+        return
+    print_warnings([*map(str, found[0].unread), *warnings])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:

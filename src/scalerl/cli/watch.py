@@ -25,8 +25,8 @@ from scalerl.tty import console_for
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalerl.ingest.imported import ReadOptions
     from scalerl.ingest.load import Data
+    from scalerl.ingest.options import ReadOptions
     from scalerl.view.facts.standing import Standing, StandingQuery
 
 _REDRAW = 1.0
@@ -160,7 +160,7 @@ class Follower:
         from scalerl.view.facts.standing import stand
 
         data = read_data(self.path, self._x, self._options, self._price)
-        self._options.check_used([self.path], data.foreign)
+        self._options.check_used([self.path], data.foreign, is_table=data.record is None)
         if not len(data.points):
             raise InputError(f"{self.path}: the run has no evaluation yet")
         run = stand(data.points, data.record, self._query(data))
@@ -177,7 +177,7 @@ class Follower:
 
 def _evaluations(run: Standing) -> tuple[Any, ...]:
     points = run.points
-    return points.axis, points.warnings, points.compute_N.tolist(), points.pass_rate_N.tolist()
+    return points.axis, points.metric, points.warnings, points.compute_N.tolist(), points.pass_rate_N.tolist()
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
@@ -303,6 +303,8 @@ class _Lines:
             _print_aside(f"{run.name}: goes on from evaluation {same}; what came after it is gone")
             known = now[: max(same, len(now) - 1)]
         self._print_findings(run)
+        if self._printed is None and not self._args.json:
+            _print_aside(f"{run.name}: metric {run.points.metric}")
         for n in range(len(known) + 1, len(now) + 1):
             self._print_line(run.until(n))
         self._printed = now

@@ -28,7 +28,9 @@ MIN_EVALUATIONS = MIN_POINTS
 MAX_AT_BOUND = 0.05
 """More of the posterior than this against the bound of a parameter means that the data do not fix it."""
 
-Verdict = Literal["go", "no-go", "too close", "too early"]
+Verdict = Literal["go", "no-go", "too close", "too early", "training reward"]
+"""The last where what was fitted is no held-out metric, so that there can be no go and no no-go."""
+_WITHOUT_PROBABILITY = ("too early", "training reward")
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Chance:
 
 
 def _answer(verdict: Verdict, probability: float) -> str:
-    return verdict.upper() + ("" if verdict == "too early" else f", probability {probability:.2f}")
+    return verdict.upper() + ("" if verdict in _WITHOUT_PROBABILITY else f", probability {probability:.2f}")
 
 
 def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:

@@ -122,6 +122,10 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
         # `_family_prior` takes families by their place, which must mean the same in all.
         if sibling.posterior.families != own.posterior.families:
             raise InputError(f"{sibling.points.source}: fit the run and its siblings with the same families")
+        if not sibling.metric.is_alike(own.metric):
+            raise InputError(
+                f"{sibling.points.source}: a sibling's metric is {sibling.metric}; the run's is {own.metric}"
+            )
         if sibling.axis != own.axis:
             raise InputError(
                 f"{sibling.points.source}: a sibling on the axis '{sibling.axis}', and the run is on "

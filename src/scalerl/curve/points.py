@@ -10,6 +10,7 @@ import numpy as np
 from scalerl.errors import InputError, counted
 from scalerl.record.alarms import warnings_of
 from scalerl.record.left_out import NONE, LeftOut, Omitted
+from scalerl.record.metric import GIVEN, Metric
 from scalerl.record.reader import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
@@ -52,6 +53,8 @@ class Points:
     left_out: LeftOut = NONE
     """Evaluations that were read and do not count. With an `ending` no fit of the last point identifies a
     ceiling."""
+    metric: Metric = GIVEN
+    """What the pass rates are the values of."""
 
     def __post_init__(self) -> None:
         if self.compute_N.ndim != 1:
@@ -68,7 +71,7 @@ class Points:
         beyond_N = (c_N > 0) & ~((c_N >= low) & (c_N <= high))
         self._check(beyond_N, c_N, axis, f"is outside of {low:g} to {high:g}: choose another unit")
         self._check(~np.isfinite(rate_N), rate_N, "pass rate", "is not a finite number")
-        percent = "is above 1: expected [0, 1]; divide percentages by 100"
+        percent = "is above 1: expected [0, 1]; percentages are divided by 100 (--percent)"
         self._check(rate_N > 1, rate_N, "pass rate", percent)
         self._check(rate_N < 0, rate_N, "pass rate", "is below 0: expected [0, 1]")
         noise = f"is outside of [0, {_LARGEST_NOISE:g}]: expected the standard deviation of the pass rate"
@@ -168,6 +171,7 @@ class Points:
             x,
             np.flatnonzero(kept_N),
             (f"{counted(left_out, 'row')} of the data frame left out, without a '{y}'",) if left_out else (),
+            metric=Metric.of_column(y),
         )
         return warn_of_repeats(points)
 
@@ -200,6 +204,7 @@ class Points:
                 *warnings_of(record.alarms, int(step_N.max(initial=0))),
             ),
             left_out,
+            record.metric,
         )
         return warn_of_repeats(points)
 

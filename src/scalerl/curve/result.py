@@ -37,6 +37,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.errors import InputError, number_of
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
+from scalerl.record.metric import Metric
 
 _DRAWS = 2000
 _TELL_WITHIN = 8.0  # times the compute so far, up to which `compute_to_tell` is searched
@@ -100,17 +101,27 @@ class Fit:
     @property
     def identified(self) -> bool:
         """Whether the data fix the ceiling."""
-        return self.misfit is None and not self.ending and self.identification.identified
+        return self.misfit is None and not self.reservation and self.identification.identified
 
     @property
     def why(self) -> str:
         """One sentence: why the ceiling is identified, or not."""
-        return self.ending or (self.misfit.why if self.misfit else self.identification.why)
+        return self.reservation or (self.misfit.why if self.misfit else self.identification.why)
 
     @property
     def ending(self) -> str:
         """What is said where the evaluations after the last point have no number; else empty."""
         return self.points.left_out.ending
+
+    @property
+    def metric(self) -> Metric:
+        """What was fitted: its name and kind, and the prompts it is a mean over."""
+        return self.points.metric
+
+    @property
+    def reservation(self) -> str:
+        """Why no ceiling is identified, whatever the curve: a training reward, or `ending`; else empty."""
+        return self.metric.no_verdict or self.ending
 
     @property
     def lack_of_fit(self) -> str | None:
@@ -203,8 +214,8 @@ class Fit:
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
         """Decide whether `target` is reached at `budget`, by this run or by a rerun with another seed.
 
-        "too early" unless the ceiling is identified, which it never is where the newest evaluations have no
-        number; "go" from P = .95, "no-go" to .05, else "too close".
+        "training reward" where that was fitted; "too early" unless the ceiling is identified, which it never
+        is where the newest evaluations have no number; "go" from P = .95, "no-go" to .05, else "too close".
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
@@ -223,10 +234,12 @@ class Fit:
         why = f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {here:.2f}"
         if not self.identified:
             # Newest evaluations without a number outrank what the older ones say of the ceiling.
-            why = self.ending or f"the ceiling is not identified: {self.why}"
+            why = self.reservation or f"the ceiling is not identified: {self.why}"
         return Chance(here, again, self._verdict(here), self._verdict(again), why)
 
     def _verdict(self, probability: float) -> Verdict:
+        if self.metric.no_verdict:
+            return "training reward"
         if not self.identified:
             return "too early"
         if probability >= GO:
@@ -267,7 +280,7 @@ class Fit:
         now = float(self.points.compute_N[-1])
         if self.identified:
             return now
-        if self.ending:
+        if self.reservation:
             return None
         seen = self.identification
         # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
@@ -303,6 +316,7 @@ class Fit:
 
         intervals = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.intervals).items()}
         return {
+            "metric": self.metric.to_json(),
             "points": self.n_points,
             "axis": self.axis,
             "min_compute": self.min_compute,
@@ -361,6 +375,7 @@ class Fit:
         if not self.misfit:
             ceiling = f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A)}"
         return (
+            f"{self.metric}\n"
             f"A {ceiling}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {span(intervals.B, '.3g')}   "
             f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"

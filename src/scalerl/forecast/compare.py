@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -121,7 +121,11 @@ def compare(
         for i, side in enumerate(sides)
     ]
     runs = {name: len(fits) for name, fits in recipes.items()}
-    return Comparison(base, runs, recipes[base][0].axis, level, budget, target, seed_prior, tuple(pairs))
+    metrics = tuple(
+        dict.fromkeys(replace(fit.metric, others=()) for fits in recipes.values() for fit in fits)
+    )
+    axis = recipes[base][0].axis
+    return Comparison(base, runs, metrics, axis, level, budget, target, seed_prior, tuple(pairs))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -240,6 +244,16 @@ def _checked(
     for name, fits in recipes.items():
         if not fits:
             raise InputError(f"recipe '{name}' has no runs")
+    named = {fit.metric: name for name, fits in recipes.items() for fit in fits}
+    (metric, name), *others = named.items()
+    for other, another in others:
+        # Metrics that the user has named are taken to be one measure, whatever their names.
+        is_named = metric.name != other.name and metric.is_chosen and other.is_chosen
+        if not (other.is_alike(metric) or is_named):
+            raise InputError(
+                f"runs of different metrics are not compared: '{name}' has {metric}; '{another}' has "
+                f"{other}; name one for all (--y NAME)"
+            )
     axes = {fit.axis: name for name, fits in recipes.items() for fit in fits}
     if len(axes) > 1:
         (axis, name), (other, another) = list(axes.items())[:2]

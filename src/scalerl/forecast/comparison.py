@@ -13,6 +13,7 @@ from scalerl.curve.seeds import SeedPrior
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import of_rows
 from scalerl.jsonl import plain
+from scalerl.record.metric import Metric
 
 Verdict = Literal[
     "higher ceiling",
@@ -104,6 +105,8 @@ class Comparison:
     base: str
     runs: dict[str, int]
     """How many runs (seeds) of every recipe."""
+    metrics: tuple[Metric, ...]
+    """What was fitted: one, unless the user named another for some runs."""
     axis: str
     level: float
     budget: float | None
@@ -113,7 +116,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `scalerl compare --json` prints; infinite ends and A withheld are None."""
-        found = plain(asdict(self))
+        found = plain(asdict(self)) | {"metrics": [metric.to_json() for metric in self.metrics]}
         for pair in found["pairs"]:
             pair["differences"] = {"A": None} | pair["differences"]
         return found
@@ -176,7 +179,10 @@ class Comparison:
             "pass_rate": f"pass rate at {self.budget or 0:g}",
             "compute_to_target": f"compute to {self.target or 0:g}",
         }
-        rows = [(f"{pair.recipe} against {pair.base}", f"{self.counted(pair)}   {self.axis}   {weights}")]
+        rows = [
+            ("metric", "; ".join(map(str, self.metrics))),
+            (f"{pair.recipe} against {pair.base}", f"{self.counted(pair)}   {self.axis}   {weights}"),
+        ]
         rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
         if "A" not in pair.differences:
             rows.append((labels["A"], "withheld"))

@@ -157,11 +157,11 @@ def forecast_line(
         return f"no forecast: {str(found).removeprefix(f'{points.source}: ')}"
     forecast = found.forecast(end)
     # `yet` would promise what more compute cannot bring to a run whose last evaluations are NaN.
-    ceiling = "ceiling not identified" if found.ending else "ceiling not identified yet"
+    ceiling = "ceiling not identified" if found.reservation else "ceiling not identified yet"
     if found.identified:
         ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"
     if found.misfit:
         ceiling = f"no curve describes the run: {found.lack_of_fit}"
     at = f"{end:,.6g} {unit_of(points.axis)}"
-    ending = f"{found.ending}; " * bool(found.ending)
-    return f"{ending}forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
+    reservation = f"{found.reservation}; " * bool(found.reservation)
+    return f"{reservation}forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"

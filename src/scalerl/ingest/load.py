@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from scalerl import limits
 from scalerl.curve.points import Points
-from scalerl.errors import InputError
+from scalerl.errors import InputError, listed
 from scalerl.files import reading
+from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
 from scalerl.ingest.formats.table import parse_table, read_table
-from scalerl.ingest.imported import Imported, ReadOptions, as_run
-from scalerl.ingest.logs.log import Log, listed
+from scalerl.ingest.imported import Imported, as_run
+from scalerl.ingest.logs.log import Log
+from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, known_names, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.reader import RunRecord
@@ -47,31 +49,45 @@ class FoundRuns:
 def load_run(
     path: str | Path,
     *,
-    pass_rate: str | None = None,
+    metric: str | None = None,
     format: str | None = None,
     trainer: str | None = None,
     run: str | None = None,
     devices: float | None = None,
     model: str | Path | None = None,
+    max_reward: float | None = None,
+    pooled: bool = False,
+    prompts: Mapping[str, int] | None = None,
 ) -> RunRecord:
     """Read a run folder, or a run in the log of another trainer.
 
     Args:
         path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads; or a run on
             the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
-        pass_rate: of a log, the metric that is the pass rate; by default the best known one.
+        metric: of a log, the metric that is the pass rate, in which `*` is any text; by default the best
+            known one that is held out (docs/ingest.md).
         format: its format; by default it is recognised.
         trainer: whose names its metrics have; by default it is recognised.
         run: of several runs in it this one.
         devices: devices that it ran on, where it does not say so.
         model: the model's folder or config.json, to count FLOPs.
+        max_reward: what a right answer earns: the metric is divided by it, percentages by 100.
+        pooled: take the mean of all data sets, weighted by their prompts.
+        prompts: the number of held-out prompts by data set, where the log does not say it.
 
     Raises:
         InputError: there is nothing at the path, it cannot be read, it holds several runs and none is named,
             or it is a plain table of compute and pass rates (`scalerl.read_table` reads those).
     """
     cost = None if model is None else Path(model)
-    source = ReadOptions(pass_rate, format, trainer, run, devices, cost)
+    source = ReadOptions(
+        *(metric, format, trainer, run, devices, cost),
+        max_reward=max_reward,
+        pooled=pooled,
+        prompts=prompts or {},
+        option="metric=",
+        max_option="max_reward=",
+    )
     records, foreign, unread = _records(path, source)
     if records is None:
         what = "a plain table, not a run; scalerl.read_table reads its points"
@@ -124,21 +140,32 @@ def read_source(
             made.append(log)
             first_error = first_error or log.reason
             continue
-        try:
-            run_read = run_of(replace(log, notes=(*notes, *log.notes)), asked)
-            limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
-        except InputError as error:
-            which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
-            first_error = first_error or f"{error}{which}"
-            made.append(Unread(str(path), log.name, str(error)))
-        else:
-            evaluations += len(run_read.record.evals)
-            made.append(run_read)
+        log = replace(log, notes=(*notes, *log.notes))
+        for one, options in _each(log, asked) if asked.each else [(log, asked)]:
+            try:
+                run_read = run_of(one, options)
+                limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
+            except InputError as error:
+                which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
+                first_error = first_error or f"{error}{which}"
+                made.append(Unread(str(path), one.name, str(error)))
+            else:
+                evaluations += len(run_read.record.evals)
+                made.append(run_read)
     found_runs = FoundRuns(tuple(made))
     if not found_runs.runs:
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
         raise InputError(f"{first_error}{more}")
     return found_runs
+
+
+def _each(log: Log, asked: ReadOptions) -> list[tuple[Log, ReadOptions]]:
+    """Return the log once for every held-out metric, or every one that is named, as a run of its name."""
+    found = candidates(log, _vocabulary(log, asked), asked)
+    return [
+        (replace(log, name=f"{log.name}: {one.name}"), replace(asked, metric=one.name, each=False))
+        for one in found
+    ]
 
 
 def _name(log: Log | Unread) -> str:
@@ -159,10 +186,13 @@ def _others(path: Path, taken: Format) -> list[str]:
 
 
 def wanted(asked: ReadOptions) -> Wanted:
-    """Return a test for names of metrics that are of use: those of any trainer, and the one asked for."""
-    extra = [asked.pass_rate] if asked.pass_rate else []
+    """Return a test for names of metrics that are of use: those of any trainer, and the one asked for.
+
+    So is what no trainer is known to log, if its name says that it is a held-out share of right answers.
+    """
+    extra = [asked.metric] if asked.metric else []
     known = known_names(VOCABULARIES, *extra).fullmatch
-    return lru_cache(2**16)(lambda name: known(name) is not None)
+    return lru_cache(2**16)(lambda name: known(name) is not None or is_held_out_share(name))
 
 
 def run_of(log: Log, asked: ReadOptions) -> Imported:
@@ -171,24 +201,18 @@ def run_of(log: Log, asked: ReadOptions) -> Imported:
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
     """
+    return as_run(log, _vocabulary(log, asked), asked)
+
+
+def _vocabulary(log: Log, asked: ReadOptions) -> Vocabulary:
     trainer = asked.trainer or log.trainer
     if not trainer:
-        return as_run(log, tell(VOCABULARIES, log.names) or ANY, asked)
+        return tell(VOCABULARIES, log.names) or ANY
     for one in VOCABULARIES:
         if one.trainer == trainer:
-            return as_run(_hinted(log, one, asked), one, asked)
+            return one
     names = ", ".join(one.trainer for one in VOCABULARIES)
     raise InputError(f"no trainer {asked.trainer!r}; there are {names}")
-
-
-def _hinted(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Log:
-    """Note what is to be set where a log has no evaluation; raise it if it has no reward, either."""
-    if not log.hint or asked.pass_rate is not None:
-        return log
-    hint = f"{log.source}: {log.hint}"
-    if not vocabulary.matches("train_reward", log.metrics):
-        raise InputError(hint)
-    return replace(log, notes=(hint, *log.notes))
 
 
 @dataclass(frozen=True)
@@ -238,15 +262,15 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
     if price and x not in (None, "dollars"):
         raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
     x = "dollars" if price else x
-    y = source.pass_rate or "pass_rate"
+    y, earned = source.metric, source.max_reward or 1.0
     if str(path) == STANDARD_INPUT:
         points = parse_table(
-            whole_of(sys.stdin.buffer, "standard input"), "standard input", x or "gpu_hours", y, price
+            whole_of(sys.stdin.buffer, "standard input"), "standard input", x, y, price, earned
         )
         return [Data(str(path), points, None)]
     records, foreign, unread = _records(path, source)
     if records is None:
-        return [Data(str(path), read_table(path, x or "gpu_hours", y, price), None)]
+        return [Data(str(path), read_table(path, x, y, price, earned), None)]
     found: list[tuple[RunRecord, Points]] = []
     errors: list[InputError] = []
     for one in records:
@@ -288,8 +312,6 @@ def _records(
         return [one.record for one in found.runs], True, found.unread
     if not is_folder:
         return None, False, ()
-    if source.pass_rate is not None:
-        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     return [RunRecord.read(path)], False, ()
 
 

@@ -28,20 +28,21 @@ from scalerl.curve.answers import Chance, Forecast, check_target
 from scalerl.curve.fit import check_options
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
-from scalerl.errors import CannotAnswerError, InputError, ScalerlError, number_of
+from scalerl.errors import CannotAnswerError, InputError, ScalerlError, listed, number_of
 from scalerl.forecast.online import Forecaster
 from scalerl.ingest.flops import model_cost
 from scalerl.ingest.formats import trainer_state
 from scalerl.ingest.formats.lines import name_of
-from scalerl.ingest.imported import Imported, ReadOptions
+from scalerl.ingest.imported import Imported
 from scalerl.ingest.load import run_of, wanted
 from scalerl.ingest.logs.log import LogBuilder
+from scalerl.ingest.options import ReadOptions
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RECORDS
 from scalerl.record.reader import AXES, in_dollars
 from scalerl.record.writer import RunWriter
 
-VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
+VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0, "training reward": 0.0}
 """As `forecast/verdict`; of those that are 0, "too close" has `forecast/identified` 1."""
 _FITS = 50
 """Where nothing is held out every row is an evaluation: a fit is made when the steps have grown by 1/50."""
@@ -50,8 +51,9 @@ _FITS = 50
 class ForecastCallback(TrainerCallback):
     """Forecasts the end of the run after every evaluation, logs and prints it, and stops what is hopeless.
 
-    The pass rate is the held-out one that the importer takes (docs/ingest.md), or the reward of training
-    where the trainer evaluates nothing. Logged through the trainer's trackers, and in `state.log_history`:
+    The pass rate is the held-out one that the importer takes (docs/ingest.md); where the trainer evaluates
+    nothing, the reward of training if `metric` names it, of which no verdict is given. Logged through the
+    trainer's trackers, and in `state.log_history`:
     `forecast/mean`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
     `forecast/ceiling_low`, `forecast/ceiling_high`, `forecast/identified` (0 or 1), and with a target
     `forecast/probability` and `forecast/verdict` (`VERDICTS`). Nothing is logged as long as there is no fit.
@@ -71,7 +73,8 @@ class ForecastCallback(TrainerCallback):
         target: float | None = None,
         end: float | None = None,
         axis: str = "steps",
-        pass_rate: str | None = None,
+        metric: str | None = None,
+        max_reward: float | None = None,
         stop_at: Literal["no-go"] | None = None,
         run_folder: str | Path | None = None,
         devices: float | None = None,
@@ -88,9 +91,12 @@ class ForecastCallback(TrainerCallback):
             end: compute at the end, in the unit of the axis; by default the last step of the training, which
                 is known on the axis `steps` alone.
             axis: of compute, one of `scalerl.record.reader.AXES`.
-            pass_rate: the metric that is the pass rate, as it is in `state.log_history`.
+            metric: the metric that is the pass rate, as it is in `state.log_history`; by default the one that
+                the importer takes (docs/ingest.md).
+            max_reward: what a right answer earns, where that is not 1: the metric is divided by it.
             stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the
-                trainer saves none at all. "too early" and "too close" never do.
+                trainer saves none at all. "too early" and "too close" never do, and no verdict does where
+                another metric may have been meant (`Metric.is_ambiguous`): name it with `metric`.
             run_folder: a run folder to keep beside the trainer's output; that of a run that is resumed is
                 gone on with.
             devices: for `gpu_hours`, those of generators that are not the trainer's included; by default the
@@ -110,7 +116,14 @@ class ForecastCallback(TrainerCallback):
             raise InputError("the axis 'flops' needs the model's folder or config.json: model=...")
         self._target, self._end, self._axis, self._price = target, end, axis, price
         cost = None if model is None else model_cost(model)
-        self._asked = ReadOptions(pass_rate, devices=devices, model=cost, option="pass_rate=")
+        self._asked = ReadOptions(
+            metric,
+            devices=devices,
+            model=cost,
+            max_reward=max_reward,
+            option="metric=",
+            max_option="max_reward=",
+        )
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         self._stops = stop_at is not None
         self._folder = None if run_folder is None else Path(run_folder)
@@ -191,6 +204,8 @@ class ForecastCallback(TrainerCallback):
         end = float(state.max_steps) if self._end is None else self._end
         if seen == self._seen or end <= 0:
             return
+        if not self._seen:
+            _print(state.global_step, f"metric: {imported.record.metric}")
         self._seen = seen
         with self._spared():
             self._keep(imported, end)
@@ -228,6 +243,12 @@ class ForecastCallback(TrainerCallback):
             line += f"; {self._target:g}: {chance.answer}"
         _print(state.global_step, line)
         self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
+        if self._hopeless and fit.metric.is_ambiguous:
+            self._hopeless = False
+            others = f", and there are {listed(fit.metric.others)}" if fit.metric.others else ""
+            self._warn(
+                [f"no-go, but training is not stopped on {fit.metric}{others}: name it with metric=..."]
+            )
         if self._hopeless and chance is not None:
             _print(state.global_step, f"training is stopped: {chance.why}")
         _log(_row(fit, fit.forecast(end), chance), args, state, control)
@@ -242,7 +263,7 @@ class ForecastCallback(TrainerCallback):
             return
         if self._writer is None:
             # It is written once, so that what changes with every evaluation has no place in it.
-            config = {name: imported.config[name] for name in ("name", "source")}
+            config = {name: imported.config[name] for name in ("name", "source", "metric")}
             config["budget"] = {"kind": self._axis, "amount": end}
             self._writer = _open(self._folder, config, self._resumed)
             self._resumed = True  # an evaluation after the training goes on with it

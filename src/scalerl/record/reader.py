@@ -21,6 +21,7 @@ from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 from scalerl.record.alarms import Alarm, read_alarms
 from scalerl.record.folder import why_no_run
+from scalerl.record.metric import Metric
 
 SCHEMA = 1
 
@@ -224,6 +225,17 @@ class RunRecord:
         return printable(str(named)) if named else name_of_path(self.path)
 
     @property
+    def metric(self) -> Metric:
+        """What its pass rates are: the metric of a log, or the pass rate on a task's held-out prompts."""
+        if (read := Metric.parse(self.config.get("metric"))) is not None:
+            return read
+        task = _table(_table(self.config, "recipe"), "task")
+        last = max(self.evals, key=lambda point: point.step, default=EvalPoint(0, 0.0))
+        return Metric(
+            "pass_rate", dataset=_task_name(task), n_prompts=last.n_prompts, n_samples=last.n_samples
+        )
+
+    @property
     def default_axis(self) -> str:
         """The axis of the run's budget, if config.json names one that was logged; else the first logged."""
         named = _table(self.config, "budget").get("kind")
@@ -353,6 +365,12 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
         raise InputError(f"the price of a GPU-hour must be a number of dollars above 0, found {price:g}")
     with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
         return gpu_hours_N * price
+
+
+def _task_name(task: Mapping[str, Any]) -> str:
+    """Return a task's name for people: a data set's file, else its kind; empty where not known."""
+    path = task.get("heldout_path") or task.get("path")
+    return printable(Path(str(path)).stem if path else str(task.get("kind", "")))
 
 
 def compute_of(point: EvalPoint, axis: str) -> float:

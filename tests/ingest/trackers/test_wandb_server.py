@@ -12,8 +12,8 @@ from wandb_server import KEY, Stored, WandbServer
 from scalerl import InputError, load_run
 from scalerl.cli.main import main
 from scalerl.cli.watch import Follower
-from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers import named
 from scalerl.ingest.trackers import wandb as reader
 from scalerl.view.facts.standing import StandingQuery
@@ -99,7 +99,7 @@ def test_the_runs_of_a_group_and_of_a_project(serve):
     found = read_source("wandb:team/rl?group=g")
     assert [one.record.config["name"] for one in found.runs] == ["seed 0 id0", "seed 2", "seed 0 id3"]
     assert [one.run for one in found.unread] == ["seed 1"]
-    assert "nothing here is known as a pass rate" in found.unread[0].reason
+    assert "no metric here is a known pass rate" in found.unread[0].reason
     assert len(read_source("wandb:team/rl").runs) == 59  # of two pages
     one = read_source("wandb:team/rl?group=g", ReadOptions(run="seed 2"))
     assert [run.record.config["name"] for run in one.runs] == ["seed 2"]

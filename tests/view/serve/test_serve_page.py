@@ -166,12 +166,12 @@ def test_a_log_of_another_trainer_is_told_as_far_as_it_says(browser, original, t
         assert page.locator("#state").inner_text() == "6 runs, 3 not ended"
         notes = row(page, "trl-0").locator("details")
         notes.locator("summary").click()
-        assert "taken for percentages" in notes.inner_text()
+        assert "named for percentages" in notes.inner_text()
         page.click("#none")
         for name in ("trl-0", "trl-1"):
             row(page, name).locator("input").check()
         page.click("#compare")
-        beside = page.locator("#pairs p.note", has_text="taken for percentages")
+        beside = page.locator("#pairs p.note", has_text="named for percentages")
         playwright.expect(beside).to_have_count(2, timeout=60_000)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, listed
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, head_rows, json_rows, name_of, subfolders
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
-from scalerl.ingest.logs.log import Log, finite, listed
+from scalerl.ingest.logs.log import Log, finite
 from scalerl.jsonl import flat
 from scalerl.record.reader import AXES
 

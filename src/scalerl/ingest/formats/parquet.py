@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl import limits
-from scalerl.errors import InputError, first_line
+from scalerl.errors import InputError, first_line, listed
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
-from scalerl.ingest.logs.log import Log, listed
+from scalerl.ingest.logs.log import Log
 
 _MAGIC = b"PAR1"
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")

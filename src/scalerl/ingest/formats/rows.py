@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from scalerl import limits
-from scalerl.errors import InputError, counted
+from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.formats.format import Wanted
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, listed
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat
 
 _OF_PARTS = ("train/global_step", "eval/global_step")

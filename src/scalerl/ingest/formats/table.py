@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import difflib
 import io
+import json
 import math
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
-from scalerl.errors import InputError, brief, counted
+from scalerl.errors import InputError, brief, counted, listed
 from scalerl.ingest.formats.lines import csv_rows, text_lines
-from scalerl.ingest.logs.log import as_number, finite_cell, listed
+from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
+from scalerl.ingest.vocabularies.any_trainer import ANY
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
+from scalerl.record.metric import Metric
 from scalerl.record.reader import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -29,6 +33,7 @@ _STEP = "step"
 _LOOK = 2**20
 """Bytes from which the kind of a table is recognised."""
 # gpu_hours for the axis `dollars`, the counters for an evals.jsonl
+_FIRST_ROWS = 20
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
@@ -106,7 +111,11 @@ class _Table:
 
 
 def read_table(
-    path: str | Path, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+    path: str | Path,
+    x: str | None = None,
+    y: str | None = None,
+    price: float | None = None,
+    max_reward: float = 1.0,
 ) -> Points:
     """Points from a CSV or JSONL file with a header; columns `x` (compute) and `y` (pass rate).
 
@@ -116,20 +125,29 @@ def read_table(
 
     Args:
         path: the file, or a pipe.
-        x: name of the compute column; for `dollars` with a `price`, made from `gpu_hours`.
-        y: name of the column of pass rates, shares in [0, 1].
+        x: name of the compute column; for `dollars` with a `price`, made from `gpu_hours`. By default
+            `gpu_hours`, else the first of `record.AXES` that there is.
+        y: name of the column of pass rates, shares in [0, 1]; by default `pass_rate`, else the only one of a
+            name that is known for pass rates, as `eval_acc`.
         price: dollars per GPU-hour.
+        max_reward: what `y` is where every answer is right: it is divided by that, percentages by 100.
 
     Raises:
         InputError: the file, a column or a cell is missing or wrong; it names the line.
     """
-    return parse_table(read_bytes(Path(path)), str(path), x, y, price)
+    return parse_table(read_bytes(Path(path)), str(path), x, y, price, max_reward)
 
 
 def parse_table(
-    data: bytes, source: str, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+    data: bytes,
+    source: str,
+    x: str | None = None,
+    y: str | None = None,
+    price: float | None = None,
+    max_reward: float = 1.0,
 ) -> Points:
     """Read a table as `read_table` does, from the bytes of a file; `source` names it in errors."""
+    x, y = _chosen(data, source, x, y)
     if x == y:
         raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
     table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
@@ -148,7 +166,7 @@ def parse_table(
         warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
     points = Points(
         _compute(table, x, price, rows),
-        table.numbers(y, rows),
+        table.numbers(y, rows) / max_reward,
         noise_sd_N,
         samples_N,
         _optional(table, _STEP, rows),
@@ -157,8 +175,47 @@ def parse_table(
         np.array([table.lines[row] for row in rows], dtype=int),
         (*left_out.sentences(), *table.warnings, *warnings),
         left_out,
+        _metric(table, y, rows),
     )
     return warn_of_repeats(points)
+
+
+def _chosen(data: bytes, source: str, x: str | None, y: str | None) -> tuple[str, str]:
+    """Return the columns of compute and of pass rates.
+
+    Raises:
+        InputError: several could be.
+    """
+    names = _names(data, source) if x is None or y is None else ()
+    if y is None:
+        y = "pass_rate"
+        if y not in names and (known := ANY.matches("pass_rate", names)):
+            if len(known) > 1:
+                raise InputError(f"{source}: {listed(known)} could be the pass rates: choose one with --y")
+            y = known[0]
+    if x is None:
+        there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
+        # Counters of a run are objects in every row, from which the hours are made.
+        x = "gpu_hours" if "device_seconds" in names or not there else there[0]
+    return x, y
+
+
+def _names(data: bytes, source: str) -> tuple[str, ...]:
+    """Return the names of the columns, of JSONL those of its first rows; empty where it is no table."""
+    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
+    try:
+        if start.lstrip().startswith(b"{"):
+            rows = [json.loads(line) for line in start.splitlines()[:_FIRST_ROWS] if line.strip()]
+            return tuple(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+        header = next(filter(str.strip, text_lines(io.BytesIO(start))), "")
+        cells = next(csv_rows(io.BytesIO(start), source, delimiter=_delimiter(header)), (0, []))[1]
+    except (ValueError, RecursionError, InputError):
+        return ()  # reading it says why
+    return tuple(name.strip() for name in cells)
+
+
+def _delimiter(header: str) -> str:
+    return max(",;\t", key=header.count)
 
 
 def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
@@ -200,6 +257,13 @@ def _compute(table: _Table, x: str, price: float | None, rows: Sequence[int]) ->
     if x == "steps" and x not in table.columns and _STEP in table.columns:
         x = _STEP
     return table.numbers(x, rows)
+
+
+def _metric(table: _Table, y: str, rows: Sequence[int]) -> Metric:
+    """Return what the column `y` is, with its prompts where columns have them."""
+    counts = (_optional(table, name, rows[-1:]) for name in ("n_prompts", "n_samples"))
+    n_prompts, n_samples = (0 if count_1 is None else int(count_1[0]) for count_1 in counts)
+    return replace(Metric.of_column(y), n_prompts=n_prompts, n_samples=n_samples)
 
 
 def _optional(table: _Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
@@ -250,7 +314,7 @@ def _read_csv(data: bytes, table: _Table) -> None:
     header = next(filter(str.strip, text_lines(io.BytesIO(data))), "")
     if not header:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    rows = csv_rows(io.BytesIO(data), source, delimiter=max(",;\t", key=header.count), strict=True)
+    rows = csv_rows(io.BytesIO(data), source, delimiter=_delimiter(header), strict=True)
     columns = table.columns = tuple(name.strip() for name in next(rows, (0, []))[1])
     places = {name: columns.index(name) for name in table.cells if name in columns}
     for line, cells in rows:

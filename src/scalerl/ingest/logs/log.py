@@ -327,9 +327,3 @@ def as_number(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """List names for a message: the first ones, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalerl import limits
-from scalerl.errors import InputError
+from scalerl.errors import InputError, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, listed
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -16,10 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from scalerl import limits
-from scalerl.errors import InputError, brief_error
+from scalerl.errors import InputError, brief_error, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, listed
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat
 
 if TYPE_CHECKING:

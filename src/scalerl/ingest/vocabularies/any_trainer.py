@@ -5,17 +5,20 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 ANY = Vocabulary(
     trainer="unknown",
     signs=(),
-    held_out=(
+    pass_rate=(
         *("eval/pass_rate", "eval/accuracy", "eval/acc", "eval/success_rate"),
-        *("eval/reward", "eval/reward_mean", "eval/mean_reward", "eval/score"),
         *("eval_pass_rate", "eval_accuracy", "eval_acc", "eval_success_rate"),
+        *("val/pass_rate", "val/accuracy", "val/acc", "val_pass_rate", "val_accuracy", "val_acc"),
+        *("validation/pass_rate", "validation/accuracy", "test/pass_rate", "test/accuracy", "test/acc"),
+        *("test_accuracy", "eval/{set}/pass_rate", "eval/{set}/accuracy", "eval/{set}/acc"),
+        *("val/{set}/accuracy", "val/{set}/acc", "pass_rate"),
+    ),
+    eval_reward=(
+        *("eval/reward", "eval/reward_mean", "eval/mean_reward", "eval/score"),
         *("eval_reward", "eval_reward_mean", "eval_mean_reward", "eval_score"),
-        *("val/pass_rate", "val/accuracy", "val/acc", "val/reward", "val/score"),
-        *("val_pass_rate", "val_accuracy", "val_acc", "val_reward"),
-        *("validation/pass_rate", "validation/accuracy", "validation/reward"),
-        *("test/pass_rate", "test/accuracy", "test/acc", "test/reward", "test_accuracy", "test_reward"),
-        *("eval/*/pass_rate", "eval/*/accuracy", "eval/*/acc", "eval/*/mean@*", "eval/*/avg@*"),
-        *("eval/*/reward", "eval/*/score", "val/*/accuracy", "val/*/acc", "val/*/reward", "pass_rate"),
+        *("val/reward", "val/score", "val_reward", "validation/reward", "test/reward", "test_reward"),
+        *("eval/{set}/mean@*", "eval/{set}/avg@*", "eval/{set}/reward", "eval/{set}/score"),
+        "val/{set}/reward",
     ),
     # A bare accuracy may be of either; that it is held out is not taken for granted.
     train_reward=(
@@ -41,6 +44,8 @@ ANY = Vocabulary(
     ),
     devices=("n_gpus", "num_gpus", "n_devices", "num_devices", "world_size"),
     tokens=("tokens_per_step", "step_tokens", "n_tokens"),
+    gpu_hours_so_far=("eval/gpu_hours", "gpu_hours", "total_gpu_hours", "gpu_hours_so_far"),
+    flops_so_far=("eval/flops", "total_flops", "flops_so_far"),
     tokens_so_far=("total_tokens", "tokens_so_far", "tokens_seen", "num_tokens"),
     # Not n_samples, which is the number of completions of a held-out prompt.
     samples=("samples_per_step",),

@@ -14,7 +14,7 @@ NEMO_RL = Vocabulary(
         *("gen_kl_error", "global_valid_toks", "mean_gen_tokens_per_sample", "avg_trajectory_age"),
     ),
     # The mean reward of all validation rollouts, be it an accuracy or not. pass_k is no pass rate.
-    held_out=("validation/accuracy",),
+    pass_rate=("validation/accuracy",),
     # After reward scaling and shaping, if the config has any. Before prompts of no variance are dropped,
     # which are not in `filtered_reward`.
     train_reward=("reward",),

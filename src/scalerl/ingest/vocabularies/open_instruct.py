@@ -14,7 +14,8 @@ OPEN_INSTRUCT = Vocabulary(
     ),
     # `pass_at_1` is the mean over prompts of the share of right completions, of [0, 1], unlike pass_at_k for
     # other k. Scores are multiples of `verification_reward`, which is 10 by default: a score of 10 is a pass.
-    held_out=("eval/pass_at_1", "eval/scores"),
+    pass_rate=("eval/pass_at_1",),
+    eval_reward=("eval/scores",),
     scaled=(("eval/scores", "verification_reward", 10.0), ("scores", "verification_reward", 10.0)),
     # A share, despite its name: the mean score over the highest possible one. Both are of the prompts that
     # are left after those without any variance were dropped, if they are.

@@ -15,7 +15,7 @@ OPENRLHF = Vocabulary(
     ),
     # `pass1` is the mean reward of all completions of all prompts of a set, whatever they are, for every set;
     # eval_<set>_pass<n> is that of the best of n.
-    held_out=("eval/eval_*_pass1", "eval_*_pass1"),
+    eval_reward=("eval/eval_{set}_pass1", "eval_{set}_pass1"),
     # All rollouts of a step; `reward` is of what is left of them after they were filtered and packed.
     train_reward=("rollout/reward_mean", "reward"),
     # The mean entropy, with no sign or weight; logged where actor.entropy_coef is set, be it to 0.

@@ -15,7 +15,8 @@ PIPELINE_RL = Vocabulary(
     ),
     # One completion for every test problem, over all test sets. Those of single sets
     # (actor/<set>/success_mean) are named as the sets of training are, and cannot be told from them.
-    held_out=("actor/test_success_mean", "actor/test_reward_mean"),
+    pass_rate=("actor/test_success_mean",),
+    eval_reward=("actor/test_reward_mean",),
     # `success` is the share that is right; rewards may have penalties.
     train_reward=("actor/success_mean", "actor/reward_mean", "rl/reward"),
     entropy=("rl/entropy",),

@@ -13,12 +13,13 @@ PRIME_RL = Vocabulary(
         *("off_policy/in_queue/mean", "progress/total_rollouts", "progress/total_problems"),
         "reward/all/mean",
     ),
-    # The mean reward of all rollouts; there is one for every environment and agent. `effective` leaves out
-    # rollouts that failed by an error, which count as 0 in `all`. pass@k is no pass rate.
-    # Its console has the mean over all agents.
-    held_out=(
-        *("eval/*/effective/*avg@*", "eval/*/all/*avg@*", "eval/*/avg@*"),
-        "eval/*/effective/console/reward/mean",
+    # pass@k is logged where every reward is 0 or 1, and pass@1 is the pass rate then. avg@k is the mean
+    # reward of all rollouts; there is one for every environment and agent. `effective` leaves out rollouts
+    # that failed by an error, which count as 0 in `all`. Its console has the mean over all agents.
+    pass_rate=("eval/{set}/effective/*pass@1", "eval/{set}/all/*pass@1", "eval/{set}/pass@1"),
+    eval_reward=(
+        *("eval/{set}/effective/*avg@*", "eval/{set}/all/*avg@*", "eval/{set}/avg@*"),
+        "eval/{set}/effective/console/reward/mean",
     ),
     # `agg` is over all environments; `effective` are the rollouts that were trained on.
     train_reward=(

@@ -5,7 +5,7 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 SCALERL = Vocabulary(
     trainer="scalerl",
     signs=("eval/mean_p_1mp", "eval/gpu_hours", "train/kv_staleness_max"),
-    held_out=("eval/pass_rate",),
+    pass_rate=("eval/pass_rate",),
     train_reward=("train/reward_mean",),
     entropy=("train/entropy",),
     truncated=("train/truncated",),

@@ -16,7 +16,7 @@ SKYRL = Vocabulary(
     ),
     # The mean of the rewards as they are: of 1 and -1 in the AIME environment, for which the mean of their
     # positive parts is the pass rate. `all` is over all datasets. pass_at_k is no pass rate.
-    held_out=("eval/all/avg_score", "eval/*/avg_score", "eval/all/mean_positive_reward"),
+    eval_reward=("eval/all/avg_score", "eval/{set}/avg_score", "eval/all/mean_positive_reward"),
     # loss/avg_final_rewards are less the penalty of the KL.
     train_reward=("reward/avg_raw_reward", "loss/avg_final_rewards"),
     entropy=("policy/policy_entropy",),

@@ -15,7 +15,8 @@ SLIME = Vocabulary(
     ),
     # The mean reward of an evaluation set, whatever it is. pass@1, with --log-passrate, is the share of
     # completions with a reward of 1; of other k it is no pass rate.
-    held_out=("eval/*-pass@1", "eval/<set>"),
+    pass_rate=("eval/{set}-pass@1",),
+    eval_reward=("eval/<set>",),
     # `rewards` are less the mean of their group. passrate/pass@1 is the share with a reward of 1.
     train_reward=("passrate/pass@1", "rollout/raw_reward"),
     # The mean entropy, with no sign or weight.

@@ -20,12 +20,10 @@ TRL = Vocabulary(
     ),
     # The Trainer puts `eval_` before the metrics of an evaluation, and trackers make `eval/` of that.
     # `reward` is the weighted sum of all reward functions, which is no pass rate where one of them looks at
-    # the format: TRL's own accuracy reward, of 0 and 1, comes first. Of several evaluation datasets each is
-    # logged under the same names.
-    held_out=(
-        *("eval_rewards/accuracy_reward/mean", "eval/rewards/accuracy_reward/mean", "eval_reward"),
-        "eval/reward",
-    ),
+    # the format. Of several evaluation datasets each is logged under the same names.
+    eval_reward=("eval_reward", "eval/reward"),
+    reward_parts=("eval_rewards/*/mean", "eval/rewards/*/mean"),
+    spreads=("eval_rewards/*/std", "eval/rewards/*/std"),
     train_reward=("rewards/accuracy_reward/mean", "reward"),
     entropy=("entropy",),
     truncated=("completions/clipped_ratio",),

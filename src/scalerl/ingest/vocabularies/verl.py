@@ -17,10 +17,8 @@ VERL = Vocabulary(
     # Every validation set has its own, and there is no mean over them. `acc` is the share that is right;
     # `reward` may be 1 and -1 (math_dapo), or have a penalty for length. best@N and maj@N are no pass rates.
     # Up to 0.3 `test_score` is the mean reward of a set.
-    held_out=(
-        *("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val-aux/*/reward/mean@*"),
-        "val/test_score/*",
-    ),
+    pass_rate=("val-core/{set}/acc/mean@*", "val-aux/{set}/acc/mean@*"),
+    eval_reward=("val-core/{set}/reward/mean@*", "val-aux/{set}/reward/mean@*", "val/test_score/{set}"),
     # The score is what the reward function gave: 1 and -1 for math_dapo. `rewards` are less a penalty of KL.
     train_reward=("critic/score/mean", "critic/rewards/mean"),
     # `entropy_loss` is the mean entropy too, of the same tokens while they are trained on.

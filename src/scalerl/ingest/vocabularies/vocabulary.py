@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
+_PLAIN_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
+"""slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
 PREFIXES = ("", "train/", "global/", "rollout/")
 """What trackers' integrations put before a trainer's own names.
 
@@ -28,8 +30,14 @@ class Vocabulary:
     trainer: str
     signs: tuple[str, ...]
     """Names that tell this trainer's logs from those of others."""
-    held_out: tuple[str, ...] = ()
-    """Pass rate, or mean reward, over held-out prompts."""
+    pass_rate: tuple[str, ...] = ()
+    """Share of right completions of held-out prompts. `{set}` in a name is any text, the data set's name."""
+    eval_reward: tuple[str, ...] = ()
+    """Mean reward of completions of held-out prompts, which is a pass rate if rewards are 0 and 1."""
+    reward_parts: tuple[str, ...] = ()
+    """The same of every reward function, where `eval_reward` is their weighted sum."""
+    spreads: tuple[str, ...] = ()
+    """Standard deviation of the rewards of `reward_parts`."""
     train_reward: tuple[str, ...] = ()
     """The same over the prompts of training: what is left where nothing is held out."""
     entropy: tuple[str, ...] = ()
@@ -92,7 +100,14 @@ class Vocabulary:
             found |= dict.fromkeys(sorted(name for name in names if is_like(name, pattern)))
         return list(found)
 
+    def held_out(self, names: Iterable[str]) -> list[str]:
+        """Return the names of what is measured on held-out prompts."""
+        names = list(names)
+        return [name for role in HELD_OUT for name in self.matches(role, names)]
 
+
+HELD_OUT = ("pass_rate", "reward_parts", "eval_reward")
+"""The roles of what is measured on held-out prompts."""
 ROLES = tuple(
     f.name
     for f in fields(Vocabulary)
@@ -118,27 +133,54 @@ def is_of_evaluation(name: str) -> bool:
     return _EVALUATION.search(name) is not None
 
 
+_SHARE_OF_RIGHT = re.compile(
+    r"(?:^|[/_.\-@ ])(?:acc|accuracy|correct|correctness|passed|pass_?rate|pass(?:@|_at_|_)1|solved?|"
+    r"solve_?rate|success|success_?rate|exact_?match)"
+    r"(?:[/_.\- ](?:mean|avg|rate|percent|pct|%))?(?:(?:@|_at_)\d+)?$",
+    re.IGNORECASE,
+)
+_OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr", re.IGNORECASE)
+
+
+@functools.lru_cache(2**16)
+def is_held_out_share(name: str) -> bool:
+    """Whether a metric that no trainer is known to log is, by its name, a held-out share of right answers."""
+    is_share = _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
+    return is_share and is_of_evaluation(name)
+
+
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return any_of([pattern])
 
 
 def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[str]:
-    """Compile all names of some vocabularies, and `more`, which are exact, into one expression."""
+    """Compile all names of some vocabularies, and `more`, which have no prefix, into one expression."""
     return any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
 
 
-_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
-"""slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
-
-
 def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compile names with `*` for anything into one pattern; `more` are regular expressions."""
+    """Compile names, those of trainers and `more`, with `*` for anything into one pattern."""
     prefixes = "|".join(map(re.escape, PREFIXES))
-    bodies = [".*".join(map(re.escape, pattern.split("*"))) for pattern in sorted(set(patterns))]
-    bodies = [body.replace("@", "(?:@|_at_)").replace("<set>", _SET) for body in bodies]
-    exact = "".join(f"|{re.escape(name)}" for name in more)
+    bodies = [_body(pattern).replace("<set>", _PLAIN_SET) for pattern in sorted(set(patterns))]
+    exact = "".join(f"|{_body(name)}" for name in more)
     return re.compile(f"(?:{prefixes})(?:{'|'.join(bodies)}){exact}", re.DOTALL)
+
+
+def _body(pattern: str) -> str:
+    """Return a pattern as a regular expression, `<set>` left as it is."""
+    body = ".*".join(map(re.escape, pattern.replace("{set}", "*").split("*")))
+    return body.replace("@", "(?:@|_at_)")
+
+
+def set_of(name: str, patterns: Iterable[str]) -> str:
+    """Return the data set in a metric's name, by the first of some patterns that it is like; else nothing."""
+    for pattern in patterns:
+        if is_like(name, pattern):
+            before, mark, after = re.split(r"(<set>|\{set\})|$", pattern, maxsplit=1)
+            found = re.search(f"{_body(before)}(.*){_body(after)}$", name, re.DOTALL) if mark else None
+            return found[1] if found else ""
+    return ""
 
 
 def tell(vocabularies: Iterable[Vocabulary], names: Iterable[str]) -> Vocabulary | None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
+from scalerl.errors import listed
 from scalerl.record.reader import unit_of
 from scalerl.view.numbers import family_weights, one_unit
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
+    from scalerl.record.metric import Metric
 
 
 def fit_rows(
@@ -24,6 +26,7 @@ def fit_rows(
     unit = unit_of(result.axis)
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
     rows = [
+        *metric_rows(result.metric),
         ("points", f"{result.n_points} on {result.axis}{cut}"),
         *(("left out", text) for text in left_out.rows()),
         _ceiling(result),
@@ -43,6 +46,12 @@ def fit_rows(
         rows += [("", ""), ("prior", informed.prior), _ceiling(informed), *_identified(informed)]
         rows += _answers(informed, at, target, budget)
     return rows
+
+
+def metric_rows(metric: Metric) -> list[tuple[str, str]]:
+    """What was fitted, and what else could have been."""
+    others = [("other metrics", listed(metric.others))] if metric.others else []
+    return [("metric", str(metric)), *others]
 
 
 def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
@@ -70,7 +79,7 @@ def _ceiling(result: Fit) -> tuple[str, str]:
 def _identified(result: Fit) -> list[tuple[str, str]]:
     """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
-    if not result.identified and not result.misfit and not result.ending:
+    if not result.identified and not result.misfit and not result.reservation:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
         expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
         place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"

@@ -88,6 +88,8 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     """Return what stands above all numbers of the fit on the whole run; `part` is the fit of what holds."""
     spent = float(fit.points.compute_N[-1])
     unit = unit_for(fit.axis, spent)
+    if fit.metric.no_verdict:
+        return [("The curve is that of a training reward.", sentence(fit.metric.no_verdict))]
     if fit.ending:
         return [("The newest evaluations have no number.", sentence(fit.ending))]
     if fit.misfit is not None:

@@ -232,6 +232,7 @@ class Standing:
         """One object: the line of `scalerl watch --json`, and the run's row in the list of a server."""
         return {
             "name": self.name,
+            "metric": self.points.metric.to_json(),
             "step": self.step,
             "last_step": self.last_step,
             "evaluations": len(self.points),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,7 @@ from scalerl.view.runs.overlay import OverlayRun
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.forecast.comparison import Comparison
+    from scalerl.record.metric import Metric
 
 _AXES = {
     "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",
@@ -53,6 +54,11 @@ class RunsView:
     def axis(self) -> str:
         """The compute axis of all fits."""
         return self.runs[0].points.axis
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What the pass rates are: one metric, or several that the user named."""
+        return tuple(dict.fromkeys(replace(run.points.metric, others=()) for run in self.runs))
 
     @property
     def unit(self) -> Unit:
@@ -106,6 +112,7 @@ def assumptions(view: RunsView) -> list[str]:
     level = percent(view.level)
     labels = ", ".join(family.label for family in FAMILIES)
     said = [
+        f"The pass rate is {'; '.join(map(str, view.metrics))}.",
         f"{_compute(view)} All fits are on this axis; on "
         "another, curves are drawn along each run’s own clock, and end where the run does.",
         *_starts(view),

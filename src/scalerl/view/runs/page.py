@@ -48,6 +48,7 @@ def _content(view: RunsView) -> dict[str, Any]:
 def _facts(view: RunsView) -> list[tuple[str, str]]:
     evaluations = sum(len(run.points) for run in view.runs)
     found = [
+        ("metric", "; ".join(map(str, view.metrics))),
         ("runs", f"{len(view.runs)}"),
         ("evaluations", f"{evaluations:,}"),
         ("compute axis", axis_name(view.axis)),

@@ -9,8 +9,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from scalerl.ingest.formats.format import Unread
-from scalerl.ingest.imported import Imported, ReadOptions
+from scalerl.ingest.imported import Imported
 from scalerl.ingest.load import read_source
+from scalerl.ingest.options import ReadOptions
 from scalerl.record.devices import is_of_one_device
 from scalerl.view.serve.listing import Entry
 

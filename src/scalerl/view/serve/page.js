@@ -77,12 +77,20 @@
     const cell = (label, text, kind = "") => node("td", { "data-label": label, class: kind }, text);
     return [
       cell("step", whole(run.last_step)),
-      cell("pass rate", rate(run.pass_rate)),
+      passRate(run),
       forecast(run),
       cell("ceiling A", ceiling(run), "wide"),
       state(run),
       cell("last line", age(run)),
     ];
+  }
+
+  /* With what was evaluated; a training reward or another reward is no pass rate, which its kind says. */
+  function passRate(run) {
+    const { name, kind, dataset } = run.metric;
+    const what = [name, dataset && `of ${dataset}`, kind === "pass rate" ? "" : kind].filter(Boolean).join(", ");
+    return node("td", { "data-label": "pass rate" }, rate(run.pass_rate),
+      node("small", { title: [what, ...run.metric.others].join("\n") }, clipped(what)));
   }
 
   function age(run) {

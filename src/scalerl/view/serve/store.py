@@ -214,7 +214,7 @@ class RunStore:
             return {
                 "axis": axis,
                 "table": asdict(table),
-                "priors": result.priors(),
+                "priors": f"The pass rate is {'; '.join(map(str, result.metrics))}. {result.priors()}",
                 "result": result.to_json(),
                 "notes": [{"name": name, "notes": notes} for name, notes in named if notes],
             }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LEAST_ROWS, _MOST_ROWS = 7, 18
 """Of the plot."""
-_SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line")
+_SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line", "metric")
 """Rows that are left out where the console is too small for all, in this order."""
 
 
@@ -77,7 +77,11 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     """What stands below the plot, as rows (label, value)."""
     count = len(run.points)
     measured = f"{rate(run.pass_rate)}  evaluation {count}, at {run.unit.show(run.compute)}"
-    rows = [("pass rate", measured if count else "no evaluation yet"), *_forecast_rows(run)]
+    rows = [
+        ("metric", str(run.points.metric)),
+        ("pass rate", measured if count else "no evaluation yet"),
+        *_forecast_rows(run),
+    ]
     if run.chance is not None:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
         rows.append(("verdict", f"{asked}: {run.chance.answer}"))

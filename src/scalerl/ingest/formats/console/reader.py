@@ -57,14 +57,19 @@ def recognises(path: Path) -> bool:
     start = first_bytes(path, 2**16)
     if not start.strip() or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return False
-    rows = _Rows()
-    try:
-        if any(row.values for line in read_lines(path, _HEAD) for row in rows.of(line)):
-            return True
-    except InputError:  # a row beyond the limits, which the reader names
+    if has_rows(path, _HEAD):
         return True
     is_console = path.suffix.lower() in _TEXTS or console_of(first_bytes(path, _HEAD)) is not None
     return is_console and not _is_table(start)
+
+
+def has_rows(path: Path, most: int) -> bool:
+    """Whether a row of a console, with values, is in the first bytes of a text."""
+    rows = _Rows()
+    try:
+        return any(row.values for line in read_lines(path, most) for row in rows.of(line))
+    except InputError:  # a row beyond the limits, which the reader names
+        return True
 
 
 def _is_table(start: bytes) -> bool:
@@ -151,7 +156,7 @@ def _told(log: Log, trainer: str) -> Log:
     """Add to a log whose it is, and what is to be set where it has no evaluation."""
     vocabulary = next((one for one in VOCABULARIES if one.trainer == trainer), None)
     hint = ""
-    if vocabulary and not vocabulary.matches("held_out", [*log.metrics, *log.omitted]):
+    if vocabulary and not vocabulary.held_out([*log.metrics, *log.omitted]):
         hint = (
             f"the console of {CONSOLES[trainer].name}, without validation: set {CONSOLES[trainer].validation}"
         )

@@ -1,0 +1,316 @@
+"""Which metric of a log stands for the pass rate: what it is, whether it can be one, and what else there is.
+
+held-out pass rate    in [0, 1], or percent where its name or the user says so: taken
+held-out reward       taken with a warning where it stays in [0, 1], or in [-1, 1] for rewards of -1 and 1
+sum of rewards        never taken for one of its parts: that named for correctness is, else the user chooses
+training reward       only where the user names it; no ceiling is called identified then
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scalerl.errors import InputError, listed, printable
+from scalerl.ingest.logs.log import Log, Series
+from scalerl.ingest.logs.order import REASONS, code_of
+from scalerl.ingest.options import ReadOptions
+from scalerl.ingest.shares import (
+    as_share,
+    denied_by_spread,
+    in_units_of_right_answers,
+    n_samples,
+    prompts_of,
+)
+from scalerl.ingest.vocabularies import is_of_training
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, is_like, set_of
+from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
+from scalerl.record.metric import Kind, Metric, is_named_for_correctness, kind_of
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A metric of a log that could stand for the pass rate."""
+
+    name: str
+    kind: Kind
+    series: Series
+    """As it was logged."""
+    rate_N: np.ndarray
+    """In [0, 1]; empty where it cannot be made so."""
+    why_not: str = ""
+    """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
+    how: str = ""
+    """How it was made one, in a sentence; empty where it is as it was logged."""
+    dataset: str = ""
+    n_prompts: int = 0
+    n_samples: int = 0
+    n_made: int = 0
+    """Its evaluations, those without a value included."""
+
+    def metric(self, others: Iterable[str], is_chosen: bool) -> Metric:
+        """Return what this is, beside the other candidates."""
+        rest = tuple(name for name in others if name != self.name)
+        return Metric(self.name, self.kind, self.dataset, self.n_prompts, self.n_samples, rest, is_chosen)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The metric of a run, its values in [0, 1], and what has to be said of both."""
+
+    metric: Metric
+    series: Series
+    rate_N: np.ndarray
+    names: tuple[str, ...]
+    """The metrics of the log that it was made of: one, unless data sets were pooled."""
+    warnings: tuple[str, ...]
+
+
+def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
+    """Choose the metric that stands for the pass rate.
+
+    Raises:
+        InputError: there is none, or it is not certain which, or what is named is none; with the choices.
+    """
+    found = candidates(log, vocabulary, asked)
+    if asked.pooled:
+        return _pooled(log, found, asked)
+    warnings: list[str] = []
+    if asked.metric is not None:
+        usable = [one for one in found if not one.why_not]
+        if not usable:
+            raise InputError(f"{log.source}: {found[0].why_not}")
+        chosen, others = _largest(usable), [one.name for one in found]
+        if len(usable) > 1:
+            warnings.append(_one_of(chosen, usable, asked))
+    else:
+        chosen = _unasked(log, vocabulary, found, asked, warnings)
+        others = [one.name for one in found]
+    if chosen.how:
+        warnings.append(chosen.how)
+    is_named = asked.metric is not None and len(found) == 1
+    return Chosen(
+        chosen.metric(others, is_named), chosen.series, chosen.rate_N, (chosen.name,), tuple(warnings)
+    )
+
+
+def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:
+    """Return the metrics that could be meant: those that are named, or all held-out ones, best known first.
+
+    Raises:
+        InputError: none has the name that is asked for.
+    """
+    if asked.metric is not None:
+        name = printable(asked.metric)
+        names = [name] if name in log.metrics else _like(name, log.metrics)
+        if not names:
+            raise InputError(
+                f"{log.source}: no metric '{asked.metric}' with numbers; "
+                f"{_all_left_out(log, [name])}there are {listed(_likely(log.names))}"
+            )
+        return [_candidate(log, vocabulary, one, _kind_of_named(one, vocabulary), asked) for one in names]
+    kinds: dict[str, Kind] = dict.fromkeys(vocabulary.matches("pass_rate", log.metrics), "pass rate")
+    for name in vocabulary.matches("reward_parts", log.metrics):
+        kinds.setdefault(name, "pass rate" if is_named_for_correctness(name) else "reward")
+    if "pass rate" not in kinds.values():
+        kinds |= dict.fromkeys(filter(is_held_out_share, log.metrics), "pass rate")
+    for name in vocabulary.matches("eval_reward", log.metrics):
+        kinds.setdefault(name, "reward")
+    return [_candidate(log, vocabulary, name, kind, asked) for name, kind in kinds.items()]
+
+
+def _like(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names of a pattern, in which `*` is any text."""
+    if "*" not in pattern:
+        return []
+    like = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    return sorted(name for name in names if like.fullmatch(name))
+
+
+def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
+    """Return the kind of a metric that the user has named."""
+    if vocabulary.matches("pass_rate", [name]):
+        return "pass rate"
+    if vocabulary.matches("reward_parts", [name]) or vocabulary.matches("eval_reward", [name]):
+        return "pass rate" if is_named_for_correctness(name) else "reward"
+    # Where nothing says what wrote the log, a bare `accuracy` is what the user says of it.
+    is_told = vocabulary.signs or not is_named_for_correctness(name)
+    if is_of_training(name) or (is_told and vocabulary.matches("train_reward", [name])):
+        return "training reward"
+    return kind_of(name)
+
+
+def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: ReadOptions) -> Candidate:
+    series = log.metrics[name]
+    value_N, unit = in_units_of_right_answers(series.value_N, name, log, vocabulary, asked)
+    is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
+    rate_N, how, why_not = as_share(value_N, name, is_share)
+    if not why_not and asked.max_reward is None and (denied := denied_by_spread(log, name, value_N)):
+        rate_N, why_not = np.empty(0), denied
+    samples = n_samples(name)
+    dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.eval_reward])
+    prompts = asked.n_prompts(name, dataset) or _logged_prompts(log, vocabulary)
+    told = "; ".join(filter(None, [unit, how]))
+    # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
+    made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
+    kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
+    return Candidate(
+        *(name, kept, series, rate_N, why_not, told, dataset),
+        *(prompts or prompts_of(series.value_N, samples), samples, made),
+    )
+
+
+def _unasked(
+    log: Log,
+    vocabulary: Vocabulary,
+    found: Sequence[Candidate],
+    asked: ReadOptions,
+    warnings: list[str],
+) -> Candidate:
+    """Choose where the user has named nothing."""
+    if not found:
+        raise InputError(f"{log.source}: {_nothing_held_out(log, vocabulary, asked)}")
+    rates = [one for one in found if one.kind == "pass rate"]
+    if usable := [one for one in rates if not one.why_not]:
+        chosen = _largest(usable)
+        if len(usable) > 1:
+            warnings.append(_one_of(chosen, usable, asked))
+        if chosen.name not in vocabulary.held_out([chosen.name]):
+            warnings.append(
+                f"'{chosen.name}' is taken for a held-out pass rate by its name alone, which no trainer is "
+                f"known to log ({asked.option} NAME)"
+            )
+        return chosen
+    parts = [one for one in found if vocabulary.matches("reward_parts", [one.name])]
+    if rates or len(parts) > 1:
+        raise InputError(f"{log.source}: {_refusal(found, rates, asked)}")
+    usable = [one for one in parts or found if not one.why_not]
+    if not usable:
+        raise InputError(f"{log.source}: {_refusal(found, found[:1], asked)}")
+    chosen = _largest(usable)
+    if len(usable) > 1:
+        warnings.append(_one_of(chosen, usable, asked))
+    others = [one.name for one in found if one.name != chosen.name]
+    beside = f"; others are {listed(others)}" if others else ""
+    warnings.append(
+        f"'{chosen.name}' is a held-out reward that stands in for a pass rate, which it is only if a right "
+        f"answer earns 1 and every other 0{beside} ({asked.option} NAME)"
+    )
+    return chosen
+
+
+def _refusal(found: Sequence[Candidate], blamed: Sequence[Candidate], asked: ReadOptions) -> str:
+    """Explain why none of the held-out metrics is taken, with the choices."""
+    sentence = "the reward has several parts, and none of them is named for correctness"
+    if blamed:
+        sentence = blamed[0].why_not
+    names = [one.name for one in found]
+    return (
+        f"{sentence}; held out are {listed(names)}: name the metric of right answers with {asked.option} "
+        f"NAME, and what a right answer earns, if not 1, with {asked.max_option} X"
+    )
+
+
+def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> str:
+    left_out = _all_left_out(log, vocabulary.held_out(log.omitted))
+    hint = f"{log.hint}; " * bool(log.hint)
+    training = vocabulary.matches("train_reward", log.metrics)
+    if training:
+        return (
+            f"{hint}nothing is held out: '{training[0]}' is a reward of training, which says nothing certain "
+            f"of a held-out pass rate; {left_out}{asked.option} {training[0]} fits it as what it is"
+        )
+    names = listed(_likely(log.names))
+    choices = f"{asked.option} takes one of: {names}" if names else "there are no metrics with numbers"
+    return f"{hint}no metric here is a known pass rate or reward; {left_out}{choices}"
+
+
+def _largest(found: Sequence[Candidate]) -> Candidate:
+    """Return the candidate with most prompts, or evaluations where the prompts are not known."""
+    return max(found, key=lambda one: (one.n_prompts, one.n_made))  # the first of several
+
+
+def _one_of(chosen: Candidate, found: Sequence[Candidate], asked: ReadOptions) -> str:
+    by = "that with most prompts" if chosen.n_prompts else "the first, as the prompts of none are known,"
+    others = listed([one.name for one in found if one is not chosen])
+    return (
+        f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.option} NAME takes another "
+        f"of {others}"
+    )
+
+
+def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
+    """Return the mean over data sets, weighted by their prompts, at the steps that all have.
+
+    Raises:
+        InputError: there are not two of one kind, their prompts are not known, or no step has both.
+    """
+    usable = [one for one in found if not one.why_not]
+    rates = [one for one in usable if one.kind == "pass rate"] or usable
+    rates = [one for one in rates if one.kind == rates[0].kind]
+    if len(rates) < 2:
+        names = listed([one.name for one in found]) or "none"
+        raise InputError(f"{log.source}: to be pooled it takes two data sets; held out are {names}")
+    if unknown := [one.name for one in rates if not one.n_prompts]:
+        raise InputError(
+            f"{log.source}: the number of prompts behind '{unknown[0]}' is not known, so that no mean over "
+            "data sets can be weighted: give --prompts SET=N,SET=N"
+        )
+    steps = [one.series.step_N for one in rates]
+    common_N = functools.reduce(np.intersect1d, steps)
+    if not len(common_N):
+        raise InputError(f"{log.source}: {listed([one.name for one in rates])} have no step in common")
+    places = [np.searchsorted(one.series.step_N, common_N) for one in rates]
+    weight_K = np.array([one.n_prompts for one in rates], dtype=float)
+    rate_KN = np.array([one.rate_N[place_N] for one, place_N in zip(rates, places, strict=True)])
+    first = rates[0].series
+    series = replace(
+        first, step_N=common_N, value_N=weight_K @ rate_KN / weight_K.sum(), time_N=first.time_N[places[0]]
+    )
+    names, sets = [one.name for one in rates], [one.dataset or one.name for one in rates]
+    samples = {one.n_samples for one in rates}
+    metric = Metric(
+        f"mean of {listed(names)}",
+        rates[0].kind,
+        " + ".join(sets),
+        int(weight_K.sum()),
+        samples.pop() if len(samples) == 1 else 0,
+        tuple(one.name for one in found if one.name not in names),
+    )
+    return Chosen(metric, series, series.value_N, tuple(names), tuple(one.how for one in rates if one.how))
+
+
+def _logged_prompts(log: Log, vocabulary: Vocabulary) -> int:
+    for name in vocabulary.matches("n_prompts", log.metrics)[:1]:
+        last = float(log.metrics[name].value_N[-1])
+        return int(last) if 0 < last < 1e9 else 0
+    return 0
+
+
+def left_out_of(log: Log, name: str) -> LeftOut:
+    """Return the evaluations of a metric that do not count, and whether the newest are among them."""
+    omitted = log.omitted.get(name)
+    if omitted is None:
+        return NONE
+    step_V = np.where(omitted.reason_V == code_of(NO_STEP), math.nan, omitted.step_V)
+    places = zip(omitted.step_V.tolist(), omitted.line_V.tolist(), omitted.reason_V.tolist(), strict=True)
+    found = [Omitted(REASONS[code], shown_step(step), line or None) for step, line, code in places]
+    series = log.metrics.get(name)
+    return LeftOut.of_log(found, step_V, series.step_N if series is not None else np.zeros(0), name)
+
+
+def _all_left_out(log: Log, names: Sequence[str]) -> str:
+    """Explain why metrics that were logged have no evaluation that counts; empty where none was logged."""
+    told = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
+    return f"{told[0]}; " if told else ""
+
+
+def _likely(names: Sequence[str]) -> list[str]:
+    """Sort names, those that sound like a pass rate first."""
+    sound = re.compile(r"acc|pass|reward|score|success|correct|mean@|avg@", re.IGNORECASE)
+    return sorted(names, key=lambda name: (not sound.search(name), name))

@@ -1,0 +1,82 @@
+"""How the log of another trainer is to be read, as far as the user says it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalerl.errors import InputError, number_of
+from scalerl.ingest.flops import ModelCost, model_cost
+
+_DEVICES = "the number of devices"
+_EARNED = "what a right answer earns"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the log of another trainer is to be read; None is as it says itself."""
+
+    metric: str | None = None
+    """The metric that is the pass rate, in which `*` is any text, or the column of a table."""
+    format: str | None = None
+    trainer: str | None = None
+    run: str | None = None
+    """The name of the run to read; the others need hold nothing that could be a pass rate."""
+    devices: float | None = None
+    model: Path | ModelCost | None = None
+    """The model's folder or config.json, or what a token costs."""
+    max_reward: float | None = None
+    """What a right answer earns: values are divided by it. 100 for percentages."""
+    pooled: bool = False
+    """Whether the mean over data sets is wanted, weighted by their prompts."""
+    each: bool = False
+    """Whether every held-out metric is wanted, as a run of its own."""
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    """The number of held-out prompts by data set or metric; that of "" is of all."""
+    option: str = "--y"
+    """How the user names `metric`, for messages."""
+    max_option: str = "--max-reward"
+    """The same of `max_reward`."""
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
+            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
+        if self.max_reward is not None and not 0 < number_of(self.max_reward, _EARNED) < math.inf:
+            raise InputError(f"{_EARNED} is a number above 0, found {self.max_reward}")
+
+    def cost(self) -> ModelCost | None:
+        """Return what a token costs, if FLOPs are to be counted.
+
+        Raises:
+            InputError: the model's config.json cannot be read.
+        """
+        return model_cost(self.model) if isinstance(self.model, Path) else self.model
+
+    def n_prompts(self, name: str, dataset: str) -> int:
+        """Return the prompts behind a metric, as far as the user has said it; else 0."""
+        return next((self.prompts[key] for key in (name, dataset, "") if key in self.prompts), 0)
+
+    def check_used(
+        self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}", is_table: bool = False
+    ) -> None:
+        """Raise an InputError if something was set here, and of `paths` nothing is what it is for.
+
+        Args:
+            paths: that were read.
+            foreign: whether any of them is the log of another trainer.
+            option: how the user sets these.
+            is_table: whether any of them is a table, which has a column of pass rates.
+        """
+        is_set = self.metric is not None or self.max_reward is not None
+        if is_set and paths and not (foreign or is_table):
+            raise InputError(
+                f"{paths[0]}: a run has its pass rates; {self.option} names those of logs and tables"
+            )
+        names = ["format", "trainer", "run", "devices", "model", "pooled", "each", "prompts"]
+        names = [name for name in names if getattr(self, name) not in (None, False, {})]
+        given = [option.format(name.replace("_", "-")) for name in names]
+        if given and not foreign:
+            which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
+            raise InputError(f"{', '.join(given)}: only for the log of another trainer, which {which}")

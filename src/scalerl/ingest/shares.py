@@ -1,0 +1,130 @@
+"""Values of a metric as shares in [0, 1], and what its name and its values tell of rewards and prompts."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+
+from scalerl.ingest.logs.log import Log, finite
+from scalerl.ingest.options import ReadOptions
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
+
+_SLACK = 1e-6
+_WELL_BELOW = -0.05
+"""The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
+_OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
+_LARGEST_SCALE = 1.2
+"""A spread of rewards that is that of 0 and at most this is taken for that of 0 and 1."""
+_LEAST_SQUARE = 0.6
+"""The mean square of rewards of -1 and 1 is 1; by the spreads of small batches it is found lower."""
+_FEWEST_VALUES, _FEWEST_DECIMAL = 6, 12
+_MOST_COMPLETIONS = 20_000
+_LARGEST_DENOMINATOR = 5000
+_ROUNDING = 1e-10
+"""By how much a mean in 64 bits may differ from the fraction that it is."""
+
+
+def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np.ndarray, str, str]:
+    """Convert values to shares in [0, 1]; return them, how in a sentence, and why not.
+
+    A name that says percent is believed, also of a run that begins below 1, unless it is known for a share.
+    """
+    low, high = float(value_N.min()), float(value_N.max())
+    is_positive, is_low = low >= -_SLACK, high <= 1 + _SLACK
+    # Before all else: percentages of a run below 1 % look like shares, and only the name tells.
+    if _OF_PERCENT.search(name) and not is_share and is_positive and high <= 100 + _SLACK:
+        return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100", ""
+    if is_positive and is_low:
+        return np.clip(value_N, 0.0, 1.0), "", ""
+    if -1 - _SLACK <= low <= _WELL_BELOW and is_low:
+        how = (
+            f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
+            "(1 + reward) / 2"
+        )
+        return np.clip((value_N + 1) / 2, 0.0, 1.0), how, ""
+    if _WELL_BELOW < low < 0 and is_low:
+        why = (
+            f"'{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of -1 and 1 "
+            "(as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say"
+        )
+    elif is_positive:
+        why = (
+            f"'{name}' goes up to {high:.3g}, and a share only to 1; percentages are divided by 100 with "
+            "--percent, and rewards by what a right answer earns"
+        )
+    else:
+        span = f"'{name}' lies between {low:.3g} and {high:.3g}"
+        why = f"{span}: neither a share nor a mean of rewards of -1 and 1"
+    return np.empty(0), "", why
+
+
+def in_units_of_right_answers(
+    value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions
+) -> tuple[np.ndarray, str]:
+    """Divide rewards by what a right answer earns, where the user or the trainer's config says it."""
+    if asked.max_reward is not None:
+        return value_N / asked.max_reward, f"'{name}' is divided by {asked.max_reward:g}"
+    for pattern, key, usual in vocabulary.scaled:
+        if is_like(name, pattern):
+            # A log that was exported without its config has the values and not their unit.
+            said = finite(log.config.get(key))
+            earned = said if said > 0 else usual
+            told = "" if said > 0 else ", its usual value, as the log does not say it"
+            return value_N / earned, f"'{name}' is in units of {key}: divided by {earned:g}{told}"
+    return value_N, ""
+
+
+def denied_by_spread(log: Log, name: str, value_N: np.ndarray) -> str:
+    """Explain why rewards make no pass rate, by their logged spread; empty where they may.
+
+    Of rewards that are 0 or s the mean is m = s p, and the variance s^2 p (1 - p), so that
+    s = m + variance / m; of rewards of -1 and 1 the variance is 1 - m^2. Trainers log the mean of the spreads
+    of batches, which is lower: s is underestimated rather than too high.
+    """
+    spread = log.metrics.get(re.sub(r"/mean$", "/std", name)) if name.endswith("/mean") else None
+    if spread is None or len(spread) != len(value_N):
+        return ""
+    square_N = value_N**2 + spread.value_N**2
+    if value_N.min() < -_SLACK:
+        if float(np.median(square_N)) >= _LEAST_SQUARE:
+            return ""
+        return f"'{name}' is not of rewards of -1 and 1: their spread is smaller"
+    scale_N = square_N[value_N > 0] / value_N[value_N > 0]
+    if not len(scale_N) or (earned := float(np.median(scale_N))) <= _LARGEST_SCALE:
+        return ""
+    return f"'{name}' is not of rewards of 0 and 1: by its spread a right answer earns about {earned:.2g}"
+
+
+def prompts_of(value_N: np.ndarray, samples: int) -> int:
+    """Return the number of prompts behind shares, by the fractions that they are; 0 where not certain.
+
+    Shares of n k completions are multiples of 1 / (n k): the smallest such n k that fits every value is the
+    number of completions, or a divisor of it. Only values with all their digits, different from one another,
+    are fractions beyond chance.
+    """
+    distinct = {value for value in value_N.tolist() if 0 < value < 1}
+    if len(distinct) < _FEWEST_VALUES:
+        return 0
+    total = 1
+    for value in distinct:
+        fraction = Fraction(value).limit_denominator(_LARGEST_DENOMINATOR)
+        if abs(float(fraction) - value) > _ROUNDING:
+            return 0
+        total = math.lcm(total, fraction.denominator)
+        if total > _MOST_COMPLETIONS:
+            return 0
+    # Values that were rounded to d digits are fractions, too, of 10^d: a divisor of that, such as the 500 of
+    # MATH-500, would need every one of them to be even, or a multiple of 5.
+    if total in (10, 100, 1000, 10_000) or (10_000 % total == 0 and len(distinct) < _FEWEST_DECIMAL):
+        return 0
+    return total // max(samples, 1)
+
+
+def n_samples(name: str) -> int:
+    """Return the completions per prompt in a metric's name (mean@16, avg@8, mean_at_16); 0 without."""
+    found = re.search(r"(?:mean|avg)(?:@|_at_)(\d+)", name)
+    # Seven digits and more are no count of samples, and int() of thousands of digits raises.
+    return int(found[1]) if found and len(found[1]) < 7 else 0

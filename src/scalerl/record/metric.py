@@ -1,0 +1,135 @@
+"""What the values of a run's evaluations are: the metric, its kind, and the prompts behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from scalerl.errors import counted
+
+Kind = Literal["pass rate", "reward in [0, 1]", "reward", "training reward"]
+"""A share of right completions; a mean reward that stays in [0, 1], or in [-1, 1] for rewards of -1 and 1; a
+mean reward on another scale, which is fitted only as a share of a highest one that is named; and what is
+measured on the prompts of training."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_CORRECTNESS = re.compile(
+    r"(?:^|[/_.\-@ ])(?:acc|accuracy|correct|correctness|pass(?!(?:@|\^|_at_|_)[\dk])|"
+    r"passed|pass_?rate|pass(?:@|_at_|_)1|solved?|solve_?rate|success|success_rate|exact_?match|right)"
+    r"(?=[/_.\-@ ]|$)",
+    re.IGNORECASE,
+)
+
+_TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)", re.IGNORECASE)
+_REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?|scores?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
+
+
+def is_named_for_correctness(name: str) -> bool:
+    """Whether a metric, by its name, is the share of right completions."""
+    return _CORRECTNESS.search(name) is not None
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a metric that the user has named, by its name, as far as that says it."""
+    if _TRAINING.match(name):
+        return "training reward"
+    if is_named_for_correctness(name) or not _REWARD.search(name):
+        return "pass rate"
+    return "reward in [0, 1]"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The metric that stands for the pass rate.
+
+    The definitions of this package are about a held-out pass rate. A reward stands in for one; of a training
+    reward no ceiling is called identified, and no go or no-go is given.
+    """
+
+    name: str = "pass_rate"
+    """As the trainer or the table calls it."""
+    kind: Kind = "pass rate"
+    dataset: str = ""
+    """The data set or task of its prompts; empty where that is not known."""
+    n_prompts: int = 0
+    n_samples: int = 0
+    """Completions per prompt; 0 is not known, as for `n_prompts`."""
+    others: tuple[str, ...] = ()
+    """Further metrics that could have been taken."""
+    is_chosen: bool = True
+    """Whether the user or the run's own trainer named it, so that nothing was guessed."""
+
+    @classmethod
+    def of_column(cls, name: str) -> Metric:
+        """Return the metric that the user has named, a column of a table or a metric of a log."""
+        return cls(name, kind_of(name))
+
+    def is_alike(self, other: Metric) -> bool:
+        """Whether values of both may stand on one axis: the same measure, on the same prompts where known."""
+        # Trackers have the pass rate of a run folder as eval/pass_rate.
+        names = [one.name.removeprefix("eval/") for one in (self, other)]
+        same_set = not (self.dataset and other.dataset) or self.dataset == other.dataset
+        return names[0] == names[1] and self.kind == other.kind and same_set
+
+    @property
+    def split(self) -> Literal["held-out", "training"]:
+        """The prompts: held out, or those of training."""
+        return "training" if self.kind == "training reward" else "held-out"
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether another metric may have been meant: nothing irreversible should follow from this one."""
+        return not self.is_chosen and (self.kind != "pass rate" or bool(self.others))
+
+    @property
+    def no_verdict(self) -> str:
+        """Why no ceiling is identified and no verdict given, in one sentence; empty where they may be."""
+        if self.kind != "training reward":
+            return ""
+        return (
+            f"'{self.name}' is a training reward: it is measured on prompts that are trained on, by weights "
+            "of several versions, and says nothing certain of a held-out pass rate"
+        )
+
+    def __str__(self) -> str:
+        """Name it in one line: `eval/acc, held-out pass rate of math (500 prompts x 4)`."""
+        kind = self.kind if self.split == "training" else f"held-out {self.kind}"
+        counts = [counted(self.n_prompts, "prompt")] if self.n_prompts else []
+        counts += [f"{counted(self.n_samples, 'sample')} each"] if self.n_samples else []
+        of = f" of {self.dataset}" if self.dataset else ""
+        return f"{self.name}, {kind}{of}" + (f" ({', '.join(counts)})" if counts else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `metric` of JSON answers, which config.json of an imported run has as well."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "split": self.split,
+            "dataset": self.dataset or None,
+            "prompts": self.n_prompts or None,
+            "samples": self.n_samples or None,
+            "others": list(self.others),
+            "chosen": self.is_chosen,
+        }
+
+    @classmethod
+    def parse(cls, found: Any) -> Metric | None:
+        """Return the metric of `to_json`; None for anything else."""
+        if not isinstance(found, Mapping) or found.get("kind") not in KINDS:
+            return None
+        others = found.get("others")
+        prompts, samples = (found.get(key) for key in ("prompts", "samples"))
+        return cls(
+            str(found.get("name")),
+            found["kind"],
+            str(found.get("dataset") or ""),
+            prompts if isinstance(prompts, int) else 0,
+            samples if isinstance(samples, int) else 0,
+            tuple(map(str, others)) if isinstance(others, list) else (),
+            found.get("chosen") is not False,
+        )
+
+
+GIVEN = Metric()
+"""That of pass rates which come as arrays."""
