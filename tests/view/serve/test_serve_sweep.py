@@ -2,15 +2,22 @@
 
 import builtins
 import io
+import itertools
 import json
 import os
 import shutil
+import sqlite3
 from collections import Counter
+from contextlib import closing
 
 import pytest
+from docs_logs import MAKERS
 from growing import Growing
 from serve_client import until
 
+from scalerl.ingest.formats.format import recognise
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import read_source
 from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve import listing
 from scalerl.view.serve.store import RunStore
@@ -159,3 +166,62 @@ def test_a_folder_of_too_many_is_not_walked_through_for_its_entry(tmp_path, monk
     errors = {row["path"]: row["error"] for row in store.listed()["runs"]}
     assert errors.pop(".").startswith("only 4 folders")
     assert len(errors) == 3
+
+
+def test_the_logs_of_every_trainer_are_listed_as_a_fit_reads_them(tmp_path, monkeypatch):
+    for name, make in MAKERS.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        make()
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "outside.csv").symlink_to(tmp_path / "tables" / "log.csv")
+    monkeypatch.setattr(listing, "_LOOK_SECONDS", 60.0)
+    found = {entry.shown: entry.format for entry in listing.Listing(tmp_path).scan().values()}
+    assert found == {
+        **{"mlflow/mlruns/1": "mlflow", "prime-rl/outputs/my-run": "jsonl", "plain": "jsonl"},
+        **{"trackio/trackio/my-project.db": "trackio", "verl/my_project/my_run.jsonl": "verl"},
+        **{f"{name}/wandb": "wandb" for name in ("wandb", "open-instruct", "pipeline-rl")},
+        **{"nemo-rl/logs/exp_001/tensorboard": "tensorboard", "openrlhf/tb/my_run": "tensorboard"},
+        **{"skyrl/tensorboard_log": "tensorboard", "tensorboard/runs/my-run": "tensorboard"},
+        **{"trl/outputs": "trainer-state", "slime/run.log": "console"},
+    }
+    for shown, format in found.items():
+        assert recognise(tmp_path / shown).name == format
+        assert read_source(tmp_path / shown, ReadOptions(format=format)).runs
+
+
+def test_a_file_is_listed_once_its_first_rows_are_there(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("")
+    found = listing.Listing(tmp_path)
+    assert not found.scan()
+    log.write_text('{"step": 0, "eval/accuracy": 0.5}\n')
+    assert [entry.format for entry in found.scan().values()] == ["jsonl"]
+    with log.open("a") as file:
+        file.write('{"step": 1, "eval/accuracy": 0.6}\n')
+    assert [entry.format for entry in found.scan().values()] == ["jsonl"]
+
+
+def test_a_folder_of_many_files_is_looked_into_in_parts(tmp_path, monkeypatch):
+    for n in range(30):
+        (tmp_path / f"log-{n}.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n')
+    found, seen = listing.Listing(tmp_path), []
+    clock = itertools.count()
+    monkeypatch.setattr(listing.time, "monotonic", lambda: 0.05 * next(clock))
+    for _ in range(40):
+        seen.append(len(found.scan()))
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < 30
+    assert seen[-1] == 30
+
+
+def test_a_database_whose_log_leads_out_of_the_folder_is_refused(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (tmp_path / "secret").write_bytes(b"")
+    with closing(sqlite3.connect(runs / "p.db")) as sql, sql:
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute("CREATE TABLE metrics (timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
+    (runs / "p.db-wal").symlink_to(tmp_path / "secret")
+    (entry,) = listing.Listing(runs).scan().values()
+    assert entry.refused == "p.db-wal is a link that leads out of the folder"

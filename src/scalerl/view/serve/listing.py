@@ -1,4 +1,8 @@
-"""Which runs there are in a folder and below it: run folders, and logs that are told by a name alone."""
+"""Which runs there are in a folder and below it: run folders, and logs as `scalerl fit` recognises them.
+
+A folder is told by names alone; a file whose name may be a log's is looked into, once, and in a fifth of a
+second of every scan, so that a folder of many logs is listed in parts.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,15 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.files import check_input
+from scalerl.ingest.formats.console.reader import has_rows
+from scalerl.ingest.formats.format import formats
+from scalerl.ingest.formats.lines import HEAD
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
@@ -17,12 +28,20 @@ _SETTLED = 2.0
 """Seconds for which a folder must not have changed before its list is kept: the coarsest clock in use."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
+_TEXTS = (".log", ".out", ".err", ".txt")
+_SUFFIXES = (".jsonl", ".csv", ".db", ".parquet", *_TEXTS)
+"""Of files that may be logs."""
+_JSONL, _PROCESSES = "metrics.jsonl", ("trainer", "orchestrator")
+"""What prime-rl writes: in the folder of a run, or in those of its processes in there."""
+_BESIDE = ("-wal", "-journal", "-shm")
+_LOOK_SECONDS = 0.2
+_SMALL = 2**14
 _WANDB_LOG = re.compile(r"debug(-\w+)?\.log")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder that holds a run, or the runs of one log. `path` is real, and within the folder listed."""
+    """A folder or file that holds a run, or the runs of a log. `path` is real, and in the folder listed."""
 
     id: str
     """What a browser calls it by: it is looked up, and never made into a path."""
@@ -40,7 +59,7 @@ class Listing:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._folders = _Folders()
+        self._folders, self._files = _Folders(), _LogFiles()
         self._entries: dict[tuple[str, str, str], Entry] = {}
 
     def scan(self) -> dict[str, Entry]:
@@ -51,11 +70,13 @@ class Listing:
         where it holds too many.
         """
         self._folders.start()
+        self._files.start()
         before, self._entries = self._entries, {}
         for found in self._found():
             self._entries[found] = before.get(found) or self._entry(*found)
         entries = sorted(self._entries.values(), key=lambda entry: entry.shown)
         self._folders.stop()
+        self._files.stop()
         return {entry.id: self._refuse_links(entry) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
@@ -72,7 +93,10 @@ class Listing:
         """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
         if not entry.format:
             return entry
-        links = self._links(str(entry.path))
+        place = str(entry.path)
+        links = self._links(place)
+        if place.endswith(".db"):  # SQLite follows the links beside its files
+            links = filter(os.path.islink, [place + end for end in _BESIDE])
         # No `Path.resolve`, which a link to itself makes raise.
         out = next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(self.root)), None)
         why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
@@ -97,7 +121,10 @@ class Listing:
                 yield from self._links(f"{folder}/{name}", below - 1)
 
     def _found(self) -> Iterator[tuple[str, str, str]]:
-        """Folders with runs, of what format, or why one cannot be read; nothing is looked for below a run."""
+        """Folders and files with runs, of what format, or why one cannot be read.
+
+        Nothing is looked for below the folder of a run.
+        """
         root = str(self.root)
         waiting, count = [(root, 0)], 0
         while waiting and count < _MOST_FOLDERS:
@@ -112,12 +139,30 @@ class Listing:
                 continue
             if format := _format(folder, found.names, found.below):
                 yield folder, format, ""
-            elif depth < _DEEPEST:
+                continue
+            if self._is_of_processes(folder, found):
+                yield folder, "jsonl", ""
+                continue
+            for name in sorted(found.names - {*found.below, *found.links}):
+                path = f"{folder}/{name}"
+                if name.endswith(_SUFFIXES) and (format := self._files.format_of(path)):
+                    yield path, format, ""
+            if depth < _DEEPEST:
                 names = (name for name in found.below if not name.startswith("."))
                 waiting += [(f"{folder}/{name}", depth + 1) for name in names]
         if waiting:
             why = f"only {_MOST_FOLDERS:,} folders were looked into: runs in the others are not listed"
             yield root, "", why
+
+    def _is_of_processes(self, folder: str, found: _Folder) -> bool:
+        """Whether this is the folder of a run whose metrics are in a file of that name, or in several."""
+        places = [folder] if _JSONL in found.names else []
+        for name in set(_PROCESSES) & set(found.below):
+            try:
+                places += [f"{folder}/{name}"] * (_JSONL in self._folders.of(f"{folder}/{name}").names)
+            except OSError:
+                continue
+        return any(self._files.format_of(f"{place}/{_JSONL}") == "jsonl" for place in places)
 
 
 @dataclass(frozen=True)
@@ -167,6 +212,58 @@ class _Folders:
         return found
 
 
+class _LogFiles:
+    """Tells which files are logs by their first bytes, and looks again only where these may differ."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int, int], str]] = {}
+        self._current: set[str] = set()
+        self._due = 0.0
+        with suppress(InputError):  # of a reader that a package announces
+            list(formats())  # imports all readers, which must not count as a look
+
+    def start(self) -> None:
+        """Look into files for some time from here on."""
+        self._current, self._due = set(), time.monotonic() + _LOOK_SECONDS
+
+    def stop(self) -> None:
+        """Forget the files that were not asked for since `start`."""
+        self._known = {path: self._known[path] for path in self._current & self._known.keys()}
+
+    def format_of(self, path: str) -> str:
+        """The format of a file; empty where it is no log, or there was no time to look yet."""
+        self._current.add(path)
+        try:
+            now = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+        except OSError:
+            return ""
+        state = (now.st_ino, now.st_size, now.st_mtime_ns)
+        before, format = self._known.get(path, (None, ""))
+        if before is not None and before[0] == state[0]:
+            is_log_still = format and state[1] >= before[1]
+            # A text of which a megabyte is looked through takes .3 s: of one that grows, at twice the size.
+            is_none_still = not format and _SMALL <= before[1] <= state[1] < 2 * before[1]
+            if is_log_still or is_none_still or state == before or min(state[1], before[1]) >= HEAD:
+                return format
+        if time.monotonic() >= self._due:
+            return format
+        try:
+            self._known[path] = state, _recognised(Path(path))
+        except (InputError, OSError):  # it may be read later
+            return format
+        return self._known[path][1]
+
+
+def _recognised(path: Path) -> str:
+    """The format of a file as `recognise` tells it, but a text is a console only once a row is in it."""
+    check_input(path)
+    for one in formats():
+        is_console = one.name == "console"
+        if (path.suffix in _TEXTS and has_rows(path, HEAD)) if is_console else one.recognises(path):
+            return one.name
+    return ""
+
+
 def _listed(path: str) -> _Folder:
     with os.scandir(path) as listed:
         found = list(listed)
@@ -186,6 +283,10 @@ def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:
         return "trainer-state"
     if any("tfevents" in name for name in names):
         return "tensorboard"
+    if "meta.yaml" in names and (
+        "metrics" in below or any(Path(folder, name, "metrics").is_dir() for name in below)
+    ):
+        return "mlflow"
     if any(name.endswith(".wandb") for name in names) or (
         folder.rpartition("/")[2] == "wandb" and any(map(_WANDB_RUN.fullmatch, below))
     ):
