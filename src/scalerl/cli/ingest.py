@@ -65,13 +65,14 @@ def run(args: argparse.Namespace) -> None:
         print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
         return
     print_warnings(found.unread)
-    for place, imported in zip(places, runs, strict=True):
+    for n, (place, imported) in enumerate(zip(places, runs, strict=True)):
+        if n:
+            print()
         print_warnings(imported.warnings)
         source = imported.config["source"]
         run = f"{imported.config['name']} ({source['trainer']}, {source['format']})"
         axes = _axes(imported.record)
         print_table([("run", run), *imported.taken, ("axes", axes), ("written", str(place))])
-        print()
 
 
 def _axes(record: RunRecord) -> str:

@@ -1,0 +1,51 @@
+"""Importers of the user's own: what their rows make, and what is said of those that are wrong."""
+
+import pytest
+
+from scalerl import InputError, load_run
+from scalerl.record.reader import compute_of
+
+IMPORTER = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Theirs:
+    def recognises(self, path):
+        return False
+
+    def rows(self, path):
+        {}
+"""
+ROWS = """for n in range(9):
+            yield {'step': n, 'pass_rate': n / 20, 'gpu_hours': 3.0 * n, 'total_tokens': 1e6 * n}
+"""
+
+
+def read(folder, monkeypatch, body):
+    monkeypatch.chdir(folder)
+    (folder / "theirs.py").write_text(IMPORTER.format(body))
+    (folder / "x.bin").write_bytes(b"\0")
+    return load_run("x.bin", format="theirs.py:Theirs")
+
+
+def test_plain_names_of_compute_make_its_axes(tmp_path, monkeypatch):
+    run = read(tmp_path, monkeypatch, ROWS)
+    assert run.logged_axes() == ("gpu_hours", "tokens", "steps")
+    assert run.metric.name == "pass_rate"
+    assert [compute_of(run.evals[-1], axis) for axis in ("gpu_hours", "tokens")] == [24.0, 8e6]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", "cannot read it (ZeroDivisionError"),
+        ("yield {'step': 1}\n        raise KeyError('loss')", "cannot read it (KeyError"),
+        ("return [(1, 0.2)]", "yields rows of tuple, expected a mapping"),
+        ("return None", "cannot read it (TypeError"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, body, message):
+    with pytest.raises(InputError) as error:
+        read(tmp_path, monkeypatch, body)
+    assert str(error.value).startswith(f"x.bin: theirs.py:Theirs {message}")
+    assert "\n" not in str(error.value)
