@@ -4,6 +4,7 @@ import re
 import sys
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import pytest
@@ -33,7 +34,7 @@ class Told(Task):
     told: MappingProxyType = field(default_factory=lambda: MappingProxyType(GOOD), repr=False)
 
     def prompts(self, split):
-        return [Prompt(*one, "2") if isinstance(one, tuple) else one for one in self.told[split]]
+        return [Prompt(one[0], one[1], "2") if isinstance(one, tuple) else one for one in self.told[split]]
 
     def verify(self, prompt, text):
         return prompt.answer in text
@@ -91,7 +92,7 @@ def test_the_base_model_of_the_demonstration_serves_any_task_of_its_words(monkey
         find_model(recipe_of("chain-base", train=(("t/1", "What is 1 ?"),)))
 
 
-@pytest.mark.parametrize("verifier", [DirectVerifier, lambda *args: PoolVerifier(*args, Limits(workers=1))])
+@pytest.mark.parametrize("verifier", [DirectVerifier, partial(PoolVerifier, limits=Limits(workers=1))])
 def test_a_bool_stands_for_one_and_minus_one(llama_folder, make_rollout, monkeypatch, tmp_path, verifier):
     (tmp_path / "yes.py").write_text(
         "from dataclasses import dataclass\nfrom scalerl.rl import Task\n\n@dataclass(frozen=True)\n"
