@@ -161,6 +161,11 @@ def test_prompts_are_told_by_the_fractions_only_where_that_is_certain():
     rng = np.random.default_rng(0)
     assert prompts_of(rng.integers(200, 900, 12) / 1319, 1) == 1319
     assert prompts_of(rng.integers(50, 400, 12) / 480, 16) == 30
+    assert prompts_of(rng.integers(100, 400, 30) / 500, 1) == 500
+    rounded = np.round(rng.random(24), 3)
+    for first in (0.2682, 8 / 30, 400 / 1319, 0.5):  # a first evaluation with all its digits
+        assert prompts_of(np.append(first, rounded), 1) == 0
+        assert prompts_of(np.append(first, np.round(rounded, 2)), 1) == 0
     for values in (rng.random(50), np.round(rng.random(50), 3), np.round(rng.random(50), 4), np.zeros(20)):
         assert prompts_of(values, 1) == 0
 

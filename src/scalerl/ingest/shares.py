@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from fractions import Fraction
 
 import numpy as np
@@ -117,10 +118,19 @@ def prompts_of(value_N: np.ndarray, samples: int) -> int:
         if total > _MOST_COMPLETIONS:
             return 0
     # Values that were rounded to d digits are fractions, too, of 10^d: a divisor of that, such as the 500 of
-    # MATH-500, would need every one of them to be even, or a multiple of 5.
-    if total in (10, 100, 1000, 10_000) or (10_000 % total == 0 and len(distinct) < _FEWEST_DECIMAL):
+    # MATH-500, would need every one of those with d digits to be even, or a multiple of 5.
+    digits = next((d for d in range(1, 5) if 10**d % total == 0), 0)
+    if not digits:
+        return 0 if _n_decimal(distinct, 4) > len(distinct) / 4 else total // max(samples, 1)
+    if total == 10**digits or len(distinct) - _n_decimal(distinct, digits - 1) < _FEWEST_DECIMAL:
         return 0
     return total // max(samples, 1)
+
+
+def _n_decimal(values: Collection[float], digits: int) -> int:
+    """Return how many values have no more than some digits behind the point."""
+    scaled = [value * 10**digits for value in values]
+    return sum(abs(one - round(one)) < _ROUNDING * 10**digits for one in scaled)
 
 
 def n_samples(name: str) -> int:
