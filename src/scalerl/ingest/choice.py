@@ -152,9 +152,9 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     rate_N, how, why_not = as_share(value_N, name, is_share)
     if not why_not and asked.max_reward is None and (denied := denied_by_spread(log, name, value_N)):
         rate_N, why_not = np.empty(0), denied
-    samples = n_samples(name)
+    samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples")
     dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.eval_reward])
-    prompts = asked.n_prompts(name, dataset) or _logged_prompts(log, vocabulary)
+    prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts")
     told = "; ".join(filter(None, [unit, how]))
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
@@ -285,8 +285,8 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
     return Chosen(metric, series, series.value_N, tuple(names), tuple(one.how for one in rates if one.how))
 
 
-def _logged_prompts(log: Log, vocabulary: Vocabulary) -> int:
-    for name in vocabulary.matches("n_prompts", log.metrics)[:1]:
+def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:
+    for name in vocabulary.matches(role, log.metrics)[:1]:
         last = float(log.metrics[name].value_N[-1])
         return int(last) if 0 < last < 1e9 else 0
     return 0
