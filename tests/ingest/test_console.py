@@ -2,6 +2,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from read_logs import read_logs
 
 from scalerl import InputError, limits
 from scalerl.ingest.formats.console import FORMAT
+from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.format import recognise
 from scalerl.ingest.load import load_run
 from scalerl.ingest.vocabularies import VOCABULARIES
@@ -378,6 +380,13 @@ def test_what_trl_itself_prints(tmp_path, bars):
     found = {one.step * (1 if bars else 2): one.pass_rate for one in load_run(tmp_path / "run.log").evals}
     assert list(told) == [0, 4, 8]
     assert found == pytest.approx(told, rel=1e-3)  # of four digits
+
+
+def test_damaged_numbers_are_no_warnings_of_python():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert parse_dict("{'reward': 0.5in (1,), 'epoch': 0.1}", "run.log") is None
+    assert not found
 
 
 def test_lines_that_are_too_long(tmp_path, monkeypatch):

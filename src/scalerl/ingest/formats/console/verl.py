@@ -6,12 +6,11 @@ all digits since), verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 
 from scalerl import limits
-from scalerl.ingest.formats.console.dicts import parse_dict
+from scalerl.ingest.formats.console.dicts import literal, parse_dict
 from scalerl.ingest.formats.console.lines import NUMBER, ConsoleLine, ConsoleRow
 
 _LONGEST = 2**18
@@ -82,10 +81,7 @@ class VerlRows:
         if texts[0].startswith("(") and not texts[-1].endswith(")") and not is_longer:
             return ()
         self._opened = None
-        try:
-            text = "" if is_longer else ast.literal_eval("\n".join(texts))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            text = ""
+        text = None if is_longer else literal("\n".join(texts))
         values = parse_dict(text.partition(": ")[2], first.where) if isinstance(text, str) else None
         if values is None:
             return (ConsoleRow("verl", 0.0, None, first, is_closed=line.whole),)
