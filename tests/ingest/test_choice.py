@@ -98,6 +98,57 @@ def test_a_right_answer_that_earns_2_is_told_by_the_spread_of_the_rewards():
     assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
 
 
+def test_what_a_wrong_answer_earns():
+    """As of the notebooks of Unsloth: 3.5 for the right number, -1.5 for any other."""
+    mean_N, sd_N = 5.0 * RIGHT - 1.5, 5.0 * np.sqrt(RIGHT * (1 - RIGHT))
+    columns = {"eval_rewards/check/mean": mean_N, "eval_rewards/check/std": sd_N, "eval_reward": mean_N}
+    found = log(columns | {"completions/mean_length": STEPS})
+    run = run_of(found, ReadOptions(max_reward=3.5, min_reward=-1.5))
+    assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
+    assert any("(reward + 1.5) / 5" in text for text in run.warnings)
+    with pytest.raises(InputError, match=r"lies between -1 and .*; --min-reward says what a wrong"):
+        run_of(found, ReadOptions(max_reward=3.5))
+    with pytest.raises(InputError, match="what a right answer earns is a number above"):
+        ReadOptions(max_reward=1.0, min_reward=1.0)
+
+
+def test_rewards_that_are_told_are_held_against_their_spread_and_their_name():
+    found = trl({"correctness_reward_func": (RIGHT, 2.0), "int_reward_func": (FORMAT, 0.5)})
+    with pytest.raises(InputError, match="a right answer earns about 2;"):
+        run_of(found, ReadOptions(max_reward=1.0))
+    run = run_of(found, ReadOptions(max_reward=4.0))
+    assert any("earns about 2 more than a wrong one, and not 4" in text for text in run.warnings)
+    with pytest.raises(InputError, match=r"is a share that lies in .*: leave out --max-reward"):
+        run_of(verl(math500=MATH), ReadOptions(max_reward=100.0))
+
+
+@pytest.mark.parametrize("name", ["rewards/correctness_reward_func/mean", "rewards/format/mean", "reward"])
+def test_a_reward_of_training_is_one_under_any_name(name):
+    columns = {name: RIGHT, "eval_rewards/a/mean": RIGHT, "completions/mean_length": 100 + STEPS}
+    assert metric_of(log(columns), metric=name).kind == "training reward"
+    assert metric_of(log({name: RIGHT}), metric=name).kind == "training reward"
+
+
+@pytest.mark.parametrize("pattern", ["*correctness*", "*reward*", "*", "rewards/*,eval_rewards/c*/mean"])
+def test_a_pattern_means_what_is_held_out(pattern):
+    found = trl({"correctness": (RIGHT, 1.0), "format": (FORMAT, 0.2)})
+    training = {"rewards/correctness/mean": RIGHT, "rewards/correctness/std": RIGHT, "entropy": RIGHT}
+    series = {name: one.value_N for name, one in found.metrics.items()}
+    found = log(training | series)
+    if pattern.startswith("rewards"):
+        assert metric_of(found, metric=pattern).name == "rewards/correctness/mean"
+        pattern = pattern.replace("rewards/*", "gone/*", 1)
+    assert metric_of(found, metric=pattern).name == "eval_rewards/correctness/mean"
+    with pytest.raises(InputError, match="no metric like 'entr\\*' is known for a pass rate or reward"):
+        metric_of(found, metric="entr*")
+    assert metric_of(found, metric="entropy").name == "entropy"
+
+
+def test_prompts_of_a_data_set_that_there_is_not_are_said():
+    run = run_of(verl(math500=MATH), ReadOptions(prompts={"math": 500}))
+    assert any("no held-out data set or metric 'math', whose prompts" in one for one in run.warnings)
+
+
 def test_one_reward_function_stands_in_with_a_warning():
     run = run_of(trl({"my_reward": (RIGHT, 1.0)}), ReadOptions())
     assert run.record.metric.kind == "reward in [0, 1]"

@@ -137,7 +137,10 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ),
         ("gpu_hours,pass_rate\n1,nan\n2,nan\n", "line 2, column 'pass_rate': expected a finite number"),
         ("gpu_hours,pass_rate\n,.5\n", "line 2, column 'gpu_hours': empty"),
-        ("gpu_hours,pass_rate\n1,.5\n\n2,61\n", "line 4: pass rate 61 is above 1.*percentages by 100"),
+        (
+            "gpu_hours,pass_rate\n1,.5\n\n2,61\n",
+            "line 4: pass rate 61 is above 1.*percentages are divided",
+        ),
         ("gpu_hours,pass_rate\n1,-.5\n", "line 2: pass rate -0.5 is below 0"),
         ("gpu_hours,pass_rate\n-1,.5\n", "line 2: gpu_hours -1 is negative"),
         ("gpu_hours,pass_rate\n1,.5,9\n", "line 2: 3 cells for 2 columns"),
@@ -200,3 +203,13 @@ def test_a_pipe_is_read_once(tmp_path, text):
     points = read_table(pipe)
     writer.join()
     np.testing.assert_allclose(points.pass_rate_N, [0.5])
+
+
+def test_rewards_of_a_column(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("steps,eval_score,acc\n" + "".join(f"{n},{n / 2 - 1.5},{n / 10}\n" for n in range(10)))
+    points = read_table(path, "steps", "eval_score", max_reward=3.5, min_reward=-1.5)
+    assert points.pass_rate_N == pytest.approx(np.arange(10) / 10)
+    assert any("(reward + 1.5) / 5" in text for text in points.warnings)
+    with pytest.raises(InputError, match="'acc' is a share that lies in"):
+        read_table(path, "steps", "acc", max_reward=100.0)

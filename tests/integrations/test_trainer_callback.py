@@ -315,7 +315,7 @@ def test_odd_metrics_end_no_training(tmp_path, capsys, measure, said):
     if said:
         assert err.count(said) == 1
     else:
-        assert f"step {END}: no forecast: the pass rate " in err
+        assert f"step {END}: no forecast: 'eval_pass_rate' " in err
 
 
 def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):

@@ -110,6 +110,7 @@ def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], fl
     return convert
 
 
+finite = _number("a number", math.isfinite)
 positive = _number("a number above 0", lambda value: value > 0)
 pass_rate = _number("a share in [0, 1] (not percent)", lambda value: 0 <= value <= 1)
 level = _number("a level between 0 and 1, e.g. 0.95", lambda value: 0 < value < 1)

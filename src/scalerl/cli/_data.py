@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalerl.cli._amounts import Amount, amount
-from scalerl.cli._arguments import add_shared, pass_rate, positive, whole
+from scalerl.cli._arguments import add_shared, finite, pass_rate, positive, whole
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -48,6 +48,7 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
     scale = source.add_mutually_exclusive_group()
     scale.add_argument("--percent", action="store_true", help="the metric is in percent")
     scale.add_argument("--max-reward", type=positive, metavar="X", help="what a right answer earns (1)")
+    source.add_argument("--min-reward", type=finite, metavar="X", help="what a wrong answer earns (0)")
     source.add_argument("--pooled", action="store_true", help="mean of data sets, weighted by prompts")
     source.add_argument(
         "--prompts", type=_prompts, default={}, metavar="N|SET=N,...", help="held-out prompts, if not logged"
@@ -66,6 +67,7 @@ def read_options(args: argparse.Namespace) -> ReadOptions:
         args.devices,
         args.model,
         max_reward=100.0 if args.percent else args.max_reward,
+        min_reward=args.min_reward,
         pooled=args.pooled,
         each=getattr(args, "each", False),
         prompts=args.prompts,
@@ -74,9 +76,13 @@ def read_options(args: argparse.Namespace) -> ReadOptions:
 
 def _prompts(text: str) -> dict[str, int]:
     """Convert `1319`, or `gsm8k=1319,math=500`; the number of all data sets is that of the name ""."""
+    if "=" not in text:  # a comma here is one of thousands, which `whole` refuses
+        return {"": whole()(text)}
     found = {}
     for part in text.split(","):
-        name, _, number = part.rpartition("=")
+        name, is_named, number = part.rpartition("=")
+        if not is_named:
+            raise argparse.ArgumentTypeError(f"expected SET=N,SET=N, found {part!r} in {text!r}")
         found[name] = whole()(number)
     return found
 

@@ -121,11 +121,10 @@ def compare(
         for i, side in enumerate(sides)
     ]
     runs = {name: len(fits) for name, fits in recipes.items()}
-    metrics = tuple(
-        dict.fromkeys(replace(fit.metric, others=()) for fits in recipes.values() for fit in fits)
-    )
-    axis = recipes[base][0].axis
-    return Comparison(base, runs, metrics, axis, level, budget, target, seed_prior, tuple(pairs))
+    # Of one metric the prompts may be known of some runs alone.
+    metrics = {(fit.metric.name, fit.metric.dataset): fit.metric for fits in recipes.values() for fit in fits}
+    named, axis = tuple(replace(one, others=()) for one in metrics.values()), recipes[base][0].axis
+    return Comparison(base, runs, named, axis, level, budget, target, seed_prior, tuple(pairs))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -252,7 +251,7 @@ def _checked(
         if not (other.is_alike(metric) or is_named):
             raise InputError(
                 f"runs of different metrics are not compared: '{name}' has {metric}; '{another}' has "
-                f"{other}; name one for all (--y NAME)"
+                f"{other}; name one for each (--y NAME,NAME)"
             )
     axes = {fit.axis: name for name, fits in recipes.items() for fit in fits}
     if len(axes) > 1:

@@ -20,15 +20,9 @@ from scalerl.errors import InputError, listed, printable
 from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.shares import (
-    as_share,
-    denied_by_spread,
-    in_units_of_right_answers,
-    n_samples,
-    prompts_of,
-)
+from scalerl.ingest.shares import n_samples, prompts_of, shares_of
 from scalerl.ingest.vocabularies import is_of_training
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, is_like, set_of
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, set_of
 from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Kind, Metric, is_named_for_correctness, kind_of
 
@@ -80,11 +74,17 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
     found = candidates(log, vocabulary, asked)
     if asked.pooled:
         return _pooled(log, found, asked)
-    warnings: list[str] = []
+    sets = {part for one in found for part in (one.name, one.dataset)}
+    warnings = [
+        f"{log.source}: no held-out data set or metric '{name}', whose prompts are given"
+        for name in asked.prompts
+        if name and name not in sets
+    ]
     if asked.metric is not None:
         usable = [one for one in found if not one.why_not]
         if not usable:
             raise InputError(f"{log.source}: {found[0].why_not}")
+        usable = [one for one in usable if one.kind == "pass rate"] or usable
         chosen, others = _largest(usable), [one.name for one in found]
         if len(usable) > 1:
             warnings.append(_one_of(chosen, usable, asked))
@@ -106,13 +106,7 @@ def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Can
         InputError: none has the name that is asked for.
     """
     if asked.metric is not None:
-        name = printable(asked.metric)
-        names = [name] if name in log.metrics else _like(name, log.metrics)
-        if not names:
-            raise InputError(
-                f"{log.source}: no metric '{asked.metric}' with numbers; "
-                f"{_all_left_out(log, [name])}there are {listed(_likely(log.names))}"
-            )
+        names = _named(log, vocabulary, printable(asked.metric), asked)
         return [_candidate(log, vocabulary, one, _kind_of_named(one, vocabulary), asked) for one in names]
     kinds: dict[str, Kind] = dict.fromkeys(vocabulary.matches("pass_rate", log.metrics), "pass rate")
     for name in vocabulary.matches("reward_parts", log.metrics):
@@ -122,6 +116,29 @@ def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Can
     for name in vocabulary.matches("eval_reward", log.metrics):
         kinds.setdefault(name, "reward")
     return [_candidate(log, vocabulary, name, kind, asked) for name, kind in kinds.items()]
+
+
+def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> list[str]:
+    """Return the metrics that are named: by a name, a pattern, or several of these with commas between."""
+    if told in log.metrics:
+        return [told]
+    for one in told.split(","):
+        if one in log.metrics:
+            return [one]
+        # Of what is like a pattern the spreads and lengths of completions are not meant.
+        like = _like(one, log.metrics)
+        held_out = [name for name in like if is_held_out_share(name) or vocabulary.held_out([name])]
+        if found := held_out or vocabulary.matches("train_reward", like):
+            return found
+        if like:
+            raise InputError(
+                f"{log.source}: no metric like '{one}' is known for a pass rate or reward; write one of "
+                f"{listed(like)} after {asked.option} to take it"
+            )
+    raise InputError(
+        f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [told])}there are "
+        f"{listed(_likely(log.names))}"
+    )
 
 
 def _like(pattern: str, names: Iterable[str]) -> list[str]:
@@ -147,15 +164,10 @@ def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
 
 def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: ReadOptions) -> Candidate:
     series = log.metrics[name]
-    value_N, unit = in_units_of_right_answers(series.value_N, name, log, vocabulary, asked)
-    is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
-    rate_N, how, why_not = as_share(value_N, name, is_share)
-    if not why_not and asked.max_reward is None and (denied := denied_by_spread(log, name, value_N)):
-        rate_N, why_not = np.empty(0), denied
+    rate_N, told, why_not = shares_of(series.value_N, name, log, vocabulary, asked)
     samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples")
     dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.eval_reward])
     prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts")
-    told = "; ".join(filter(None, [unit, how]))
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind

@@ -25,6 +25,8 @@ from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.reader import RunRecord
 
+_MOST_FILES = 50
+"""Of a folder that is no run, looked into for logs."""
 STANDARD_INPUT = "-"
 
 
@@ -56,6 +58,7 @@ def load_run(
     devices: float | None = None,
     model: str | Path | None = None,
     max_reward: float | None = None,
+    min_reward: float | None = None,
     pooled: bool = False,
     prompts: Mapping[str, int] | None = None,
 ) -> RunRecord:
@@ -64,7 +67,8 @@ def load_run(
     Args:
         path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads; or a run on
             the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
-        metric: of a log, the metric that is the pass rate, in which `*` is any text; by default the best
+        metric: of a log, the metric that is the pass rate, in which `*` is any text, or the first that there
+            is of several with commas between; by default the best
             known one that is held out (docs/ingest.md).
         format: its format; by default it is recognised.
         trainer: whose names its metrics have; by default it is recognised.
@@ -72,6 +76,7 @@ def load_run(
         devices: devices that it ran on, where it does not say so.
         model: the model's folder or config.json, to count FLOPs.
         max_reward: what a right answer earns: the metric is divided by it, percentages by 100.
+        min_reward: what a wrong answer earns, if not 0.
         pooled: take the mean of all data sets, weighted by their prompts.
         prompts: the number of held-out prompts by data set, where the log does not say it.
 
@@ -83,6 +88,7 @@ def load_run(
     source = ReadOptions(
         *(metric, format, trainer, run, devices, cost),
         max_reward=max_reward,
+        min_reward=min_reward,
         pooled=pooled,
         prompts=prompts or {},
         option="metric=",
@@ -117,6 +123,7 @@ def read_source(
     asked = replace(asked, model=asked.cost())
     found = format or on_server(path, asked.format) or recognise(path, asked.format)
     if found is None:
+        _check_names_no_logs(path)
         raise InputError(
             f"{path}: unknown log format; known: {', '.join(one.name for one in formats())} (--format); "
             "a table of compute and pass rates needs none: use scalerl fit"
@@ -190,7 +197,7 @@ def wanted(asked: ReadOptions) -> Wanted:
 
     So is what no trainer is known to log, if its name says that it is a held-out share of right answers.
     """
-    extra = [asked.metric] if asked.metric else []
+    extra = [asked.metric, *asked.metric.split(",")] if asked.metric else []
     known = known_names(VOCABULARIES, *extra).fullmatch
     return lru_cache(2**16)(lambda name: known(name) is not None or is_held_out_share(name))
 
@@ -247,7 +254,7 @@ def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float
         InputError: what is there cannot be read, or has no such axis, or the price is not for it.
     """
     found = read_all(path, x, source, price)
-    _check_one([data.record for data in found if data.record is not None], path)
+    _check_one([data.record for data in found if data.record is not None], path, found[0].unread)
     first = found[0]
     points = replace(first.points, warnings=(*first.points.warnings, *map(str, first.unread)))
     return replace(first, points=points, record=first.record and _with(first.record, first.unread))
@@ -262,15 +269,15 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
     if price and x not in (None, "dollars"):
         raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
     x = "dollars" if price else x
-    y, earned = source.metric, source.max_reward or 1.0
+    y, (wrong, right) = source.metric, source.rewards or (0.0, 1.0)
     if str(path) == STANDARD_INPUT:
         points = parse_table(
-            whole_of(sys.stdin.buffer, "standard input"), "standard input", x, y, price, earned
+            whole_of(sys.stdin.buffer, "standard input"), "standard input", x, y, price, right, wrong
         )
         return [Data(str(path), points, None)]
     records, foreign, unread = _records(path, source)
     if records is None:
-        return [Data(str(path), read_table(path, x, y, price, earned), None)]
+        return [Data(str(path), read_table(path, x, y, price, right, wrong), None)]
     found: list[tuple[RunRecord, Points]] = []
     errors: list[InputError] = []
     for one in records:
@@ -312,6 +319,8 @@ def _records(
         return [one.record for one in found.runs], True, found.unread
     if not is_folder:
         return None, False, ()
+    if not is_own:
+        _check_names_no_logs(place)
     return [RunRecord.read(path)], False, ()
 
 
@@ -320,8 +329,22 @@ def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
     return replace(record, warnings=(*record.warnings, *map(str, unread)))
 
 
-def _check_one(records: Sequence[RunRecord], path: str | Path) -> None:
+def _check_names_no_logs(folder: Path) -> None:
+    """Raise an InputError that names the logs in a folder, if it has some among its files."""
+    try:
+        files = sorted(one for one in folder.iterdir() if one.is_file())[:_MOST_FILES]
+        names = [one.name for one in files if recognise(one) is not None]
+    except (OSError, InputError):  # what is wrong with the folder itself is said by its reader
+        return
+    if names:
+        raise InputError(f"{folder}: a folder, and no run; name one of the logs in it: {listed(names)}")
+
+
+def _check_one(records: Sequence[RunRecord], path: str | Path, unread: Sequence[Unread] = ()) -> None:
     """Raise an InputError that names the runs if there are several."""
     if len(records) > 1:
         names = listed([str(record.config["name"]) for record in records])
-        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}")
+        more = (
+            f"; of {listed([one.run for one in unread])} --run says why it cannot be read" if unread else ""
+        )
+        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}{more}")

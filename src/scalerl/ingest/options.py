@@ -11,7 +11,7 @@ from scalerl.errors import InputError, number_of
 from scalerl.ingest.flops import ModelCost, model_cost
 
 _DEVICES = "the number of devices"
-_EARNED = "what a right answer earns"
+_RIGHT, _WRONG = "what a right answer earns", "what a wrong answer earns"
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class ReadOptions:
     """The model's folder or config.json, or what a token costs."""
     max_reward: float | None = None
     """What a right answer earns: values are divided by it. 100 for percentages."""
+    min_reward: float | None = None
+    """What a wrong answer earns, if not 0."""
     pooled: bool = False
     """Whether the mean over data sets is wanted, weighted by their prompts."""
     each: bool = False
@@ -43,8 +45,21 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
             raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
-        if self.max_reward is not None and not 0 < number_of(self.max_reward, _EARNED) < math.inf:
-            raise InputError(f"{_EARNED} is a number above 0, found {self.max_reward}")
+        wrong, right = self.rewards or (0.0, 1.0)
+        if not (math.isfinite(number_of(wrong, _WRONG)) and wrong < number_of(right, _RIGHT) < math.inf):
+            raise InputError(f"{_RIGHT} is a number above {_WRONG}, found {right} and {wrong}")
+
+    @property
+    def min_option(self) -> str:
+        """How the user names `min_reward`."""
+        return self.max_option.replace("max", "min")
+
+    @property
+    def rewards(self) -> tuple[float, float] | None:
+        """What a wrong and a right answer earn, if the user said either."""
+        if self.max_reward is None and self.min_reward is None:
+            return None
+        return self.min_reward or 0.0, 1.0 if self.max_reward is None else self.max_reward
 
     def cost(self) -> ModelCost | None:
         """Return what a token costs, if FLOPs are to be counted.
@@ -69,7 +84,7 @@ class ReadOptions:
             option: how the user sets these.
             is_table: whether any of them is a table, which has a column of pass rates.
         """
-        is_set = self.metric is not None or self.max_reward is not None
+        is_set = self.metric is not None or self.rewards is not None
         if is_set and paths and not (foreign or is_table):
             raise InputError(
                 f"{paths[0]}: a run has its pass rates; {self.option} names those of logs and tables"

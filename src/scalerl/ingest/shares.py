@@ -11,14 +11,16 @@ import numpy as np
 
 from scalerl.ingest.logs.log import Log, finite
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, is_like
+from scalerl.record.metric import scaled_by
 
 _SLACK = 1e-6
 _WELL_BELOW = -0.05
 """The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
 _OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
-_LARGEST_SCALE = 1.2
-"""A spread of rewards that is that of 0 and at most this is taken for that of 0 and 1."""
+_SMALLEST_SCALE, _LARGEST_SCALE = 0.75, 1.2
+"""A spread of rewards that is that of 0 and a number from here to there is taken for that of 0 and 1; below
+it may be that of small batches."""
 _LEAST_SQUARE = 0.6
 """The mean square of rewards of -1 and 1 is 1; by the spreads of small batches it is found lower."""
 _FEWEST_VALUES, _FEWEST_DECIMAL = 6, 12
@@ -26,6 +28,37 @@ _MOST_COMPLETIONS = 20_000
 _LARGEST_DENOMINATOR = 5000
 _ROUNDING = 1e-10
 """By how much a mean in 64 bits may differ from the fraction that it is."""
+
+
+def shares_of(
+    value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions
+) -> tuple[np.ndarray, str, str]:
+    """Convert the values of a metric to shares in [0, 1]; return them, how in a sentence, and why not."""
+    wrong, right, told = rewards_of(name, log, vocabulary, asked)
+    how = ""
+    if asked.rewards is None:
+        is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
+        rate_N, how, why_not = as_share(value_N / right, name, is_share)
+    elif value_N.min() >= 0 and value_N.max() <= 1 and is_known_share(name, vocabulary):
+        rate_N = np.empty(0)
+        why_not = (
+            f"'{name}' is a share that lies in [0, 1] as it is, and is not of rewards of {wrong:g} and "
+            f"{right:g}: leave out {asked.max_option}"
+        )
+    else:
+        rate_N, why_not = as_scaled(value_N, name, wrong, right)
+        if why_not and value_N.min() < wrong:
+            why_not += f"; {asked.min_option} says what a wrong answer earns"
+    doubt = ""
+    if not why_not:
+        why_not, doubt = check_spread(log, name, value_N - wrong, right - wrong)
+        rate_N = np.empty(0) if why_not else rate_N
+    return rate_N, "; ".join(filter(None, [told, how, doubt])), why_not
+
+
+def is_known_share(name: str, vocabulary: Vocabulary) -> bool:
+    """Whether a metric, by its name, is a share of right answers whatever rewards are."""
+    return is_held_out_share(name) or bool(vocabulary.matches("pass_rate", [name]))
 
 
 def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np.ndarray, str, str]:
@@ -62,41 +95,62 @@ def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np
     return np.empty(0), "", why
 
 
-def in_units_of_right_answers(
-    value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions
-) -> tuple[np.ndarray, str]:
-    """Divide rewards by what a right answer earns, where the user or the trainer's config says it."""
-    if asked.max_reward is not None:
-        return value_N / asked.max_reward, f"'{name}' is divided by {asked.max_reward:g}"
+def as_scaled(value_N: np.ndarray, name: str, wrong: float, right: float) -> tuple[np.ndarray, str]:
+    """Convert rewards of two values to shares in [0, 1]; return them, and why not."""
+    rate_N = (value_N - wrong) / (right - wrong)
+    if rate_N.min() >= -_SLACK and rate_N.max() <= 1 + _SLACK:
+        return np.clip(rate_N, 0.0, 1.0), ""
+    span = f"between {value_N.min():.3g} and {value_N.max():.3g}"
+    return np.empty(0), f"'{name}' lies {span}, which no mean of rewards of {wrong:g} and {right:g} does"
+
+
+def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[float, float, str]:
+    """Return what a wrong and a right answer earn, as the user or the trainer's config says, and who said it.
+
+    0 and 1 where nobody does, and then the last is empty.
+    """
+    if asked.rewards is not None:
+        wrong, right = asked.rewards
+        return wrong, right, scaled_by(name, wrong, right)
     for pattern, key, usual in vocabulary.scaled:
         if is_like(name, pattern):
             # A log that was exported without its config has the values and not their unit.
             said = finite(log.config.get(key))
-            earned = said if said > 0 else usual
+            right = said if said > 0 else usual
             told = "" if said > 0 else ", its usual value, as the log does not say it"
-            return value_N / earned, f"'{name}' is in units of {key}: divided by {earned:g}{told}"
-    return value_N, ""
+            return 0.0, right, f"'{name}' is in units of {key}: divided by {right:g}{told}"
+    return 0.0, 1.0, ""
 
 
-def denied_by_spread(log: Log, name: str, value_N: np.ndarray) -> str:
-    """Explain why rewards make no pass rate, by their logged spread; empty where they may.
+def check_spread(log: Log, name: str, value_N: np.ndarray, unit: float) -> tuple[str, str]:
+    """Return why rewards make no pass rate by their logged spread, and what it leaves in doubt; else "".
 
     Of rewards that are 0 or s the mean is m = s p, and the variance s^2 p (1 - p), so that
     s = m + variance / m; of rewards of -1 and 1 the variance is 1 - m^2. Trainers log the mean of the spreads
     of batches, which is lower: s is underestimated rather than too high.
+
+    Args:
+        log: has the spreads.
+        name: of the mean reward.
+        value_N: mean rewards, less what a wrong answer earns.
+        unit: what a right one earns more.
     """
     spread = log.metrics.get(re.sub(r"/mean$", "/std", name)) if name.endswith("/mean") else None
     if spread is None or len(spread) != len(value_N):
-        return ""
-    square_N = value_N**2 + spread.value_N**2
+        return "", ""
+    value_N = value_N / unit
+    square_N = value_N**2 + (spread.value_N / unit) ** 2
     if value_N.min() < -_SLACK:
         if float(np.median(square_N)) >= _LEAST_SQUARE:
-            return ""
-        return f"'{name}' is not of rewards of -1 and 1: their spread is smaller"
+            return "", ""
+        return f"'{name}' is not of rewards of -{unit:g} and {unit:g}: their spread is smaller", ""
     scale_N = square_N[value_N > 0] / value_N[value_N > 0]
-    if not len(scale_N) or (earned := float(np.median(scale_N))) <= _LARGEST_SCALE:
-        return ""
-    return f"'{name}' is not of rewards of 0 and 1: by its spread a right answer earns about {earned:.2g}"
+    if not len(scale_N) or _SMALLEST_SCALE <= (scale := float(np.median(scale_N))) <= _LARGEST_SCALE:
+        return "", ""
+    found = f"by its spread a right answer earns about {scale * unit:.2g}"
+    if scale < _SMALLEST_SCALE:
+        return "", f"'{name}': {found} more than a wrong one, and not {unit:g}" if unit != 1 else ""
+    return f"'{name}' is not of rewards of 0 and {unit:g}: {found}", ""
 
 
 def prompts_of(value_N: np.ndarray, samples: int) -> int:

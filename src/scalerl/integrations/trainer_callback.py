@@ -75,6 +75,7 @@ class ForecastCallback(TrainerCallback):
         axis: str = "steps",
         metric: str | None = None,
         max_reward: float | None = None,
+        min_reward: float | None = None,
         stop_at: Literal["no-go"] | None = None,
         run_folder: str | Path | None = None,
         devices: float | None = None,
@@ -94,6 +95,7 @@ class ForecastCallback(TrainerCallback):
             metric: the metric that is the pass rate, as it is in `state.log_history`; by default the one that
                 the importer takes (docs/ingest.md).
             max_reward: what a right answer earns, where that is not 1: the metric is divided by it.
+            min_reward: what a wrong answer earns, where that is not 0.
             stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the
                 trainer saves none at all. "too early" and "too close" never do, and no verdict does where
                 another metric may have been meant (`Metric.is_ambiguous`): name it with `metric`.
@@ -121,6 +123,7 @@ class ForecastCallback(TrainerCallback):
             devices=devices,
             model=cost,
             max_reward=max_reward,
+            min_reward=min_reward,
             option="metric=",
             max_option="max_reward=",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,14 @@ _CORRECTNESS = re.compile(
     re.IGNORECASE,
 )
 
-_TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)", re.IGNORECASE)
-_REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?|scores?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
+_TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)|rewards?/", re.IGNORECASE)
+_REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
+_SCORE = re.compile(r"(?:^|[/_.\-@ ])scores?(?=[/_.\-@ ]|$)", re.IGNORECASE)
+_EVALUATION = re.compile(
+    r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
+    r"|^(?:pass_rate|n_prompts|n_samples|mean_p_1mp)$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
+    re.IGNORECASE,
+)
 
 
 def is_named_for_correctness(name: str) -> bool:
@@ -30,13 +37,32 @@ def is_named_for_correctness(name: str) -> bool:
     return _CORRECTNESS.search(name) is not None
 
 
+@functools.lru_cache(2**16)
+def is_of_evaluation(name: str) -> bool:
+    """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
+    return _EVALUATION.search(name) is not None
+
+
 def kind_of(name: str) -> Kind:
-    """Return the kind of a metric that the user has named, by its name, as far as that says it."""
+    """Return the kind of a metric that the user has named, by its name, as far as that says it.
+
+    A reward whose name does not say that it is held out is one of training: trainers call theirs so.
+    """
     if _TRAINING.match(name):
         return "training reward"
-    if is_named_for_correctness(name) or not _REWARD.search(name):
+    if is_named_for_correctness(name):
         return "pass rate"
-    return "reward in [0, 1]"
+    if _REWARD.search(name):
+        return "reward in [0, 1]" if is_of_evaluation(name) else "training reward"
+    return "reward in [0, 1]" if _SCORE.search(name) else "pass rate"
+
+
+def scaled_by(name: str, wrong: float, right: float) -> str:
+    """Say how rewards are made shares of right answers."""
+    if not wrong:
+        return f"'{name}' is divided by {right:g}"
+    minus = f"reward + {-wrong:g}" if wrong < 0 else f"reward - {wrong:g}"
+    return f"'{name}' is made a pass rate by ({minus}) / {right - wrong:g}"
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def test_a_log_of_another_trainer_is_told_as_far_as_it_says(browser, original, t
     logs_of_trl(folder)
     with server(folder) as (_, address), opened(browser, address) as page:
         why = row(page, "flat").locator('[data-label="forecast"] .why')
-        playwright.expect(why).to_contain_text("the pass rate does not rise", timeout=60_000)
+        playwright.expect(why).to_contain_text("'eval_acc_percent' does not rise", timeout=60_000)
         assert "there is no saturating curve to fit" in why.get_attribute("title")
         assert why.inner_text().endswith("…")
         assert row(page, "flat").locator('[data-label="state"]').inner_text() == "–"

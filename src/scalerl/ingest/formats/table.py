@@ -25,7 +25,7 @@ from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies.any_trainer import ANY
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
-from scalerl.record.metric import Metric
+from scalerl.record.metric import Metric, is_named_for_correctness, scaled_by
 from scalerl.record.reader import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -116,6 +116,7 @@ def read_table(
     y: str | None = None,
     price: float | None = None,
     max_reward: float = 1.0,
+    min_reward: float = 0.0,
 ) -> Points:
     """Points from a CSV or JSONL file with a header; columns `x` (compute) and `y` (pass rate).
 
@@ -131,11 +132,12 @@ def read_table(
             name that is known for pass rates, as `eval_acc`.
         price: dollars per GPU-hour.
         max_reward: what `y` is where every answer is right: it is divided by that, percentages by 100.
+        min_reward: what `y` is where every answer is wrong.
 
     Raises:
         InputError: the file, a column or a cell is missing or wrong; it names the line.
     """
-    return parse_table(read_bytes(Path(path)), str(path), x, y, price, max_reward)
+    return parse_table(read_bytes(Path(path)), str(path), x, y, price, max_reward, min_reward)
 
 
 def parse_table(
@@ -145,6 +147,7 @@ def parse_table(
     y: str | None = None,
     price: float | None = None,
     max_reward: float = 1.0,
+    min_reward: float = 0.0,
 ) -> Points:
     """Read a table as `read_table` does, from the bytes of a file; `source` names it in errors."""
     x, y = _chosen(data, source, x, y)
@@ -164,20 +167,40 @@ def parse_table(
     noise_sd_N, samples_N, warnings = _noise(table, rows)
     if without := len(table.step_R) - len(table.lines):
         warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
+    rate_N, told = _rates(table, rows, y, min_reward, max_reward)
     points = Points(
         _compute(table, x, price, rows),
-        table.numbers(y, rows) / max_reward,
+        rate_N,
         noise_sd_N,
         samples_N,
         _optional(table, _STEP, rows),
         source,
         x,
         np.array([table.lines[row] for row in rows], dtype=int),
-        (*left_out.sentences(), *table.warnings, *warnings),
+        (*left_out.sentences(), *table.warnings, *told, *warnings),
         left_out,
         _metric(table, y, rows),
     )
     return warn_of_repeats(points)
+
+
+def _rates(
+    table: _Table, rows: Sequence[int], y: str, wrong: float, right: float
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the pass rates of rows, and how they were made.
+
+    Raises:
+        InputError: they are shares as they are, and rewards were told of.
+    """
+    value_N = table.numbers(y, rows)
+    if (wrong, right) == (0.0, 1.0):
+        return value_N, ()
+    if is_named_for_correctness(y) and value_N.min() >= 0 and value_N.max() <= 1:
+        raise InputError(
+            f"{table.source}: '{y}' is a share that lies in [0, 1] as it is: leave out --percent, "
+            "--max-reward and --min-reward"
+        )
+    return (value_N - wrong) / (right - wrong), (f"{table.source}: {scaled_by(y, wrong, right)}",)
 
 
 def _chosen(data: bytes, source: str, x: str | None, y: str | None) -> tuple[str, str]:

@@ -18,8 +18,8 @@ import numpy as np
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.logs.order import Cells, LogRows, Restart, Series, Uncounted, arrange, code_of
-from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
+from scalerl.record.metric import is_of_evaluation
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""

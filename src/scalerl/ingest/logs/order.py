@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scalerl.ingest.vocabularies import is_of_training
-from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEATED, SUPERSEDED
+from scalerl.record.metric import is_of_evaluation
 
 _KEPT = ""
 REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)

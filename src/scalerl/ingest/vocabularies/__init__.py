@@ -21,7 +21,8 @@ from scalerl.ingest.vocabularies.skyrl import SKYRL
 from scalerl.ingest.vocabularies.slime import SLIME
 from scalerl.ingest.vocabularies.trl import TRL
 from scalerl.ingest.vocabularies.verl import VERL
-from scalerl.ingest.vocabularies.vocabulary import any_of, is_of_evaluation
+from scalerl.ingest.vocabularies.vocabulary import any_of
+from scalerl.record.metric import is_of_evaluation
 
 VOCABULARIES = (
     SCALERL,

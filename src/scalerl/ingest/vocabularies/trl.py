@@ -24,7 +24,7 @@ TRL = Vocabulary(
     eval_reward=("eval_reward", "eval/reward"),
     reward_parts=("eval_rewards/*/mean", "eval/rewards/*/mean"),
     spreads=("eval_rewards/*/std", "eval/rewards/*/std"),
-    train_reward=("rewards/accuracy_reward/mean", "reward"),
+    train_reward=("rewards/accuracy_reward/mean", "reward", "rewards/*/mean"),
     entropy=("entropy",),
     truncated=("completions/clipped_ratio",),
     # Share of tokens outside of the clip range on the side that clips; `clip_ratio` before 0.17.

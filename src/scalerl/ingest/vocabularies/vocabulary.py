@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from scalerl.record.metric import is_of_evaluation
+
 _PLAIN_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
 """slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
 PREFIXES = ("", "train/", "global/", "rollout/")
@@ -118,19 +120,6 @@ ROLES = tuple(
 def is_like(name: str, pattern: str) -> bool:
     """Whether a metric has a name of this pattern, or that after a tracker's prefix."""
     return _compiled(pattern).fullmatch(name) is not None
-
-
-_EVALUATION = re.compile(
-    r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
-    r"|^(?:pass_rate|n_prompts|n_samples|mean_p_1mp)$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
-    re.IGNORECASE,
-)
-
-
-@functools.lru_cache(2**16)
-def is_of_evaluation(name: str) -> bool:
-    """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
-    return _EVALUATION.search(name) is not None
 
 
 _SHARE_OF_RIGHT = re.compile(
