@@ -157,6 +157,22 @@ def test_logs_of_other_trainers_are_told_by_their_names(runs):
         assert data["runs"][0]["pass_rate"][-1] == pytest.approx(0.49)
 
 
+def test_beside_a_state_that_is_cut_off_the_other_logs_are_listed(runs):
+    rows = [{"step": n, "epoch": n / 9, "eval_reward": 0.3 + 0.01 * n} for n in range(1, 20)]
+    (runs / "trl" / "checkpoint-19").mkdir(parents=True)
+    text = json.dumps({"global_step": 19, "log_history": rows})
+    state = runs / "trl" / "trainer_state.json"
+    log = "".join(f"step:{n} - val-core/a/acc/mean@1:0.{n}\n" for n in range(1, 9))
+    (runs / "trl" / "b.log").write_text(log)
+    for saved, listed in ((text, ["trl"]), (text[:200], ["trl", "trl/b.log"])):
+        state.write_text(saved)
+        with serving(runs) as client:
+            found = settled(client)
+        assert [name for name in found if name.startswith("trl")] == listed
+    assert "the file is cut off" in found["trl"]["error"]
+    assert found["trl/b.log"]["evaluations"] == 8
+
+
 def test_a_log_that_does_not_say_it_is_neither_ended_nor_not(runs):
     logs_of_trl(runs)
     with serving(runs) as client:

@@ -139,8 +139,10 @@ class Listing:
                 continue
             if format := _format(folder, found.names, found.below):
                 yield folder, format, ""
-                continue
-            if self._is_of_processes(folder, found):
+                if format != "trainer-state" or not _is_broken(folder, found):
+                    continue
+                found = replace(found, below=())  # its checkpoints are those of the run
+            elif self._is_of_processes(folder, found):
                 yield folder, "jsonl", ""
                 continue
             for name in sorted(found.names - {*found.below, *found.links}):
@@ -272,6 +274,23 @@ def _listed(path: str) -> _Folder:
         tuple(one.name for one in found if one.is_dir(follow_symlinks=False)),
         tuple(one.name for one in found if one.is_symlink()),
     )
+
+
+def _is_broken(folder: str, found: _Folder) -> bool:
+    """Whether a folder has other logs, and no state of its trainer is whole, as after a kill at a save."""
+    if not any(name.endswith(_SUFFIXES) for name in found.names):
+        return False
+    places = [folder, *(f"{folder}/{name}" for name in found.below if _CHECKPOINT.fullmatch(name))]
+    return not any(_ends_whole(Path(place, "trainer_state.json")) for place in places)
+
+
+def _ends_whole(state: Path) -> bool:
+    try:
+        with state.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 64, 0))
+            return file.read(64).rstrip().endswith(b"}")
+    except OSError:
+        return False
 
 
 def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:
