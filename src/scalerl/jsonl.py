@@ -22,6 +22,14 @@ from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.files import open_input, reading
 
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip -c FILE > LOG"),
+    b"PK\x03\x04": ("zip", "unzip FILE"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc FILE > LOG"),
+    b"\xfd7zXZ\0": ("xz", "xz -dc FILE > LOG"),
+}
+"""What compressed files start with; the commands take one of any name."""
+
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file (or of a pipe, which can be read only once).
@@ -70,13 +78,14 @@ def why_not_json(error: ValueError) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return str(error)
     line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
-    return f"{error.msg.lower()} at {line}column {error.colno}"
+    return f"{error.msg.lower().removesuffix(' at')} at {line}column {error.colno}"
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file."""
     data = read_bytes(path)
     check_not_utf16(data, str(path))
+    check_not_compressed(data, str(path))
     try:
         found = parse_json(data.removeprefix(codecs.BOM_UTF8), str(path))
     except ValueError as error:
@@ -190,6 +199,13 @@ def check_not_utf16(data: bytes, source: str) -> None:
     """Raise an InputError if the bytes start like UTF-16, which Windows tools write."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{source}: a text in UTF-16; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
+
+
+def check_not_compressed(data: bytes, source: str) -> None:
+    """Raise an InputError if the bytes start like a compressed file."""
+    for start, (kind, command) in _COMPRESSED.items():
+        if data.startswith(start):
+            raise InputError(f"{source}: compressed ({kind}): decompress it first ({command})")
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

@@ -1,8 +1,11 @@
+import gzip
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,11 +155,59 @@ def test_tables_and_binaries_are_no_consoles(tmp_path):
     assert not FORMAT.recognises(write(tmp_path, "step:1 - a:1\n", "x.csv"))
     assert not FORMAT.recognises(write(tmp_path, "step:1 - a:1\n".encode("utf-16"), "x.log"))
     assert not FORMAT.recognises(write(tmp_path, "", "x.log"))
+    assert not FORMAT.recognises(write(tmp_path, gzip.compress(b"step:1 - a:1\n"), "x.log.gz"))
     assert not FORMAT.recognises(write(tmp_path, os.urandom(1000), "x.bin"))
     assert not FORMAT.recognises(tmp_path)
     path = write(tmp_path, "step:1 - a:1\n".encode("utf-16"), "x.log")
     with pytest.raises(InputError, match="UTF-16"):
         FORMAT.read(path, everything)
+
+
+@pytest.mark.parametrize("name", ["run.log.gz", "run.log", "run.csv", "run.zip"])
+def test_compressed_and_empty_files_are_told_so(tmp_path, name):
+    path = write(tmp_path, "", name)
+    with pytest.raises(InputError) as error:
+        load_run(path)
+    assert str(error.value) == f"{path}: the file is empty"
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("run.log", VERL)
+    else:
+        path.write_bytes(gzip.compress(VERL.encode()))
+    told = "compressed (zip): decompress it first (unzip FILE)"
+    told = told if name.endswith(".zip") else "compressed (gzip): decompress it first (gunzip -c FILE > LOG)"
+    for options in ({}, {"format": "console"}, {"format": "jsonl"}):
+        with pytest.raises(InputError) as error:
+            load_run(path, **options)
+        assert str(error.value) == f"{path}: {told}"
+
+
+def test_a_run_in_a_file_of_any_run_has_the_name_of_its_folder(tmp_path, monkeypatch):
+    for name, known in (("run.log", "seven"), ("Metrics.jsonl", "seven"), ("seven-b.log", "seven-b")):
+        (tmp_path / "seven").mkdir(exist_ok=True)
+        path = write(tmp_path / "seven", "step:1 - val-core/a/acc/mean@1:0.5\n", name)
+        assert load_run(path, format="console").name == known
+    monkeypatch.chdir(tmp_path / "seven")
+    assert load_run("run.log").name == "seven"
+
+
+def test_rows_of_a_second_trainer_are_noted(tmp_path):
+    texts = [plain(list(CONSOLES[name][0](run()))) for name in ("verl", "skyrl")]
+    path = write(tmp_path, "".join(texts))
+    n = len(read(tmp_path, texts[0], "one.log").notes)
+    (log,) = read_logs(FORMAT, path, everything)
+    (note,) = log.notes[n:]
+    assert re.search(r"holds rows of several trainers: \d+ of \w+, \d+ of \w+; those of one are read", note)
+    assert load_run(path, trainer="skyrl").config["source"]["trainer"] == "skyrl"
+
+
+def test_an_evaluation_in_a_damaged_cell_of_verl_is_left_out(tmp_path):
+    name = "val-core/a/acc/mean@1"
+    rows = [f"step:{n} - actor/entropy:0.3 - {name}:0.{n} - x:1\n" for n in range(1, 9)]
+    rows[4] = rows[4].replace("0.5 -", "0.5Traceback (most recent call last): -")
+    record = load_run(write(tmp_path, "".join(rows)))
+    assert [one.step for one in record.evals] == [1, 2, 3, 4, 6, 7, 8]
+    assert f"1 evaluation of '{name}' left out, not a number: step 5 (line 5)" in record.warnings
 
 
 VERL = """\

@@ -34,10 +34,10 @@ def columns(rows=10):
 
 
 def test_columns(tmp_path):
-    path = write(tmp_path / "run.parquet", columns(), row_group_size=3)
+    path = write(tmp_path / "one.parquet", columns(), row_group_size=3)
     assert FORMAT.recognises(path)
     (log,) = read_logs(FORMAT, path, everything)
-    assert log.name == "run"
+    assert log.name == "one"
     assert set(log.names) == {"train/reward", "loss", "eval/aime", "eval/deep/x"}
     assert log.metrics["train/reward"].step_N.tolist() == [1, 3, 5, 7, 9]
     assert log.metrics["train/reward"].time_N.tolist() == [1.7e9 + n for n in (1, 3, 5, 7, 9)]

@@ -109,6 +109,22 @@ def test_a_checkpoint_that_is_not_whole(tmp_path):
         read_logs(FORMAT, tmp_path, everything)
 
 
+def test_a_file_that_is_cut_off_is_told_so(tmp_path):
+    text = state(10)
+    for end in (text.index('"step"') + 3, text.rindex(",")):
+        path = write(tmp_path, text[:end])
+        with pytest.raises(InputError, match=r"line|column") as error:
+            FORMAT.read(path, everything)
+        told = str(error.value)
+        assert told.endswith(
+            "; the file is cut off (a crash while writing): read that of an earlier checkpoint"
+        )
+        assert "at at" not in told
+    with pytest.raises(InputError) as error:
+        FORMAT.read(write(tmp_path, text.replace("10", "1O", 1)), everything)
+    assert "cut off" not in str(error.value)
+
+
 def test_several_runs(tmp_path):
     write(tmp_path / "a" / "checkpoint-1", state(1))
     write(tmp_path / "b", state(2))

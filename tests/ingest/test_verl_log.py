@@ -19,14 +19,14 @@ ROWS = [
 JSONL = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in ROWS)
 
 
-def write(folder, text, name="run.log"):
+def write(folder, text, name="one.log"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
 def check(log):
-    assert log.name == "run"
+    assert log.name == "one"
     assert log.metrics["actor/entropy"].step_N.tolist() == [1, 2]
     assert log.metrics["actor/entropy"].value_N.tolist() == [0.3, 0.2]
     assert log.metrics["val-core/openai/gsm8k/reward/mean@1"].step_N.tolist() == [0]

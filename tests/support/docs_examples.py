@@ -70,13 +70,18 @@ def run_block(code: str, names: dict[str, Any]) -> str:
 
 
 def run_page(page: Path, take: Callable[[re.Match[str], str], None]) -> None:
-    """Run a page in the current folder; `take` gets every block and what it printed."""
+    """Run a page in a folder `my-run`, made in the current one; `take` gets every block and its output.
+
+    A log that is called as all are, `run.log`, has the name of its folder.
+    """
     from docs_logs import MAKERS
 
-    MAKERS[logs_of(page)]()
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page.read_text()):
-        take(block, run_block(block["code"], names))
+    Path("my-run").mkdir()
+    with contextlib.chdir("my-run"):
+        MAKERS[logs_of(page)]()
+        for block in blocks(page.read_text()):
+            take(block, run_block(block["code"], names))
 
 
 def rewrite(page: Path) -> None:

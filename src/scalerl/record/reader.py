@@ -340,11 +340,20 @@ def unit_of(axis: str) -> str:
     return (units | {"tokens_processed": "processed tokens"}).get(axis, axis)
 
 
+_GENERIC = ("run", "log", "output", "train", "metrics", "console", "stdout")
+"""Names of files that tell no run from another."""
+
+
 def name_of_path(path: str | Path) -> str:
-    """Return a printable name for a folder or a file, without the suffix of a file."""
+    """Return a printable name for a folder or a file, without the suffix of a file.
+
+    A file that is called as all logs are, `run.log` or `metrics.jsonl`, has the name of its folder.
+    """
     path = Path(path)
     if not path.name:  # as that of `.`
         path = path.resolve()
+    if path.stem.lower() in _GENERIC and not path.is_dir():
+        path = path.absolute().parent
     return printable((path.name if path.is_dir() else path.stem) or str(path))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import check_input
+from scalerl.jsonl import check_not_compressed
 from scalerl.kinds import OWN
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
 
     Raises:
         InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format
-            of the name given.
+            of the name given; or it is an empty or a compressed file.
     """
     try:
         check_input(path)  # a pipe could be read only once
@@ -128,6 +129,18 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
         names = ", ".join(one.name for one in formats())
         raise InputError(f"no format {named!r}; there are {names}, or {OWN}")
     try:
-        return next((one for one in formats() if one.recognises(path)), None)
+        if (found := next((one for one in formats() if one.recognises(path)), None)) is None:
+            _check_content(path)
     except OSError as error:
         raise InputError(unopened(error, path)) from error
+    return found
+
+
+def _check_content(path: Path) -> None:
+    """Raise an InputError if a file is one that no reader, also none of tables, can read."""
+    if not path.is_file():
+        return
+    if not path.stat().st_size:
+        raise InputError(f"{path}: the file is empty")
+    with path.open("rb") as file:
+        check_not_compressed(file.read(8), str(path))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.jsonl import check_not_utf16, parse_lines
+from scalerl.jsonl import check_not_compressed, check_not_utf16, parse_lines
 from scalerl.record.reader import name_of_path
 
 HEAD = 2**20
@@ -65,7 +65,7 @@ def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]
     What is no text, as a console into which a library prints bytes, is not refused.
 
     Raises:
-        InputError: the file is in UTF-16, or binary.
+        InputError: the file is in UTF-16, compressed, or binary.
     """
     with path.open("rb") as file:
         number, inside = 1, False
@@ -76,6 +76,7 @@ def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]
                 continue
             if number == 1:
                 check_not_utf16(line, str(path))
+                check_not_compressed(line, str(path))
                 line = line.removeprefix(codecs.BOM_UTF8)
             if is_text and b"\0" in line:
                 raise InputError(f"{path}, line {number}: a binary file; expected a text in UTF-8")

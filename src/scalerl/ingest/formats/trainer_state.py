@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -92,7 +93,15 @@ def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
 def _log(file: Path, source: str, name: str, wanted: Wanted, notes: list[str] | None = None) -> Log:
     builder = LogBuilder(source, FORMAT.name, name, wanted)
     builder.notes += notes or []
-    fill(builder, read_object(file), file)
+    try:
+        state = read_object(file)
+    except InputError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, json.JSONDecodeError) and not cause.doc.rstrip().endswith("}")):
+            raise
+        advice = ": read that of an earlier checkpoint" if notes is None else ""
+        raise InputError(f"{error}; the file is cut off (a crash while writing){advice}") from cause
+    fill(builder, state, file)
     builder.config.update(_model(file.parent))
     return builder.build()
 

@@ -101,7 +101,7 @@ def read_lines(path: Path, most: float = math.inf) -> Iterator[ConsoleLine]:
     """Yield those lines of the first `most` bytes of a console that may be of a row.
 
     Raises:
-        InputError: it is in UTF-16.
+        InputError: it is in UTF-16, or compressed.
     """
     seen = 0
     for number, raw, ended in lines(path, is_text=False):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scalerl.errors import InputError, counted
+from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.formats.console.bars import ProgressBars
 from scalerl.ingest.formats.console.blocks import NemoRLRows, OpenInstructRows, PrimeRLRows
 from scalerl.ingest.formats.console.dicts import DictRows, SkyRLRows
@@ -21,6 +21,7 @@ from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, finite_cell
 from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.ingest.vocabularies.consoles import CONSOLES, console_of
+from scalerl.jsonl import check_not_compressed
 
 _HEAD = 2**24
 """Bytes in which the first row is looked for: models and engines print much before that."""
@@ -56,6 +57,10 @@ def recognises(path: Path) -> bool:
         return False
     start = first_bytes(path, 2**16)
     if not start.strip() or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return False
+    try:
+        check_not_compressed(start, str(path))
+    except InputError:  # an importer may read it
         return False
     if has_rows(path, _HEAD):
         return True
@@ -148,6 +153,10 @@ class _Gathered:
         if self._damaged:
             what = f"{counted(len(self._damaged), 'row')} of metrics cannot be parsed"
             yield f"{self._path}: {what}, and left out; the first is in line {self._damaged[0]}"
+        if len(self.trainers) > 1:
+            found = [f"{n} of {CONSOLES[one].name}" for one, n in self.trainers.most_common()]
+            what = f"holds rows of several trainers: {listed(found)}"
+            yield f"{self._path}: {what}; those of one are read (--trainer)"
         if trainer in CONSOLES and (note := CONSOLES[trainer].note):
             yield f"{self._path}: {note}"
 

@@ -34,6 +34,7 @@ class VerlRows:
         rf"(?P<name>\S.{{0,500}}?):\s{{0,9}}(?:[\w.]{{1,40}}\()?(?P<number>{NUMBER})\)?\s{{0,9}}"
     )
     """A number as it is, or as NumPy 2 shows its own."""
+    _torn = re.compile(r"(?P<name>[^\s:]{1,500}):.{0,100}")
     _initial = re.compile(r"[(\"']{1,2}Initial validation metrics: ")
     _next = re.compile(r"\s{0,3}['\"]")
 
@@ -58,8 +59,12 @@ class VerlRows:
         # Counted before the split: a line of 16 MB of separators would become millions of texts.
         limits.KEYS.check(text.count(" - ") + 1, line.where)
         # The expression tries every colon as the end of the name, so that what is no metric costs it most.
-        matches = (self._cell.fullmatch(cell) for cell in text.split(" - ") if len(cell) < 1000)
-        values = {cell["name"]: float(cell["number"]) for cell in matches if cell}
+        cells = text.split(" - ")
+        matches = [self._cell.fullmatch(cell) if len(cell) < 1000 else None for cell in cells]
+        values: dict[str, object] = {cell["name"]: float(cell["number"]) for cell in matches if cell}
+        if values:  # verl prints numbers alone: another cell is damaged, and counts as an evaluation left out
+            torn = (self._torn.match(cell) for cell, match in zip(cells, matches, strict=True) if not match)
+            values |= {cell["name"]: cell[0] for cell in torn if cell and cell["name"] not in values}
         names = [name.partition("/")[0] for name in values]
         if older := names.count("timing") - names.count("timing_s") - names.count("timing(s)"):
             self._counts_from_0 = older > 0
