@@ -49,10 +49,13 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
         low, high = data["intervals"][name]
         assert low < data["median"][name] < high
     fitted = data["fit"]
-    assert rows["least squares (paper)"].startswith(f"A {fitted['A']:.3f}  B {fitted['B']:.3g}  C_mid ")
+    assert (
+        rows["least squares (paper)"].strip().startswith(f"A {fitted['A']:.3f}  B {fitted['B']:.3g}  C_mid ")
+    )
     assert rows["R_0"].strip() == f"{data['r0']['value']:.3f}   measured"
     assert f"{data['forecast'][0]['mean']:.3f}" in text
     assert data["target"]["verdict"].upper() in text
+    assert "0.9 at 16000 GPU-hours" in rows
     assert "\x1b" not in text
 
 
@@ -110,8 +113,8 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit"], "RUN|FILE"),
         (["no"], "invalid choice: 'no'"),
         (["fit", "x", "--wrong"], "unrecognized arguments: --wrong"),
-        (["fit", "x", "--r0", "half"], "--r0: expected a number, found 'half'"),
-        (["fit", "x", "--r0", "40"], "--r0: expected a share in [0, 1] (not percent), found '40'"),
+        (["fit", "x", "--r0", "half"], "--r0: expected a share in [0, 1], such as 0.7, found 'half'"),
+        (["fit", "x", "--r0", "40"], "--r0: expected a share in [0, 1], such as 0.7, found '40'"),
         (["fit", "x", "--min-compute", "-1"], "--min-compute: expected compute of 0 or more, found '-1'"),
         (["fit", "x", "--min-compute", "nan"], "--min-compute: expected a number, found 'nan'"),
         (["fit", "x", "--at", "-5"], "--at: expected compute of 0 or more, found '-5'"),
@@ -120,13 +123,14 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit", "x", "--at", "1,"], "--at: expected a number, found ''"),
         (["fit", "x", "--budget=-1e4"], "--budget: expected compute of 0 or more, found '-1e4'"),
         (["fit", "x", "--budget", "nan"], "--budget: expected a number, found 'nan'"),
-        (["fit", "x", "--target", "60"], "--target: expected a share in [0, 1] (not percent), found '60'"),
+        (["fit", "x", "--target", "60"], "--target: expected a share in [0, 1], such as 0.7, found '60'"),
+        (["fit", "x", "--target", "70%"], "--target: expected a share in [0, 1], such as 0.7, found '70%'"),
         (["fit", "x", "--price", "0"], "--price: expected a number above 0, found '0'"),
         (["fit", "x", "--price", "-2"], "--price: expected a number above 0, found '-2'"),
-        (["fit", "x", "--price", "nan"], "--price: expected a number, found 'nan'"),
+        (["fit", "x", "--price", "nan"], "--price: expected a number above 0, found 'nan'"),
         (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, e.g. 0.95, found '95'"),
         (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, e.g. 0.95, found '1'"),
-        (["fit", "x", "--level", "nan"], "--level: expected a number, found 'nan'"),
+        (["fit", "x", "--level", "nan"], "--level: expected a level between 0 and 1, e.g. 0.95, found 'nan'"),
     ],
 )
 def test_usage_errors_are_one_line(capsys, arguments, message):

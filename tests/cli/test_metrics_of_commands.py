@@ -1,6 +1,7 @@
 """What an answer is about: every command names its metric, and compares none with another."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,25 @@ def test_a_pattern_each_and_pooled(three, capsys):
     table = capsys.readouterr().out.splitlines()
     assert table[0].split("  ")[0] == "metric"
     assert [line.split("/")[1] for line in table[1:]] == ["aime24", "gsm8k", "math"]
+
+
+def test_each_says_shortly_in_its_table_what_cannot_be_fitted(tmp_path, capsys):
+    log = verl_log(tmp_path / "verl.jsonl", math=rates(0.6), aime24=[0.5] * len(STEPS))
+    assert main(["fit", log, "--each"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = [line for line in out.splitlines() if "/aime24/" in line]
+    assert row.endswith("none: the pass rate does not rise")
+    assert f"warning: val-core/aime24/acc/mean@1: {log}: the pass rate does not rise: from 0.500" in err
+
+
+def test_evaluations_left_out_are_listed_once(tmp_path, capsys):
+    log = Path(verl_log(tmp_path / "verl.jsonl", math=rates(0.6)))
+    log.write_text(2 * log.read_text())
+    assert main(["fit", str(log)]) == 0
+    out, err = capsys.readouterr()
+    assert f"left out               {len(STEPS)} evaluations left out, superseded" in out
+    assert "left out" not in err
+    assert "the run was restarted" in err
 
 
 def test_percentages_only_where_that_is_said(tmp_path, capsys):

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ def amount(is_positive: bool = False) -> Callable[[str], Amount]:
     def convert(text: str) -> Amount:
         if grouped := _grouped(text):
             raise argparse.ArgumentTypeError(
-                f"expected one amount of compute, found {text!r}: write {grouped}"
+                f"expected one amount of compute, found {text!r}: write {_spelled(grouped)}"
             )
         found = _AMOUNT.fullmatch(text.strip().removeprefix("-").removeprefix("+"))
         value = math.nan
@@ -126,12 +127,21 @@ def amounts(text: str) -> tuple[Amount, ...]:
         groups = [b for a, b in itertools.pairwise(parts) if _LEAD.fullmatch(a) and _GROUP.match(b)]
         ascend = all(a.value < b.value for a, b in itertools.pairwise(found))
         is_one = all(map(_GROUP.match, parts[1:])) and len(parts[0]) < 3
-        if is_one or not ascend or any(group.startswith("0") for group in groups):
+        is_padded = any(group.startswith("0") for group in groups)
+        if is_padded:
+            raise argparse.ArgumentTypeError(f"{text!r} has a comma in a number: write {_spelled(grouped)}")
+        if is_one or not ascend:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is one amount with a comma in it, or several: write {grouped}, or "
-                + " ".join(f"--at {part}" for part in parts)
+                f"{text!r} is one amount with a comma in it, or several: write {_spelled(grouped)}, or "
+                + " ".join(f"--at {shlex.quote(part.strip())}" for part in parts)
             )
     return found
+
+
+def _spelled(grouped: str) -> str:
+    """Return how to type amounts without the commas that group their digits: `12000 or 12k`."""
+    short = re.sub(r"(?<=[0-9])000(?![0-9A-Za-z_.])", "k", grouped)
+    return " or ".join(dict.fromkeys(map(shlex.quote, (grouped, short))))
 
 
 def _grouped(text: str) -> str:

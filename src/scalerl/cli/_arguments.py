@@ -101,9 +101,7 @@ def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], fl
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            raise argparse.ArgumentTypeError(f"expected a number, found {text!r}")
-        if not holds(value):
+        if not (math.isfinite(value) and holds(value)):
             raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")
         return value
 
@@ -112,7 +110,7 @@ def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], fl
 
 finite = _number("a number", math.isfinite)
 positive = _number("a number above 0", lambda value: value > 0)
-pass_rate = _number("a share in [0, 1] (not percent)", lambda value: 0 <= value <= 1)
+pass_rate = _number("a share in [0, 1], such as 0.7", lambda value: 0 <= value <= 1)
 level = _number("a level between 0 and 1, e.g. 0.95", lambda value: 0 < value < 1)
 
 

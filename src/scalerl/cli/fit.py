@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._amounts import amount, amounts
@@ -118,7 +119,8 @@ def run(args: argparse.Namespace) -> None:
             answer["stop"] = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": gain}
         print_json(answer, indent=None)
         return
-    print_warnings([*result.warnings, *warnings])
+    told = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
+    print_warnings([*(text for text in result.warnings if text not in told), *warnings])
     from scalerl.view.facts.fit_rows import fit_rows, worth_rows
 
     metric_row, *rows = fit_rows(result, args.at, args.target, args.budget)
@@ -143,13 +145,16 @@ def _each(args: argparse.Namespace) -> None:
     options = {"level": args.level, "max_compute": args.max_compute or math.inf} | fit_options(args)
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
+    refused: list[str] = []
     rows: list[list[str]] = [["metric", "points", "ceiling A", "identified", *asked]]
     for data in found:
         name = data.points.metric
         try:
             result = fit(data.points, **options)
         except CannotAnswerError as error:
-            rows.append([str(name), f"{len(data.points)}", str(error), *([""] * (len(rows[0]) - 3))])
+            short = re.split(r"[:;(]", str(error).removeprefix(f"{data.points.source}: "))[0].strip()
+            rows.append([str(name), f"{len(data.points)}", f"none: {short}", *([""] * (len(rows[0]) - 3))])
+            refused.append(f"{name.name}: {error}")
             answers.append({"metric": name.to_json(), "error": str(error)})
             continue
         answers.append(result.to_json((), args.target, args.budget))
@@ -162,7 +167,7 @@ def _each(args: argparse.Namespace) -> None:
         unread = [one.to_json() for one in found[0].unread]
         print_json({"each": answers, "unread": unread, "warnings": warnings}, indent=None)
         return
-    print_warnings([*map(str, found[0].unread), *warnings])
+    print_warnings([*map(str, found[0].unread), *refused, *warnings])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

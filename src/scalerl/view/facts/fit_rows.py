@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scalerl.curve.answers import span
 from scalerl.errors import listed
 from scalerl.record.reader import unit_of
-from scalerl.view.numbers import family_weights, one_unit
+from scalerl.view.numbers import axis_name, family_weights, one_unit
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -27,7 +27,7 @@ def fit_rows(
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
     rows = [
         *metric_rows(result.metric),
-        ("points", f"{result.n_points} on {result.axis}{cut}"),
+        ("points", f"{result.n_points} on {axis_name(result.axis)}{cut}"),
         *(("left out", text) for text in left_out.rows()),
         _ceiling(result),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
@@ -87,6 +87,11 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
     return rows
 
 
+def _shown(amount: float) -> str:
+    """Return an amount of compute with four digits, or more where it is a large one: `0.6333`, `16000`."""
+    return f"{amount:.{4 if amount < 1e4 else 6}g}"
+
+
 def _answers(
     result: Fit, at: Sequence[float], target: float | None, budget: float | None
 ) -> list[tuple[str, str]]:
@@ -95,9 +100,9 @@ def _answers(
     for amount in at:
         f = result.forecast(amount)
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {amount:g} {unit}", f"{f.mean:.3f}   {spans}"))
+        rows.append((f"at {_shown(amount)} {unit}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
-        asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
-        again = f"{asked}, rerun"
-        rows += [(asked, chance.answer), (again, chance.answer_rerun), ("because", chance.why)]
+        asked, chance = f"{target:g} at {_shown(budget)}", result.chance(target, budget)
+        rows += [(f"{asked} {unit}", chance.answer), (f"{asked}, rerun", chance.answer_rerun)]
+        rows.append(("because", chance.why))
     return rows

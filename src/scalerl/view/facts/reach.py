@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from scalerl.record.reader import unit_of
+
 if TYPE_CHECKING:
     from scalerl.curve.points import Points
     from scalerl.record.reader import RunRecord
@@ -27,7 +29,8 @@ def beyond(amounts: Iterable[float], runs: Sequence[tuple[Points, RunRecord | No
         return ""
     named = " and ".join(dict.fromkeys(f"{amount:.10g}" for amount in (far[0], far[-1])))
     times = f"{'is' if len(far) == 1 else 'are up to'} {far[-1] / reach:,.3g} times beyond"
-    return f"{named} {axis} {times} the data, which reach {reach:.4g} {axis}{_meant(far[-1], axis, runs)}"
+    unit = unit_of(axis)
+    return f"{named} {unit} {times} the data, which reach {reach:.4g} {unit}{_meant(far[-1], axis, runs)}"
 
 
 def _meant(amount: float, axis: str, runs: Sequence[tuple[Points, RunRecord | None]]) -> str:
@@ -47,4 +50,4 @@ def _meant(amount: float, axis: str, runs: Sequence[tuple[Points, RunRecord | No
     if not near:
         return ""
     name = min(near, key=lambda one: near[one])
-    return f"; if it was meant in {name}, of which they reach {reached[name]:.4g}: --x {name}"
+    return f"; if it was meant in {unit_of(name)}, of which they reach {reached[name]:.4g}: --x {name}"
