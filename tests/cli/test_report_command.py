@@ -27,11 +27,11 @@ def runs(tmp_path_factory):
     write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1, "health": {}})
     write_run(folder / "b", HOSTILE, 0.5, 2, recipe={"loss": "dapo"})
     write_run(folder / "flat", "flat", 0.3, 3, recipe={"loss": "none"})
-    write_table(folder / "log.csv", 30)
+    write_table(folder / "tab.csv", 30)
     return folder
 
 
-ALL = ("a0", "a1", "b", "flat", "log.csv")
+ALL = ("a0", "a1", "b", "flat", "tab.csv")
 
 
 def report(runs, *words, sources=ALL):
@@ -68,11 +68,11 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert "no fit (the pass rate does not rise" in rows["flat"][-1]
     health = rows_of(tables.read_text(), "Health")
     assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
-    assert health["log"][1:] == ["–", "–", "–", "–", "not checked"]
+    assert health["tab"][1:] == ["–", "–", "–", "–", "not checked"]
     assert health["flat"][-1] == "not checked"  # no recipe of the trainer: nobody looked
     assert "Not checked: only the trainer of scalerl" in tables.read_text()
     # Recipes are told by config.json; a table is a recipe of its own.
-    assert [run["name"] for run in data_of(page.read_text())["runs"]][-1] == "log"
+    assert [run["name"] for run in data_of(page.read_text())["runs"]][-1] == "tab"
     recipes = {"base": [fits["a0"], fits["a1"]], "b": [fits["b"]]}
     alone = compare(recipes, budget=16000).pairs[0].differences["A"]
     against = next(
@@ -120,7 +120,7 @@ def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
 def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
     tables = tmp_path / "t.md"
     late = tmp_path / "late.csv"
-    rows = (runs / "log.csv").read_text().splitlines()
+    rows = (runs / "tab.csv").read_text().splitlines()
     late.write_text("\n".join([rows[0], *rows[2:]]))  # without the evaluation before training
     words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tables)]
     assert main(["report", str(runs / "a0"), str(late), *words]) == 0
@@ -146,7 +146,7 @@ def test_alarms_stand_in_the_table_of_health(runs, tmp_path):
 
 
 def test_names_are_told_apart_by_as_much_of_the_path_as_it_takes():
-    paths = ["x/a/run", "y/a/run", "z/b", "log", "log"]
+    paths = ["x/a/run", "y/a/run", "z/b", "tab", "tab"]
     names = distinct(["n", "n", "other", "twice", "twice"], paths)
     assert names == ["n (x/a/run)", "n (y/a/run)", "other", "twice (1)", "twice (2)"]
     assert distinct(["n", "n", "n (a)"], ["a", "b", "c"]) == ["n (1)", "n (2)", "n (a) (3)"]
@@ -205,10 +205,10 @@ def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):
     words = ["-o", str(tmp_path / "p.html"), "--json"]
     assert main(["report", str(runs / "a0"), str(steps), *words]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "tokens"
-    assert main(["report", str(runs / "log.csv"), str(steps), *words]) == 2
+    assert main(["report", str(runs / "tab.csv"), str(steps), *words]) == 2
     err = capsys.readouterr().err
     assert "all runs need one compute axis" in err
-    assert f"none is common: '{runs / 'log.csv'}' has gpu_hours; '{steps}' has tokens" in err
+    assert f"none is common: '{runs / 'tab.csv'}' has gpu_hours; '{steps}' has tokens" in err
 
 
 @pytest.mark.parametrize("option", ["--budget", "--min-compute"])
@@ -259,7 +259,7 @@ def test_the_page_of_one_run_has_intervals_of_the_level_asked_for(runs, tmp_path
 
 def test_a_file_name_that_is_no_text_is_shown_escaped(runs, tmp_path, capsys):
     table, folder = tmp_path / os.fsdecode(b"log\xff.csv"), tmp_path / os.fsdecode(b"run\xff")
-    shutil.copy(runs / "log.csv", table)
+    shutil.copy(runs / "tab.csv", table)
     shutil.copytree(runs / "a1", folder)
     config = json.loads((folder / "config.json").read_text())
     del config["name"]
@@ -313,10 +313,10 @@ def test_one_run_keeps_its_own_page_and_an_option_gives_it_the_other(runs, tmp_p
 
 def test_groups_name_the_seeds_of_a_recipe(runs, tmp_path, capsys):
     table = write_table(tmp_path / "again.csv", 30, 0.59)
-    words = ["--group", f"tables={runs / 'log.csv'},{table}", "-o", str(tmp_path / "p.html"), "--json"]
+    words = ["--group", f"tables={runs / 'tab.csv'},{table}", "-o", str(tmp_path / "p.html"), "--json"]
     assert main(["report", str(runs / "b"), *words]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["recipes"][0] == {"name": "tables", "runs": ["log", "again"]}
+    assert answer["recipes"][0] == {"name": "tables", "runs": ["tab", "again"]}
     assert answer["comparison"]["runs"]["tables"] == 2
 
 
