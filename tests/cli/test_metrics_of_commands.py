@@ -1,5 +1,6 @@
 """What an answer is about: every command names its metric, and compares none with another."""
 
+import io
 import json
 from pathlib import Path
 
@@ -79,8 +80,11 @@ def test_each_says_shortly_in_its_table_what_cannot_be_fitted(tmp_path, capsys):
     assert main(["fit", log, "--each"]) == 0
     out, err = capsys.readouterr()
     (row,) = [line for line in out.splitlines() if "/aime24/" in line]
-    assert row.endswith("none: the pass rate does not rise")
-    assert f"warning: val-core/aime24/acc/mean@1: {log}: the pass rate does not rise: from 0.500" in err
+    assert row.endswith("none: 'val-core/aime24/acc/mean@1' does not rise")
+    assert (
+        f"warning: val-core/aime24/acc/mean@1: {log}: 'val-core/aime24/acc/mean@1' does not rise: from 0.500"
+        in err
+    )
 
 
 def test_evaluations_left_out_are_listed_once(tmp_path, capsys):
@@ -163,3 +167,9 @@ def test_options_that_have_nothing_to_do_are_refused(tmp_path, three, capsys):
     with pytest.raises(SystemExit):
         main(["fit", three, "--percent", "--max-reward", "2"])
     assert np.isclose(answer(capsys, "fit", str(table))["median"]["A"], 0.6, atol=0.01)
+
+
+def test_a_log_on_standard_input_is_told_to_be_given_by_name(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"step:1 - val/acc:0.5\n")))
+    assert main(["fit", "-"]) == 2
+    assert "a log is given by the name of its file" in capsys.readouterr().err

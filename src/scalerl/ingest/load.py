@@ -271,9 +271,12 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
     x = "dollars" if price else x
     y, (wrong, right) = source.metric, source.rewards or (0.0, 1.0)
     if str(path) == STANDARD_INPUT:
-        points = parse_table(
-            whole_of(sys.stdin.buffer, "standard input"), "standard input", x, y, price, right, wrong
-        )
+        data = whole_of(sys.stdin.buffer, "standard input")
+        try:
+            points = parse_table(data, "standard input", x, y, price, right, wrong)
+        except InputError as error:
+            what = "standard input is read as a table; a log is given by the name of its file"
+            raise InputError(f"{error} ({what})") from error
         return [Data(str(path), points, None)]
     records, foreign, unread = _records(path, source)
     if records is None:
