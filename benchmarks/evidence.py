@@ -122,9 +122,9 @@ def with_siblings(verdict: StudyVerdict, share: float) -> Iterator[WithSiblings]
             continue
         if own.campaign is None:
             continue
-        yield WithSiblings(
-            share, float(points.pass_rate_N[-1]), own.evaluation(end), own.campaign.evaluation(end)
-        )
+        alone, helped = (one.forecast(end) for one in (own, own.campaign))
+        measured = float(points.pass_rate_N[-1])
+        yield WithSiblings(share, measured, (alone.mean, alone.prediction), (helped.mean, helped.prediction))
 
 
 def print_siblings(found: Sequence[WithSiblings]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.forecast.backtest import _crps, backtest
+from scalerl.forecast.backtest import backtest
 from scalerl.forecast.backtest_result import OURS
 from scalerl.forecast.paper import paper_fit
 
@@ -29,7 +29,7 @@ def errors(test, *args, **kwargs):
 
 
 def intervals(test, fraction, **kwargs):
-    score = test.interval_score(fraction, **kwargs)
+    score = test.interval_score(OURS, fraction, **kwargs)
     assert score is not None
     return score
 
@@ -58,7 +58,7 @@ def test_nothing_after_the_cut_is_seen():
     assert other is not None
     for name, point_M in plain.point_M.items():
         np.testing.assert_array_equal(point_M, other.point_M[name])
-    np.testing.assert_array_equal(plain.high_M, other.high_M)
+    np.testing.assert_array_equal(plain.high_M[OURS], other.high_M[OURS])
 
 
 def test_a_run_is_counted_once():
@@ -130,14 +130,15 @@ def test_intervals_of_simulated_runs_hold_what_they_say():
 def test_the_crps_is_that_of_the_posterior_with_its_noise():
     """Against a sample: every node of the posterior, with 15 quantiles of the noise about it."""
     run = a_run(seed=4)
-    result = fit(run.select(run.compute_N <= 5000))
+    later = backtest([run], fractions=[0.5]).cuts[0].later
+    result, measured = fit(run.select(run.compute_N <= 5000)), run.pass_rate_N[-1]
     noise = [result.noise.sd * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
     value = (result.posterior.curve_at(10_000.0).ravel()[:, None] + noise).ravel()
     weight, order = np.repeat(result.posterior.weight.ravel(), 15) / 15, np.argsort(value)
     # E|X - y| - E|X - X'| / 2, the latter the integral of F (1 - F), F constant between neighbours.
     below = np.cumsum(weight[order])[:-1]
-    exact = weight @ np.abs(value - 0.58) - np.sum(below * (1 - below) * np.diff(value[order]))
-    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.02)
+    exact = weight @ np.abs(value - measured) - np.sum(below * (1 - below) * np.diff(value[order]))
+    assert later.crps_M[OURS][-1] == pytest.approx(exact, rel=0.02)
 
 
 def test_a_long_run_is_forecast_at_few_computes_and_scored_at_all():
@@ -149,12 +150,12 @@ def test_a_long_run_is_forecast_at_few_computes_and_scored_at_all():
     tracemalloc.stop()
     assert peak < 150e6  # a curve of the posterior for every evaluation would take 330e6, some times over
     assert cut.later is not None
-    assert len(cut.later.crps_M) == 5000
+    assert len(cut.later.crps_M[OURS]) == 5000
     result = fit(run.select(run.compute_N <= 5000))
     for i in (0, 7, 1111, 4999):
         forecast = result.forecast(float(cut.later.compute_M[i]))
         assert cut.later.point_M[OURS][i] == pytest.approx(forecast.mean, abs=2e-5)
-        found = cut.later.low_M[i], cut.later.high_M[i]
+        found = cut.later.low_M[OURS][i], cut.later.high_M[OURS][i]
         assert found == pytest.approx(forecast.prediction, abs=1e-4)
     exact = paper_fit(result.points, min_compute=0.0).curve(cut.later.compute_M)
     np.testing.assert_allclose(cut.later.point_M["paper's grid search"], exact, atol=0.002)

@@ -145,27 +145,28 @@ class Fit:
         Raises:
             InputError: `compute` is negative or not finite.
         """
-        mean, prediction = self.evaluation(compute)
-        at_Q, value = tails(self.intervals.level), self.posterior.curve_at(compute)
+        at_Q = tails(self.intervals.level)
+        mean, (least, most) = self.predicted(compute, at_Q)
+        prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
         # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
         paper, rerun = float(self.curve(compute)), (rerun_low, rerun_high)
         return Forecast(float(compute), mean, paper, (low, high), prediction, rerun, self.axis)
 
-    def evaluation(self, compute: float) -> tuple[float, Interval]:
-        """Return `mean` and `prediction` of `forecast` alone, which cost less, for many computes.
+    def predicted(self, compute: float, at_Q: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean of an evaluation at `compute`, and its quantiles at probabilities (Q,).
+
+        They are `mean` and `prediction` of `forecast`, at less cost.
 
         Raises:
             InputError: `compute` is negative or not finite.
         """
         check_compute(compute, "a compute to forecast at")
         post, value = self.posterior, self.posterior.curve_at(compute)
-        at_Q = tails(self.intervals.level)
         noisy_Q = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q)
         # The noise is normal and goes beyond [0, 1], where no evaluation can be.
-        low, high = np.clip(noisy_Q, 0.0, 1.0).tolist()
-        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), (low, high)
+        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), np.clip(noisy_Q, 0.0, 1.0)
 
     @functools.cached_property
     def _rerun(self) -> Draws:

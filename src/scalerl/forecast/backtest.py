@@ -2,30 +2,35 @@
 
     |---- fitted ----|c|- - - - - - forecast, every later evaluation - - - - -|end|      c: a cut
 
-At every cut the rivals get what the fit gets: the least-squares log-logistic curve, the paper's own grid
-search, the bounded power law, the log-linear trend and the last value. They have no intervals, so they are
-scored by their errors alone.
+At every cut the rivals get what the fit gets, and nothing of the run that came later. By default they are the
+least-squares log-logistic curve, the paper's own grid search, the bounded power law, the log-linear trend and
+the last value, which have no intervals and are scored by their errors alone.
 
-Shapes: M later evaluations, K knots of compute, C components of the predictive distribution.
+Shapes: M later evaluations, K knots of compute, Q probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
+from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
+from scalerl.curve.quantiles import tails
 from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.backtest_result import OURS, Backtest, Cut, Later
-from scalerl.forecast.baselines import RIVALS
-from scalerl.forecast.scores import distance, half_spread
+from scalerl.forecast.backtest_result import OURS, Backtest, CallScore, Cut, Later
+from scalerl.forecast.rivals import POINT_RIVALS, Part, Predicted, Rival, Seen
+from scalerl.forecast.scores import crps, levels
 from scalerl.record.reader import RunRecord
 
-_DRAWS, _COMPONENTS = 8192, 64  # curves of the posterior, and the quantiles of them that stand for it
+TARGET_OFF = 0.05
+"""How far the two targets that calls are made of lie from the pass rate measured at the end."""
+_LEVELS = levels(100)  # of the quantiles that stand for a predictive distribution
+_CHUNK = 4096  # later evaluations that are scored at once
 _KNOTS = 128  # computes at which forecasts are made; between them they are linear in log C
 
 
@@ -38,6 +43,7 @@ def backtest(
     r0: float | Literal["free"] | None = None,
     min_compute: float = 0.0,
     price: float | None = None,
+    rivals: Mapping[str, Rival] = POINT_RIVALS,
     watch: Callable[[int, int], None] | None = None,
 ) -> Backtest:
     """Forecast the rest of every run from its first part, as if it had not been seen.
@@ -50,6 +56,7 @@ def backtest(
         r0: as for `fit`.
         min_compute: as for `fit`; cuts are fractions of the whole compute all the same.
         price: dollars per GPU-hour, for the axis `dollars`.
+        rivals: what is scored beside the fit, by name (`scalerl.forecast.rivals`).
         watch: called after each cut with the number done and the number in all.
 
     Raises:
@@ -65,16 +72,21 @@ def backtest(
         Points.from_record(run, x or run.default_axis, price) if isinstance(run, RunRecord) else run
         for run in runs
     ]
-    kept, dropped = _distinct(points)
-    cuts = []
-    for run in kept:
-        for fraction in cut_at:
-            cuts.append(_cut(run, fraction, r0, min_compute, level))
+    distinct, dropped = _distinct(points)
+    kept = [run.select(np.argsort(run.compute_N, kind="stable")) for run in distinct]
+    cuts: dict[tuple[int, float], Cut] = {}
+    for fraction in cut_at:
+        parts = [_part(run, fraction) for run in kept]
+        for i, part in enumerate(parts):
+            others = parts[:i] + parts[i + 1 :]
+            cuts[i, fraction] = _cut(part, fraction, others, r0, min_compute, level, rivals)
             if watch:
                 watch(len(cuts), len(kept) * len(cut_at))
     sources = tuple(run.source for run in kept)
     axis = ", ".join(dict.fromkeys(run.axis for run in kept))
-    return Backtest(axis, level, cut_at, sources, dropped, tuple(cuts))
+    return Backtest(
+        axis, level, cut_at, sources, dropped, tuple(rivals), tuple(cuts[key] for key in sorted(cuts))
+    )
 
 
 def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
@@ -89,37 +101,73 @@ def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
     return kept, tuple(run.source for run in dropped)
 
 
-def _cut(
-    run: Points, fraction: float, r0: float | Literal["free"] | None, min_compute: float, level: float
-) -> Cut:
-    top = float(run.compute_N.max(initial=0.0))
-    compute = fraction * top
+def _part(run: Points, fraction: float) -> Part:
+    compute = fraction * float(run.compute_N.max(initial=0.0))
     early_N = run.compute_N <= compute * (1 + 1e-9)  # an evaluation right at the cut is seen
-    seen, rest = run.select(early_N), run.select(~early_N)
+    return Part(compute, run.select(early_N), run.select(~early_N))
+
+
+def _cut(
+    part: Part,
+    fraction: float,
+    others: Sequence[Part],
+    r0: float | Literal["free"] | None,
+    min_compute: float,
+    level: float,
+    rivals: Mapping[str, Rival],
+) -> Cut:
+    early = part.early
     try:
-        result = fit(seen, r0=r0, min_compute=min_compute, level=level)
+        result = fit(early, r0=r0, min_compute=min_compute, level=level)
     except CannotAnswerError as error:
-        why = str(error).removeprefix(f"{run.source}: ")
-        return Cut(run.source, fraction, compute, len(seen), "cannot answer", why, None)
-    # Forecast all the same: how good answers are that nobody should act on is scored apart.
-    outcome = "forecast" if result.identified else "too early"
-    return Cut(run.source, fraction, compute, result.n_points, outcome, result.why, _later(result, rest))
+        result, outcome, why = None, "cannot answer", _reason(error, early)
+        n_fitted = len(early)
+    else:
+        # Forecast all the same: how good answers are that nobody should act on is scored apart.
+        outcome, why, n_fitted = "forecast" if result.identified else "too early", result.why, result.n_points
+    chosen = early.select(early.kept_from(min_compute) & ((r0 is None) | (early.compute_N > 0)))
+    known = chosen.select(np.lexsort((chosen.pass_rate_N, chosen.compute_N)))
+    given = None if r0 is None or r0 == "free" else float(r0)
+    why_not = "" if result else why
+    later = _later(Seen(known, part.compute, given, result, why_not, others), part.rest, level, rivals)
+    return Cut(early.source, fraction, part.compute, n_fitted, outcome, why, later)
 
 
-def _later(result: Fit, rest: Points) -> Later:
-    """Forecast the later evaluations, by the fit and by its rivals."""
+def _reason(error: Exception, run: Points) -> str:
+    return str(error).removeprefix(f"{run.source}: ")
+
+
+def _later(seen: Seen, rest: Points, level: float, rivals: Mapping[str, Rival]) -> Later | None:
+    """Forecast the later evaluations, by the fit and by its rivals; None where none of them can."""
+    if not len(rest):
+        return None
     compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
-    forecasts = [(mean, *ends) for mean, ends in (result.evaluation(float(c)) for c in knot_K)]
-    mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(forecasts).T)
-    point_M, no_point = {OURS: mean_M}, {}
-    for name, rival in RIVALS.items():
+    at_Q = np.concatenate([tails(level), [1 - GO, 1 - NO_GO], _LEVELS])
+    order_Q = np.argsort(at_Q, kind="stable")
+    later = Later(compute_M, rest.pass_rate_N)
+    for name, rival in {OURS: _ours, **rivals}.items():
         try:
-            point_M[name] = rival(result)(compute_M)
+            found = rival(seen, knot_K, at_Q[order_Q])
         # With its reason: a rival that answers at fewer cuts is scored on easier ones.
         except (CannotAnswerError, InputError) as error:
-            no_point[name] = str(error).removeprefix(f"{rest.source}: ")
-    crps_M = _crps(result, compute_M, rest.pass_rate_N)
-    return Later(compute_M, rest.pass_rate_N, point_M, no_point, low_M, high_M, crps_M)
+            later.no_point[name] = _reason(error, rest)
+            continue
+        later.point_M[name] = _between(knot_K, found.point_K, compute_M)
+        if found.value_QK is None:
+            continue
+        value_QK = np.empty_like(found.value_QK)
+        value_QK[order_Q] = np.clip(found.value_QK, 0.0, 1.0)  # no evaluation can be elsewhere
+        later.low_M[name], later.high_M[name] = (_between(knot_K, end_K, compute_M) for end_K in value_QK[:2])
+        later.crps_M[name] = _crps(knot_K, value_QK[4:], rest)
+        later.calls[name] = _calls(seen.fit if name == OURS else None, value_QK[2:4, -1], rest)
+    return later if later.point_M else None
+
+
+def _ours(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
+    if seen.fit is None:
+        raise CannotAnswerError(seen.why_not)
+    means, values = zip(*(seen.fit.predicted(float(c), at_Q) for c in compute_K), strict=True)
+    return Predicted(np.array(means), np.array(values).T)
 
 
 def _knots(compute_M: np.ndarray) -> np.ndarray:
@@ -132,12 +180,29 @@ def _between(knot_K: np.ndarray, value_K: np.ndarray, compute_M: np.ndarray) -> 
     return np.interp(np.log(compute_M), np.log(knot_K), value_K)
 
 
-def _crps(result: Fit, compute_M: np.ndarray, pass_rate_M: np.ndarray) -> np.ndarray:
-    """Score the predictive distribution: the curves of the posterior, each with the noise about it."""
-    knot_K = _knots(compute_M)
-    curve_CK = np.sort(result.posterior.draws(_DRAWS).curves_at(knot_K), axis=0)
-    curve_CK = curve_CK.reshape(_COMPONENTS, -1, len(knot_K)).mean(axis=1)
-    sd_C, weight_C = np.full(_COMPONENTS, result.noise.sd), np.ones(_COMPONENTS)
-    curve_CM = np.array([_between(knot_K, value_K, compute_M) for value_K in curve_CK])
-    spread_K = np.array([half_spread(mean_C, sd_C, weight_C) for mean_C in curve_CK.T])
-    return distance(curve_CM, sd_C, weight_C, pass_rate_M) - _between(knot_K, spread_K, compute_M)
+def _crps(knot_K: np.ndarray, value_QK: np.ndarray, rest: Points) -> np.ndarray:
+    """Return the CRPS of every later evaluation, (M,)."""
+    scores = []
+    for first in range(0, len(rest), _CHUNK):  # all at once would take `_LEVELS` times the memory of a run
+        compute_M, pass_rate_M = (v[first : first + _CHUNK] for v in (rest.compute_N, rest.pass_rate_N))
+        scores.append(crps(np.array([_between(knot_K, v_K, compute_M) for v_K in value_QK]), pass_rate_M))
+    return np.concatenate(scores)
+
+
+def _calls(fit: Fit | None, value_2: np.ndarray, rest: Points) -> CallScore:
+    """Return the calls of go and no-go for a target below and one above what was measured at the end.
+
+    A rival calls by its quantiles there, at 1 - `GO` and 1 - `NO_GO`, and never "too early".
+    """
+    end = float(rest.compute_N.max())
+    measured = float(rest.pass_rate_N[rest.compute_N == end].mean())
+    right = wrong = 0
+    for target, truth in ((measured - TARGET_OFF, "go"), (measured + TARGET_OFF, "no-go")):
+        if not 0 < target < 1:
+            continue  # nothing is to be called: every pass rate is above 0 and below 1
+        call = "go" if value_2[0] >= target else "no-go" if value_2[1] < target else "too close"
+        if fit is not None:
+            call = fit.verdict(target, end)
+        right += call == truth
+        wrong += call != truth and call in ("go", "no-go")
+    return CallScore(right, wrong)

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from scalerl._views import view
-from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.scores import covered, interval_score
 from scalerl.frames import of_rows
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
 """`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
 
-_ANSWERED: tuple[Outcome, ...] = ("forecast", "too early")
-_OUTCOMES: tuple[Outcome, ...] = (*_ANSWERED, "cannot answer")
+ANSWERED: tuple[Outcome, ...] = ("forecast", "too early")
+"""The outcomes with a forecast of the fit."""
+_OUTCOMES: tuple[Outcome, ...] = (*ANSWERED, "cannot answer")
 COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
 """The columns of a table of scores."""
 OURS = "scalerl"
 """The name of the fit's own forecast, its point."""
 
 
+class CallScore(NamedTuple):
+    """Calls of go and no-go for two targets, .05 below and .05 above the pass rate measured at the end."""
+
+    right: int
+    wrong: int
+
+
 @dataclass(frozen=True)
 class Later:
-    """The evaluations after a cut, and what was forecast for each of them.
+    """The evaluations after a cut, and what was forecast for each of them, by method.
 
-    `point_M` holds the forecasts of every method that answered, and `no_point` says why another did not.
-    `low_M`, `high_M` is the prediction interval, `crps_M` the score of the whole predictive distribution.
+    `point_M` holds the forecasts of every method that answered, and `no_point` says why another did not. Of
+    those that have quantiles `low_M`, `high_M` is the prediction interval, `crps_M` the score of the whole
+    predictive distribution, and `calls` what it would have decided.
     """
 
     compute_M: np.ndarray
     pass_rate_M: np.ndarray
-    point_M: dict[str, np.ndarray]
-    no_point: dict[str, str]
-    low_M: np.ndarray
-    high_M: np.ndarray
-    crps_M: np.ndarray
+    point_M: dict[str, np.ndarray] = field(default_factory=dict)
+    no_point: dict[str, str] = field(default_factory=dict)
+    low_M: dict[str, np.ndarray] = field(default_factory=dict)
+    high_M: dict[str, np.ndarray] = field(default_factory=dict)
+    crps_M: dict[str, np.ndarray] = field(default_factory=dict)
+    calls: dict[str, CallScore] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One run, fitted up to `compute` and forecast from there. `later` is None where there is no answer."""
+    """One run, fitted up to `compute` and forecast from there. `later` is None where no method can answer."""
 
     source: str
     fraction: float
@@ -64,11 +73,11 @@ class Cut:
         columns = {
             "compute": later.compute_M.tolist(),
             "measured": later.pass_rate_M.tolist(),
-            "forecast": {name: point_M.tolist() for name, point_M in later.point_M.items()},
+            "forecast": _lists(later.point_M),
             "cannot_answer": dict(later.no_point),
-            "low": later.low_M.tolist(),
-            "high": later.high_M.tolist(),
-            "crps": later.crps_M.tolist(),
+            "low": _lists(later.low_M),
+            "high": _lists(later.high_M),
+            "crps": _lists(later.crps_M),
         }
         return {**row, "later": columns}
 
@@ -110,12 +119,13 @@ class Backtest:
     """The runs, each once."""
     dropped: tuple[str, ...]
     """Runs left out because their points are those of another that is counted."""
+    rivals: tuple[str, ...]
     cuts: tuple[Cut, ...] = field(repr=False)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that are scored: the fit itself, then its rivals."""
-        return (OURS, *RIVALS)
+        return (OURS, *self.rivals)
 
     def select(self, fraction: float | None = None, outcome: Outcome | None = None) -> tuple[Cut, ...]:
         """Return the cuts at a fraction, with an outcome; None stands for any."""
@@ -128,12 +138,11 @@ class Backtest:
     def point_score(
         self, method: str, fraction: float, outcome: Outcome | None = None, end: bool = False
     ) -> PointScore | None:
-        """Score a method (`OURS` or a name in `RIVALS`) at all later evaluations, or at the end alone.
+        """Score one of `methods` at all later evaluations, or at the end alone.
 
         None if no cut has its forecast.
         """
-        answered = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
-        parts = [later for later in answered if method in later.point_M]
+        parts = self.later("point_M", method, fraction, outcome)
         if not parts:
             return None
         weight_E = _weights(parts, end)
@@ -142,20 +151,26 @@ class Backtest:
         return PointScore(len(parts), _median(np.abs(error_E), weight_E), rms, float(weight_E @ error_E))
 
     def interval_score(
-        self, fraction: float, outcome: Outcome | None = None, end: bool = False
+        self, method: str, fraction: float, outcome: Outcome | None = None, end: bool = False
     ) -> IntervalScore | None:
-        """Score the prediction intervals at all later evaluations, or the end alone; None without any."""
-        answered = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
-        if not answered:
+        """Score a method's prediction intervals, as `point_score` its points; None where it has none."""
+        parts = self.later("crps_M", method, fraction, outcome)
+        if not parts:
             return None
-        weight_E = _weights(answered, end)
-        low_E, high_E, y_E, crps_E = (
-            np.concatenate([getattr(later, name) for later in answered])
-            for name in ("low_M", "high_M", "pass_rate_M", "crps_M")
+        weight_E = _weights(parts, end)
+        low_E, high_E, crps_E = (
+            np.concatenate([getattr(later, name)[method] for later in parts])
+            for name in ("low_M", "high_M", "crps_M")
         )
+        y_E = np.concatenate([later.pass_rate_M for later in parts])
         score_E = interval_score(low_E, high_E, y_E, self.level)
         values = covered(low_E, high_E, y_E), high_E - low_E, score_E, crps_E
-        return IntervalScore(len(answered), *(float(weight_E @ value_E) for value_E in values))
+        return IntervalScore(len(parts), *(float(weight_E @ value_E) for value_E in values))
+
+    def later(self, what: str, method: str, fraction: float, outcome: Outcome | None = None) -> list[Later]:
+        """Return what came after the cuts where a method has `what`, a field of `Later`."""
+        found = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
+        return [later for later in found if method in getattr(later, what)]
 
     def heads(self) -> list[str]:
         """Return a line or two on what was tested."""
@@ -182,8 +197,8 @@ class Backtest:
         ours, *rivals = self.methods
         wanted: list[tuple[str, str, Outcome | None]] = [(ours, ours, None)]
         # With one outcome alone the rows would repeat the line above.
-        if all(self.select(fraction, outcome) for outcome in _ANSWERED):
-            wanted.extend((f"  {outcome}", ours, outcome) for outcome in _ANSWERED)
+        if all(self.select(fraction, outcome) for outcome in ANSWERED):
+            wanted.extend((f"  {outcome}", ours, outcome) for outcome in ANSWERED)
         wanted.extend((name, name, None) for name in rivals)
         tables = []
         for end, title in ((False, "every later evaluation"), (True, "the end")):
@@ -192,8 +207,7 @@ class Backtest:
                 if point := self.point_score(method, fraction, outcome, end):
                     cells = [f"{point.runs}", f"{point.median_abs:.4f}", f"{point.rms:.4f}"]
                     cells.append(f"{point.bias:+.4f}")
-                    # Rivals are points: they have no interval to score.
-                    if method == ours and (found := self.interval_score(fraction, outcome, end)):
+                    if found := self.interval_score(method, fraction, outcome, end):
                         cells.append(f"{found.coverage:.3f}")
                         cells += [f"{value:.4f}" for value in (found.width, found.score, found.crps)]
                     rows.append((label, cells))
@@ -205,7 +219,7 @@ class Backtest:
         """Make a `pandas.DataFrame` with a row for every later evaluation of every cut; NaN without forecast.
 
         Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
-        `high` (the prediction interval), `crps`, and the forecast of each of `methods` under its name.
+        `high` (the fit's prediction interval), `crps`, and the forecast of each of `methods` under its name.
 
         Raises:
             InputError: pandas is not installed.
@@ -220,8 +234,9 @@ class Backtest:
             if (later := cut.later) is None:
                 rows.append(head)
                 continue
-            values = later.compute_M, later.pass_rate_M, later.low_M, later.high_M, later.crps_M
-            columns = dict(zip(of_later, values, strict=True)) | later.point_M
+            columns = {"compute": later.compute_M, "measured": later.pass_rate_M} | later.point_M
+            for name, of_method in (("low", later.low_M), ("high", later.high_M), ("crps", later.crps_M)):
+                columns |= {name: of_method[OURS]} if OURS in of_method else {}
             rows += [
                 head | {name: float(value_M[i]) for name, value_M in columns.items()}
                 for i in range(len(later.compute_M))
@@ -244,11 +259,14 @@ class Backtest:
 
     def _pooled(self, fraction: float) -> dict[str, Any]:
         def scores(end: bool, outcome: Outcome | None = None) -> dict[str, Any]:
-            interval = self.interval_score(fraction, outcome, end)
-            points = {name: self.point_score(name, fraction, outcome, end) for name in self.methods}
+            scores = {"errors": self.point_score, "intervals": self.interval_score}
+            of_methods = {
+                what: {name: score(name, fraction, outcome, end) for name in self.methods}
+                for what, score in scores.items()
+            }
             return {
-                "errors": {name: asdict(point) if point else None for name, point in points.items()},
-                "intervals": asdict(interval) if interval else None,
+                what: {name: asdict(one) if one else None for name, one in found.items()}
+                for what, found in of_methods.items()
             }
 
         return {
@@ -256,7 +274,7 @@ class Backtest:
             "outcomes": {outcome: len(self.select(fraction, outcome)) for outcome in _OUTCOMES},
             "later": scores(False),
             "end": scores(True),
-            "end_by_outcome": {outcome: scores(True, outcome) for outcome in _ANSWERED},
+            "end_by_outcome": {outcome: scores(True, outcome) for outcome in ANSWERED},
         }
 
     def __str__(self) -> str:
@@ -266,8 +284,8 @@ class Backtest:
             # Without their figures, which differ from run to run, the reasons are few.
             reasons: Counter[str] = Counter()
             # Cuts without an answer of our own first: `most_common` keeps the order of equal counts.
-            for cut in sorted(self.select(fraction), key=lambda cut: cut.later is not None):
-                missing = {"": cut.why} if cut.later is None else cut.later.no_point
+            for cut in sorted(self.select(fraction), key=lambda cut: cut.outcome in ANSWERED):
+                missing = cut.later.no_point if cut.outcome in ANSWERED and cut.later else {"": cut.why}
                 for name, why in missing.items():
                     reasons[f"{name} cannot answer: {why.split(': ', maxsplit=1)[0]}".lstrip()] += 1
             lines += ["", self.outcomes(fraction)]
@@ -276,6 +294,10 @@ class Backtest:
                 for label, cells in [(title, COLUMNS), *rows]:
                     lines.append(f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells))
         return "\n".join(lines)
+
+
+def _lists(of_method: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    return {name: value_M.tolist() for name, value_M in of_method.items()}
 
 
 def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:

@@ -27,7 +27,7 @@ def fit_last_value(points: Points) -> PointForecast:
     Raises:
         CannotAnswerError: there are no points.
     """
-    _require(points, points.compute_N, 1)
+    require(points, points.compute_N, 1)
     last = float(points.pass_rate_N[points.compute_N == points.compute_N.max()].mean())
     return lambda compute_N: np.full(np.shape(compute_N), last)
 
@@ -39,7 +39,7 @@ def fit_log_linear(points: Points) -> PointForecast:
         CannotAnswerError: fewer than two points at distinct compute above 0.
     """
     chosen = points.select(points.compute_N > 0)
-    _require(points, chosen.compute_N, 2)
+    require(points, chosen.compute_N, 2)
     log_c_N = np.log(chosen.compute_N)
     centred_N = log_c_N - log_c_N.mean()
     b = float(centred_N @ chosen.pass_rate_N / (centred_N @ centred_N))
@@ -56,7 +56,7 @@ def fit_power_law(points: Points) -> Curve:
         CannotAnswerError: fewer than three points at distinct compute above 0.
     """
     chosen = points.select(points.compute_N > 0)
-    _require(points, chosen.compute_N, 3)
+    require(points, chosen.compute_N, 3)
     return least_squares(make_sample(chosen, 0.0), POWER_LAW).curve
 
 
@@ -66,11 +66,12 @@ def fit_gompertz(points: Points, r0: float | None = None) -> Curve:
     Raises:
         CannotAnswerError: fewer points at distinct compute than parameters.
     """
-    _require(points, points.compute_N, 4 if r0 is None else 3)
+    require(points, points.compute_N, 4 if r0 is None else 3)
     return least_squares(make_sample(points, r0), Gompertz()).curve
 
 
-def _require(points: Points, compute_N: np.ndarray, least: int) -> None:
+def require(points: Points, compute_N: np.ndarray, least: int) -> None:
+    """Raise a CannotAnswerError unless there are `least` distinct values in `compute_N`, of these points."""
     n = len(np.unique(compute_N))
     if n < least:
         had = counted(n, "evaluation")

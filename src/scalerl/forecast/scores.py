@@ -1,12 +1,10 @@
 """Proper scores of probability forecasts, lower is better, in units of what is forecast (here, pass rate).
 
 Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA 102, 2007.
-Shapes: M outcomes, K weighted components.
+Shapes: M outcomes, Q quantiles.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -26,35 +24,17 @@ def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray,
     return high_M - low_M + 2.0 / (1.0 - level) * missed_M
 
 
-def distance(
-    mean_KM: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome_M: np.ndarray
-) -> np.ndarray:
-    """Return E|X - y| of M mixtures of normal distributions X and their outcomes y, shape (M,).
+def crps(value_QM: np.ndarray, outcome_M: np.ndarray) -> np.ndarray:
+    """Return the continuous ranked probability score of M forecasts, each by Q quantiles, shape (M,).
 
-    sum_i w_i a(y - m_i, s_i^2), where a(m, s^2) is the mean of |N(m, s^2)|; weights need not sum to 1, and an
-    sd may be 0. Less `half_spread` it is the continuous ranked probability score, the integral of
-    (F(z) - 1{z >= y})^2 over z with F the distribution function (Gneiting and Raftery 2007, equations 20 and
-    21; Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5).
+    `value_QM` are the quantiles at (i + 1/2) / Q, rising. The score is the integral of (F(z) - 1{z >= y})^2
+    over z with F the distribution function (Gneiting and Raftery 2007, equation 20), for F a step of 1 / Q at
+    every quantile: 2 / Q sum_i (q_i - y) (1{y < q_i} - (i + 1/2) / Q) (Laio and Tamea, HESS 11, 2007).
     """
-    apart_KM = _mean_abs(outcome_M - mean_KM, np.broadcast_to(np.asarray(sd_K)[:, None], mean_KM.shape))
-    return np.asarray(weight_K) / np.sum(weight_K) @ apart_KM
+    at_Q1 = levels(len(value_QM))[:, None]
+    return 2.0 * np.mean((value_QM - outcome_M) * ((outcome_M < value_QM) - at_Q1), axis=0)
 
 
-def half_spread(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray) -> float:
-    """Return E|X - X'| / 2 of a mixture: sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2. It costs K^2."""
-    weight_K = np.asarray(weight_K) / np.sum(weight_K)
-    # Half of the pairs, as each costs an error function in Python.
-    i, j = np.triu_indices(len(weight_K))
-    pairs = _mean_abs(mean_K[i] - mean_K[j], np.hypot(sd_K[i], sd_K[j]))
-    twice = np.where(i == j, 1.0, 2.0)  # every pair of different components stands for two
-    return float(np.sum(twice * weight_K[i] * weight_K[j] * pairs)) / 2
-
-
-_erf = np.vectorize(math.erf, otypes=[float])
-
-
-def _mean_abs(mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """Return E|N(mean, sd^2)| = m (2 Phi(m / s) - 1) + 2 s phi(m / s)."""
-    z = np.divide(mean, sd, out=np.full(np.shape(mean), np.inf), where=sd > 0)
-    folded = mean * _erf(z / math.sqrt(2.0)) + sd * math.sqrt(2.0 / math.pi) * np.exp(-0.5 * z * z)
-    return np.where(sd > 0, folded, np.abs(mean))
+def levels(n: int) -> np.ndarray:
+    """Return the probabilities (i + 1/2) / n, of which `crps` takes the quantiles, (n,)."""
+    return (np.arange(n) + 0.5) / n

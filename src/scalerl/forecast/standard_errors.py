@@ -54,8 +54,9 @@ def standard_errors(
     if degrees < 1:
         raise CannotAnswerError(f"{sample.n_points} points leave nothing to estimate {len(free)} errors from")
     sd = math.sqrt(best.rss / degrees)
-    half = _observed(sample, best.curve)
-    if hessian == "gauss_newton":
+    if hessian == "observed":
+        half = _observed(sample, best.curve)
+    else:
         jacobian_N4 = best.curve.jacobian(sample.log_c_N)
         half = jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
     half = half[np.ix_(free, free)]
