@@ -18,6 +18,7 @@ from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.forecast.backtest_result import OURS
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.freeze import freeze
+from scalerl.forecast.rivals import BANK_RIVALS
 from scalerl.forecast.sides import quantities
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.verdict import judge_study
@@ -27,7 +28,7 @@ SECTIONS = dict(
     re.findall(r"^## (scalerl .*?)\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text(), re.S | re.M)
 )
 NAMES: dict[str, str] = {family.name: "FAMILY" for family in FAMILIES} | dict.fromkeys(
-    (OURS, *RIVALS), "METHOD"
+    (OURS, *RIVALS, *BANK_RIVALS), "METHOD"
 )
 
 
@@ -151,6 +152,8 @@ def test_every_key_of_a_report(tables, tmp_path, capsys):
 
 def test_every_key_of_backtest(tables, capsys):
     check("scalerl backtest", printed(capsys, "backtest", tables[0], "--at", "1/4,1/2", "--json"))
+    bank = printed(capsys, "backtest", "--bank", str(Path(tables[0]).parent), "--at", "1/8,1/4", "--json")
+    check("scalerl backtest", bank)
 
 
 def test_every_key_of_watch(tmp_path, capsys):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._arguments import examples
 from scalerl.cli._data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.cli._text import print_json, print_warnings
-from scalerl.errors import CannotAnswerError
+from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
     from scalerl.forecast.backtest_result import Backtest
@@ -26,43 +27,58 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
   scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
   scalerl backtest log.csv --at 1/4,1/2 --json                  # and every cut
+  scalerl backtest --bank runs                                  # all runs and tables in a folder, by method
 """),
     )
     test.add_argument(
-        "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders, tables and logs, as for fit"
+        "runs_or_files", metavar="RUN|FILE", nargs="*", help="run folders, tables and logs, as for fit"
+    )
+    test.add_argument(
+        "--bank",
+        metavar="FOLDER",
+        help="every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
     )
     add_data_arguments(test)
     test.add_argument(
         "--at",
         type=_fractions,
-        default=(1 / 8, 1 / 4, 1 / 2, 3 / 4),
         metavar="F1,F2",
-        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4)",
+        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4; of a bank 1/4,1/2,3/4)",
     )
     test.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Fit every cut of every run, and print the scores or the JSON."""
+    if bool(args.runs_or_files) == bool(args.bank):
+        raise InputError("give runs and files, or --bank FOLDER for all that are in a folder")
     from scalerl.forecast.backtest import backtest
+    from scalerl.forecast.bank import Bank
+    from scalerl.forecast.rivals import BANK_RIVALS, POINT_RIVALS
 
-    found, unread = read_each(args.runs_or_files, args, once=False)
+    paths = _in_folder(Path(args.bank)) if args.bank else args.runs_or_files
+    found, unread = read_each(paths, args, once=False)
     runs = [data for of_path in found.values() for data in of_path]
     far = settle_amounts(args, runs)
     test = backtest(
         [run.points for run in runs],
-        fractions=args.at,
+        fractions=args.at or ((1 / 4, 1 / 2, 3 / 4) if args.bank else (1 / 8, 1 / 4, 1 / 2, 3 / 4)),
         level=args.level,
         **fit_options(args),
+        rivals=BANK_RIVALS if args.bank else POINT_RIVALS,
         watch=_progress if sys.stderr.isatty() else None,
     )
     frozen = _frozen([run.record for run in runs if run.record is not None], test)
+    bank = Bank(test) if args.bank else None
     if args.json:
-        print_json({**test.to_json(), "frozen": frozen, "unread": [one.to_json() for one in unread]})
+        rows = bank.to_json() if bank else None
+        print_json(
+            {**test.to_json(), "bank": rows, "frozen": frozen, "unread": [one.to_json() for one in unread]}
+        )
     else:
         print_warnings([*unread, *far])
         print_warnings(warning for run in runs for warning in run.points.warnings)
-        print(test)
+        print(bank or test)
         if frozen:
             print(
                 f"\nfrozen while the runs were made: {frozen['judged']} forecasts whose compute was reached, "
@@ -71,6 +87,30 @@ def run(args: argparse.Namespace) -> None:
     if all(cut.outcome == "cannot answer" for cut in test.cuts):
         last = test.cuts[-1]
         raise CannotAnswerError(f"{last.source}: no cut can be forecast; of the last one: {last.why}")
+
+
+def _in_folder(folder: Path) -> list[str]:
+    """Return the files and folders in a folder, but for those with hidden names.
+
+    Raises:
+        InputError: it is no folder, is a run itself, is empty, or has too much in it.
+    """
+    from scalerl import limits
+    from scalerl.files import reading
+    from scalerl.record.folder import holds_run
+
+    with reading(folder):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; --bank needs one with runs, tables or logs in it")
+        if holds_run(folder):
+            raise InputError(f"{folder}: a run, not a folder of runs: leave out --bank")
+        shown = [child for child in folder.iterdir() if not child.name.startswith(".")]
+        # A pipe in it would be waited for, as one that is named as a file is.
+        names = sorted(child.name for child in shown if child.is_dir() or child.is_file())
+    if not names:
+        raise InputError(f"{folder}: there is nothing in it; --bank needs runs, tables or logs")
+    limits.RUNS.check(len(names), folder)
+    return [str(folder / name) for name in names]
 
 
 def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:

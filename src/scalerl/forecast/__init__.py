@@ -2,6 +2,7 @@
 
     compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
+    bank.py       the same by method, over a folder of runs; the methods with intervals are in rivals.py
     online.py     forecasts inside a training loop
     freeze.py     makes the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
