@@ -71,3 +71,18 @@ def test_without_a_gpu_that_is_said_in_a_line(script):
     done = subprocess.run([sys.executable, str(BENCHMARKS / script)], capture_output=True, text=True, env=env)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("needs a CUDA device; --tiny runs anywhere")
+
+
+def test_a_small_bank_is_scored_by_eleven_methods():
+    pytest.importorskip("scipy")
+    command = [sys.executable, str(BENCHMARKS / "bank.py"), "--runs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    part = done.stdout.partition("first 3/4 of the compute")[2].splitlines()
+    rows = {line[:30].strip(): line[30:].split() for line in part[3:14]}
+    assert len(rows) == 11
+    for runs, error, inside, width, score, *_ in rows.values():
+        assert runs in ("2/3", "3/3")
+        assert 0 <= float(error) < 1
+        assert 0 <= float(inside) <= 1
+        assert 0 < float(width) <= float(score) + 1e-4
