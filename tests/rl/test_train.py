@@ -289,7 +289,7 @@ def test_an_evaluation_process_that_is_killed_at_eight_moments_costs_nothing(rec
         if progress.step % 3 == 2 and not progress.evaluated and (delay := next(delays, None)) is not None:
             threads.append(threading.Timer(delay, kill))
             threads[-1].start()
-            time.sleep(4)  # the processes are slower to start than this run to train
+            time.sleep(7)  # a process takes longer to start than this run to train
 
     record = train(recipe, tmp_path / "run", model, progress=watch, forecaster=freeze)
     for thread in threads:

@@ -239,10 +239,10 @@ def there(tmp_path_factory):
     folder = tmp_path_factory.mktemp("there")
     rows = [
         {"prompt": f"{x} + {y} =", "answer": str((x + y) % 10), "id": f"{x}{y}"}
-        for x in range(3)
+        for x in range(4)
         for y in (1, 2)
     ]
-    for name, part in (("prompts", rows), ("heldout", rows[:2])):
+    for name, part in (("prompts", rows[:6]), ("heldout", rows[6:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     (folder / "judge.py").write_text("def judge(prompt, text):\n    return len(text) % 2 == 0\n")
     return folder
@@ -326,4 +326,4 @@ def test_a_thousand_recipes(model, there, monkeypatch):
     look()
     print(dict(found))
     assert found["refused"] > 100
-    assert found["ran three steps"] > 300
+    assert found["ran three steps"] > 250
