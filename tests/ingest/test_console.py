@@ -176,9 +176,9 @@ def test_compressed_and_empty_files_are_told_so(tmp_path, name):
         path.write_bytes(gzip.compress(VERL.encode()))
     told = "compressed (zip): decompress it first (unzip FILE)"
     told = told if name.endswith(".zip") else "compressed (gzip): decompress it first (gunzip -c FILE > LOG)"
-    for options in ({}, {"format": "console"}, {"format": "jsonl"}):
+    for format in (None, "console", "jsonl"):
         with pytest.raises(InputError) as error:
-            load_run(path, **options)
+            load_run(path, format=format)
         assert str(error.value) == f"{path}: {told}"
 
 
