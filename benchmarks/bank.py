@@ -28,10 +28,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, Weibull
 from scalerl.curve.least_squares import least_squares
@@ -46,6 +47,7 @@ from scalerl.forecast.rivals import BANK_RIVALS, Predicted, Rival, Seen, normal
 from scalerl.ingest.load import read_all
 from scalerl.ingest.options import ReadOptions
 
+optimize: Any = import_module("scipy.optimize")  # by name, as the tests do without SciPy
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("log-logistic", "Weibull", "A = 1", "two speeds", "delayed start", "decline", "flat")
 _DRAWS, _STARTS = 400, 2
