@@ -78,7 +78,7 @@ def test_seconds_are_those_of_all_devices(recipe, model, run, tmp_path):
     apart = from_dict(
         recipe.to_dict()
         | {"placement": {"kind": "local", "generators": 2}}
-        | {"budget": {"kind": "steps", "amount": 8}, "evaluation": {"count": 8, "samples": 40}}
+        | {"budget": {"kind": "steps", "amount": 12}, "evaluation": {"count": 12, "samples": 40}}
     )
     rows = lines(train(apart, tmp_path / "apart", model, evaluate_aside=False).path / "steps.jsonl")
     first, last = rows[0], rows[-1]
@@ -86,7 +86,9 @@ def test_seconds_are_those_of_all_devices(recipe, model, run, tmp_path):
     trained = last["wall_seconds"] - first["wall_seconds"]
     assert trained < 0.7 * passed  # it has evaluated for the rest
     held = [row["device_seconds"]["generate"] + row["idle_seconds"]["generate"] for row in (first, last)]
-    assert held[1] - held[0] == pytest.approx(2 * passed, rel=0.05)
+    # A generator's seconds are those of its last report, a part of a second ago; without evaluations they
+    # would be below 1.4 times what has passed.
+    assert 1.6 * passed < held[1] - held[0] < 2.1 * passed
     spent = last["device_seconds"]
     assert spent["generate"] + spent["train"] + spent["idle"] == pytest.approx(held[1] + last["wall_seconds"])
 
