@@ -79,7 +79,8 @@ def own(served, base_weights, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(own):
     """Where it is, and its key."""
-    return SimpleNamespace(socket=own._folder / "0.sock", key=own._key)
+    key = own._servers[0].client._http.headers["Authorization"].removeprefix("Bearer ")
+    return SimpleNamespace(socket=own._folder / "0.sock", key=key)
 
 
 @contextmanager
@@ -233,7 +234,7 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         generator.close()
 
 
-def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own):
+def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own, server):
     (pid,) = own.pids
     members = members_of(pid)
     assert len(members) >= 3  # the server, its engine, a worker
@@ -242,7 +243,7 @@ def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(o
         assert b"VLLM_API_KEY" not in Path(f"/proc/{member}/cmdline").read_bytes()
         for fd in Path(f"/proc/{member}/fd").iterdir():
             inodes.add(str(fd.readlink()))
-    key = own._key.encode()
+    key = server.key.encode()
     assert not any(key in Path(f"/proc/{member}/cmdline").read_bytes() for member in members)
     assert key in Path(f"/proc/{pid}/environ").read_bytes()
     assert listening(inodes) <= {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
