@@ -51,10 +51,11 @@ class Mark(logging.Handler):
             self.file.touch()
 
 
-def function(checkpoints=True, fails=None, after=""):
+def function(checkpoints=True, fails=None, signals=""):
     """A function that reports a simulated trial, and goes on from its checkpoint if it has one.
 
-    The trial whose ceiling is `fails` waits before its last report until there is a file `after`, and raises.
+    The trial whose ceiling is `fails` makes the file "reported" in the folder `signals` after 28 reports,
+    waits until there is a file "paused", and raises. The others begin when there is "reported".
     """
 
     def train(config):
@@ -65,6 +66,14 @@ def function(checkpoints=True, fails=None, after=""):
 
         from ray import tune
 
+        def wait(file):
+            for _ in range(4800):  # four minutes
+                if file.exists():
+                    break
+                time.sleep(0.05)
+
+        if fails and config["ceiling"] != fails:
+            wait(Path(signals) / "reported")
         start = tune.get_checkpoint()
         step = 0
         if start:
@@ -77,10 +86,8 @@ def function(checkpoints=True, fails=None, after=""):
             pass_rate = 0.3 + (config["ceiling"] - 0.3) / (1 + (25 / compute) ** 2) + noise
             row = {"pass_rate": pass_rate, "compute": compute}
             if config["ceiling"] == fails and step == 29:
-                for _ in range(4800):  # four minutes
-                    if Path(after).exists():
-                        break
-                    time.sleep(0.05)
+                (Path(signals) / "reported").touch()
+                wait(Path(signals) / "paused")
                 raise RuntimeError("a trial that fails")
             if not checkpoints:
                 tune.report(row)
@@ -156,9 +163,8 @@ def test_paused_trials_go_on_where_they_were_when_nothing_else_waits(tmp_path, s
 
 def test_when_the_best_fails_what_it_beat_goes_on(tmp_path, said):
     scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
-    paused = tmp_path / "paused"
-    logging.getLogger(LOGGER).addHandler(mark := Mark(paused))
-    train = function(fails=0.70, after=str(paused))
+    logging.getLogger(LOGGER).addHandler(mark := Mark(tmp_path / "paused"))
+    train = function(fails=0.70, signals=str(tmp_path))
     ends = sweep(tmp_path / "tune", scheduler, train, (0.70, 0.45), cpus=1, errors=1)
     logging.getLogger(LOGGER).removeHandler(mark)
     assert said() == ["00001 is paused", "00001 is resumed"]
