@@ -80,12 +80,13 @@ class Bank:
         return [
             {
                 "fraction": fraction,
-                "identified": self.missed(fraction)[0],
-                "identified_missed": self.missed(fraction)[1],
+                "identified": identified,
+                "identified_missed": missed,
                 "rows": [_json(row) for row in self.rows(fraction)],
                 "answered": [_json(row) for row in self.rows(fraction, answered=True)],
             }
             for fraction in self.test.fractions
+            for identified, missed in [self.missed(fraction)]
         ]
 
     def __str__(self) -> str:
