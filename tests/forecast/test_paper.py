@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit, paper_fit_of
+from scalerl.record.metric import Metric
 
 # (C_mid, B, A, end of the fitted range in GPU-hours): table 1 and the leave-one-out column with A free of
 # arXiv 2510.13786. Its MoE row (4242, 1.65, .710) lies on neither grid and does not fit its own figure.
@@ -110,8 +112,10 @@ def test_r0_is_measured_at_compute_0_or_asked_for():
         paper_fit(points, 0.9)
     with pytest.raises(CannotAnswerError, match=r"1 evaluation .* at least 3"):
         paper_fit(points, 0.40, min_compute=7900)
-    with pytest.raises(CannotAnswerError, match="does not rise"):
+    with pytest.raises(CannotAnswerError, match="the pass rate does not rise"):
         paper_fit(points, 0.62)
+    with pytest.raises(CannotAnswerError, match="'eval/acc' does not rise"):
+        paper_fit(replace(points, metric=Metric.of_column("eval/acc")), 0.62)
 
 
 @pytest.mark.parametrize(

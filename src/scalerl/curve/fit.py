@@ -22,7 +22,6 @@ from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.curve.solver import TOLERANCE
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
-from scalerl.record.metric import GIVEN
 from scalerl.record.reader import RunRecord
 
 LITTLE_WEIGHT = 0.05
@@ -228,11 +227,9 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
         apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
         scatter = math.sqrt(float(np.mean(apart_N**2)) / 1.5)
         what, noise = "falls", f"scatter of neighbours {scatter:.3f}"
-    name = points.metric.name
-    subject = "the pass rate" if name == GIVEN.name else f"'{name}'"
     raise CannotAnswerError(
-        f"{points.source}: {subject} {what} from {first:.3f} (start) to {last:.3f} (last third; "
-        f"{noise}), so there is no saturating curve to fit"
+        f"{points.source}: {points.metric.subject} {what} from {first:.3f} (start) to {last:.3f} "
+        f"(last third; {noise}), so there is no saturating curve to fit"
     )
 
 

@@ -149,8 +149,8 @@ def paper_fit(
     last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
     if last_N.mean() <= r0:
         raise CannotAnswerError(
-            f"{points.source}: the pass rate does not rise: from {r0:.3f} (R_0) to {last_N.mean():.3f} "
-            "(last third)"
+            f"{points.source}: {points.metric.subject} does not rise: from {r0:.3f} (R_0) to "
+            f"{last_N.mean():.3f} (last third)"
         )
     left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
     curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))

@@ -99,6 +99,11 @@ class Metric:
         return names[0] == names[1] and self.kind == other.kind and same_set
 
     @property
+    def subject(self) -> str:
+        """The subject of a sentence about its values: `the pass rate`, or another name in quotes."""
+        return "the pass rate" if self.name == GIVEN.name else f"'{self.name}'"
+
+    @property
     def split(self) -> Literal["held-out", "training"]:
         """The prompts: held out, or those of training."""
         return "training" if self.kind == "training reward" else "held-out"
