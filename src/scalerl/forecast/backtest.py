@@ -123,7 +123,7 @@ def _cut(
         result, outcome, why = None, "cannot answer", _reason(error, early)
         n_fitted = len(early)
     else:
-        # Forecast all the same: how good answers are that nobody should act on is scored apart.
+        # An unidentified fit forecasts as well: its answers, which no decision should use, are scored apart.
         outcome, why, n_fitted = "forecast" if result.identified else "too early", result.why, result.n_points
     chosen = early.select(early.kept_from(min_compute) & ((r0 is None) | (early.compute_N > 0)))
     known = chosen.select(np.lexsort((chosen.pass_rate_N, chosen.compute_N)))
