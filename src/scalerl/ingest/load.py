@@ -20,9 +20,10 @@ from scalerl.ingest.logs.log import Log
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_held_out_share, known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
+from scalerl.record.metric import is_held_out_share
 from scalerl.record.reader import RunRecord
 
 _MOST_FILES = 50

@@ -15,13 +15,19 @@ Kind = Literal["pass rate", "reward in [0, 1]", "reward", "training reward"]
 mean reward on another scale, which is fitted only as a share of a highest one that is named; and what is
 measured on the prompts of training."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_RIGHT = (
+    r"acc(?:uracy)?|correct(?:ness)?|passed|pass_?rate|pass(?:@|_at_|_)1|solved?|solve_?rate|success|"
+    r"exact_?match"
+)
 _CORRECTNESS = re.compile(
-    r"(?:^|[/_.\-@ ])(?:acc|accuracy|correct|correctness|pass(?!(?:@|\^|_at_|_)[\dk])|"
-    r"passed|pass_?rate|pass(?:@|_at_|_)1|solved?|solve_?rate|success|success_rate|exact_?match|right)"
-    r"(?=[/_.\-@ ]|$)",
+    rf"(?:^|[/_.\-@ ])(?:{_RIGHT}|pass(?!(?:@|\^|_at_|_)[\dk])|right)(?=[/_.\-@ ]|$)", re.IGNORECASE
+)
+_SHARE_OF_RIGHT = re.compile(
+    rf"(?:^|[/_.\-@ ])(?:{_RIGHT}|success_?rate)"
+    r"(?:[/_.\- ](?:mean|avg|rate|percent|pct|%))?(?:(?:@|_at_)\d+)?$",
     re.IGNORECASE,
 )
-
+_OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr", re.IGNORECASE)
 _TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)|rewards?/", re.IGNORECASE)
 _REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
 _SCORE = re.compile(r"(?:^|[/_.\-@ ])scores?(?=[/_.\-@ ]|$)", re.IGNORECASE)
@@ -41,6 +47,13 @@ def is_named_for_correctness(name: str) -> bool:
 def is_of_evaluation(name: str) -> bool:
     """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
     return _EVALUATION.search(name) is not None
+
+
+@functools.lru_cache(2**16)
+def is_held_out_share(name: str) -> bool:
+    """Whether a metric that no trainer is known to log is, by its name, a held-out share of right answers."""
+    is_share = _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
+    return is_share and is_of_evaluation(name)
 
 
 def kind_of(name: str) -> Kind:

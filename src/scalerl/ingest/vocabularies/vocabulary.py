@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from scalerl.record.metric import is_of_evaluation
-
 _PLAIN_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
 """slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
 PREFIXES = ("", "train/", "global/", "rollout/")
@@ -120,22 +118,6 @@ ROLES = tuple(
 def is_like(name: str, pattern: str) -> bool:
     """Whether a metric has a name of this pattern, or that after a tracker's prefix."""
     return _compiled(pattern).fullmatch(name) is not None
-
-
-_SHARE_OF_RIGHT = re.compile(
-    r"(?:^|[/_.\-@ ])(?:acc|accuracy|correct|correctness|passed|pass_?rate|pass(?:@|_at_|_)1|solved?|"
-    r"solve_?rate|success|success_?rate|exact_?match)"
-    r"(?:[/_.\- ](?:mean|avg|rate|percent|pct|%))?(?:(?:@|_at_)\d+)?$",
-    re.IGNORECASE,
-)
-_OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr", re.IGNORECASE)
-
-
-@functools.lru_cache(2**16)
-def is_held_out_share(name: str) -> bool:
-    """Whether a metric that no trainer is known to log is, by its name, a held-out share of right answers."""
-    is_share = _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
-    return is_share and is_of_evaluation(name)
 
 
 @functools.cache
