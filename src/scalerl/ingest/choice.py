@@ -85,18 +85,14 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
         if not usable:
             raise InputError(f"{log.source}: {found[0].why_not}")
         usable = [one for one in usable if one.kind == "pass rate"] or usable
-        chosen, others = _largest(usable), [one.name for one in found]
-        if len(usable) > 1:
-            warnings.append(_one_of(chosen, usable, asked))
+        chosen = _largest(usable, asked, warnings)
     else:
         chosen = _unasked(log, vocabulary, found, asked, warnings)
-        others = [one.name for one in found]
     if chosen.how:
         warnings.append(chosen.how)
     is_named = asked.metric is not None and len(found) == 1
-    return Chosen(
-        chosen.metric(others, is_named), chosen.series, chosen.rate_N, (chosen.name,), tuple(warnings)
-    )
+    metric = chosen.metric([one.name for one in found], is_named)
+    return Chosen(metric, chosen.series, chosen.rate_N, (chosen.name,), tuple(warnings))
 
 
 def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:
@@ -189,9 +185,7 @@ def _unasked(
         raise InputError(f"{log.source}: {_nothing_held_out(log, vocabulary, asked)}")
     rates = [one for one in found if one.kind == "pass rate"]
     if usable := [one for one in rates if not one.why_not]:
-        chosen = _largest(usable)
-        if len(usable) > 1:
-            warnings.append(_one_of(chosen, usable, asked))
+        chosen = _largest(usable, asked, warnings)
         if chosen.name not in vocabulary.held_out([chosen.name]):
             warnings.append(
                 f"'{chosen.name}' is taken for a held-out pass rate by its name alone, which no trainer is "
@@ -204,9 +198,7 @@ def _unasked(
     usable = [one for one in parts or found if not one.why_not]
     if not usable:
         raise InputError(f"{log.source}: {_refusal(found, found[:1], asked)}")
-    chosen = _largest(usable)
-    if len(usable) > 1:
-        warnings.append(_one_of(chosen, usable, asked))
+    chosen = _largest(usable, asked, warnings)
     others = [one.name for one in found if one.name != chosen.name]
     beside = f"; others are {listed(others)}" if others else ""
     warnings.append(
@@ -242,18 +234,16 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     return f"{hint}no metric here is a known pass rate or reward; {left_out}{choices}"
 
 
-def _largest(found: Sequence[Candidate]) -> Candidate:
-    """Return the candidate with most prompts, or evaluations where the prompts are not known."""
-    return max(found, key=lambda one: (one.n_prompts, one.n_made))  # the first of several
-
-
-def _one_of(chosen: Candidate, found: Sequence[Candidate], asked: ReadOptions) -> str:
-    by = "that with most prompts" if chosen.n_prompts else "the first, as the prompts of none are known,"
-    others = listed([one.name for one in found if one is not chosen])
-    return (
-        f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.option} NAME takes another "
-        f"of {others}"
-    )
+def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]) -> Candidate:
+    """Return the candidate with most prompts, or evaluations where no prompts are known; warn of others."""
+    chosen = max(found, key=lambda one: (one.n_prompts, one.n_made))  # the first of several
+    if others := [one.name for one in found if one is not chosen]:
+        by = "that with most prompts" if chosen.n_prompts else "the first, as the prompts of none are known,"
+        warnings.append(
+            f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.option} NAME takes "
+            f"another of {listed(others)}"
+        )
+    return chosen
 
 
 def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
