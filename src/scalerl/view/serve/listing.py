@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.files import check_input
-from scalerl.ingest.formats.console.reader import has_rows
+from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
 from scalerl.ingest.formats.format import formats
 from scalerl.ingest.formats.lines import HEAD
 
@@ -28,8 +28,7 @@ _SETTLED = 2.0
 """Seconds for which a folder must not have changed before its list is kept: the coarsest clock in use."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
-_TEXTS = (".log", ".out", ".err", ".txt")
-_SUFFIXES = (".jsonl", ".csv", ".db", ".parquet", *_TEXTS)
+_SUFFIXES = (".jsonl", ".csv", ".db", ".parquet", *CONSOLE_SUFFIXES)
 """Of files that may be logs."""
 _JSONL, _PROCESSES = "metrics.jsonl", ("trainer", "orchestrator")
 """What prime-rl writes: in the folder of a run, or in those of its processes in there."""
@@ -261,7 +260,7 @@ def _recognised(path: Path) -> str:
     check_input(path)
     for one in formats():
         is_console = one.name == "console"
-        if (path.suffix in _TEXTS and has_rows(path, HEAD)) if is_console else one.recognises(path):
+        if (path.suffix in CONSOLE_SUFFIXES and has_rows(path, HEAD)) if is_console else one.recognises(path):
             return one.name
     return ""
 

@@ -27,8 +27,7 @@ _HEAD = 2**24
 """Bytes in which the first row is looked for: models and engines print much before that."""
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """Suffixes of what is no console, whatever texts are in its cells."""
-_TEXTS = (".log", ".out", ".err", ".txt")
-"""Suffixes of consoles."""
+CONSOLE_SUFFIXES = (".log", ".out", ".err", ".txt")
 
 
 class _Rows:
@@ -64,7 +63,7 @@ def recognises(path: Path) -> bool:
         return False
     if has_rows(path, _HEAD):
         return True
-    is_console = path.suffix.lower() in _TEXTS or console_of(first_bytes(path, _HEAD)) is not None
+    is_console = path.suffix.lower() in CONSOLE_SUFFIXES or console_of(first_bytes(path, _HEAD)) is not None
     return is_console and not _is_table(start)
 
 
