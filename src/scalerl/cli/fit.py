@@ -146,14 +146,15 @@ def _each(args: argparse.Namespace) -> None:
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
     refused: list[str] = []
-    rows: list[list[str]] = [["metric", "points", "ceiling A", "identified", *asked]]
+    header = ["metric", "points", "ceiling A", "identified", *asked]
+    rows: list[list[str]] = []
     for data in found:
         name = data.points.metric
         try:
             result = fit(data.points, **options)
         except CannotAnswerError as error:
             short = re.split(r"[:;(]", str(error).removeprefix(f"{data.points.source}: "))[0].strip()
-            rows.append([str(name), f"{len(data.points)}", f"none: {short}", *([""] * (len(rows[0]) - 3))])
+            rows.append([str(name), f"{len(data.points)}", f"none: {short}", *([""] * (len(header) - 3))])
             refused.append(f"{name.name}: {error}")
             answers.append({"metric": name.to_json(), "error": str(error)})
             continue
@@ -168,9 +169,7 @@ def _each(args: argparse.Namespace) -> None:
         print_json({"each": answers, "unread": unread, "warnings": warnings}, indent=None)
         return
     print_warnings([*map(str, found[0].unread), *refused, *warnings])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows, header)
 
 
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
