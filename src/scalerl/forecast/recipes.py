@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from scalerl.errors import InputError, printable
-from scalerl.record.reader import UNTRAINED, RunRecord, name_of_path
+from scalerl.record.folder import name_of_path
+from scalerl.record.reader import UNTRAINED, RunRecord
 
 Run = TypeVar("Run")
 

@@ -4,7 +4,7 @@ check_unused, check_writable    refuse a place before anything is started
 RunFolder.claim                 lock it: before its first read, until the end
 RunFolder.here                  where it is now
 RunFolder.set_apart             keep what a run has left there in before-N/, for a run that begins anew
-holds_run, runs_below           what is a run folder, for those that read
+holds_run, runs_below           what is a run folder, for those that read; name_of_path names it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WriteError, printable
 from scalerl.files import is_aside, lock, reading, sync
 from scalerl.jsonl import read_object
 
@@ -37,6 +37,8 @@ _SERVER_LOG = re.compile(r"vllm-\d+\.log")
 _BEFORE = re.compile(r"before-(\d+)")
 _MOVING = ".before.part"
 """What is set apart is collected there, until it is all there."""
+_GENERIC = ("run", "log", "output", "train", "metrics", "console", "stdout")
+"""Names of files that tell no run from another."""
 
 
 class RunFolder:
@@ -274,6 +276,19 @@ def _has_begun(path: Path) -> bool:
         return file.is_file() and "schema" in read_object(file)
     except InputError:
         return False
+
+
+def name_of_path(path: str | Path) -> str:
+    """Return a printable name for a folder or a file, without the suffix of a file.
+
+    A file that is called as all logs are, `run.log` or `metrics.jsonl`, has the name of its folder.
+    """
+    path = Path(path)
+    if not path.name:  # as that of `.`
+        path = path.resolve()
+    if path.stem.lower() in _GENERIC and not path.is_dir():
+        path = path.absolute().parent
+    return printable((path.name if path.is_dir() else path.stem) or str(path))
 
 
 def why_no_run(path: Path) -> str:

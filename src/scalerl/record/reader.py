@@ -20,7 +20,7 @@ from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 from scalerl.record.alarms import Alarm, read_alarms
-from scalerl.record.folder import why_no_run
+from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
 SCHEMA = 1
@@ -338,23 +338,6 @@ def unit_of(axis: str) -> str:
     """Return the unit of an axis, as it stands after an amount; that of a column is its name."""
     units = {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}
     return (units | {"tokens_processed": "processed tokens"}).get(axis, axis)
-
-
-_GENERIC = ("run", "log", "output", "train", "metrics", "console", "stdout")
-"""Names of files that tell no run from another."""
-
-
-def name_of_path(path: str | Path) -> str:
-    """Return a printable name for a folder or a file, without the suffix of a file.
-
-    A file that is called as all logs are, `run.log` or `metrics.jsonl`, has the name of its folder.
-    """
-    path = Path(path)
-    if not path.name:  # as that of `.`
-        path = path.resolve()
-    if path.stem.lower() in _GENERIC and not path.is_dir():
-        path = path.absolute().parent
-    return printable((path.name if path.is_dir() else path.stem) or str(path))
 
 
 def final_folder(run: Path) -> Path:

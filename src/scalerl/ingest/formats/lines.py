@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.jsonl import check_not_compressed, check_not_utf16, parse_lines
-from scalerl.record.reader import name_of_path
+from scalerl.record.folder import name_of_path
 
 HEAD = 2**20
 """Bytes by which a file is recognised."""
