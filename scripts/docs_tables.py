@@ -65,9 +65,9 @@ def code(names: Iterable[str]) -> str:
 
 def metrics(trainer: str) -> str:
     """What is taken for what in the logs of one trainer."""
-    from scalerl.ingest.vocabularies import VOCABULARIES
+    from scalerl.ingest.vocabularies import BY_TRAINER
 
-    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    vocabulary = BY_TRAINER[trainer]
     rows = [
         (meaning, code(getattr(vocabulary, role)))
         for role, meaning in MEANINGS.items()

@@ -15,10 +15,9 @@ from scalerl.ingest.load import run_of
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import as_share, n_samples, prompts_of
-from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies import BY_TRAINER, VOCABULARIES
 from scalerl.record.metric import is_named_for_correctness, kind_of
 
-BY_NAME = {one.trainer: one for one in VOCABULARIES}
 STEPS = np.arange(0, 400, 20)
 RIGHT = 0.1 + 0.35 / (1 + (60 / np.maximum(STEPS, 1e-9)) ** 1.5)
 
@@ -305,7 +304,7 @@ SCALES = st.tuples(st.floats(-12, 12), st.floats(0, 120))
 @settings(max_examples=300, deadline=None)
 @given(
     st.dictionaries(NAMES, SCALES, min_size=1, max_size=5),
-    st.sampled_from(["", *BY_NAME]),
+    st.sampled_from(["", *BY_TRAINER]),
     st.none() | NAMES,
 )
 def test_no_verdict_from_a_metric_that_leaves_0_to_1_and_none_without_its_name(metrics, trainer, named):
@@ -334,9 +333,9 @@ def test_no_verdict_from_a_metric_that_leaves_0_to_1_and_none_without_its_name(m
         assert found.verdict(0.5, 1000) == "training reward"
 
 
-@pytest.mark.parametrize("trainer", BY_NAME)
+@pytest.mark.parametrize("trainer", BY_TRAINER)
 def test_every_held_out_name_of_a_trainer_has_a_kind(trainer):
-    vocabulary = BY_NAME[trainer]
+    vocabulary = BY_TRAINER[trainer]
     for role, kinds in (("pass_rate", {"pass rate"}), ("eval_reward", {"reward in [0, 1]", "pass rate"})):
         for pattern in getattr(vocabulary, role):
             name = pattern.replace("{set}", "s").replace("<set>", "s").replace("*", "4")

@@ -21,7 +21,7 @@ from scalerl.ingest.formats.console import FORMAT
 from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.format import recognise
 from scalerl.ingest.load import load_run
-from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies import BY_TRAINER
 from scalerl.ingest.vocabularies.consoles import CONSOLES as SETTINGS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_callback.py"
@@ -69,7 +69,7 @@ def test_the_console_of_every_trainer_is_read_to_the_last_digit(tmp_path, name, 
     assert {one.step: one.pass_rate for one in record.evals} == rates(steps, parts)
     (log,) = read_logs(FORMAT, path, everything)
     trained = {one.step: one.reward for one in steps if one.reward is not None}
-    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    vocabulary = BY_TRAINER[trainer]
     reward = vocabulary.matches("train_reward", log.metrics)[0]
     assert values(log, reward) == trained
 

@@ -10,7 +10,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.counters import counters
 from scalerl.ingest.flops import ModelCost, model_cost
 from scalerl.ingest.logs.log import Log, LogBuilder, Series
-from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies import BY_TRAINER
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
@@ -305,7 +305,7 @@ NODES = {"deployment.num_train_nodes": 2, "deployment.num_infer_nodes": 3, "depl
 def test_devices_of_a_config(trainer, config, devices):
     series = Series(np.array([1.0]), np.array([2.0]), np.array([math.nan]))
     log = Log("source", "jsonl", "a", {"timing_s/step": series, "time/step": series}, (), config)
-    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    vocabulary = BY_TRAINER[trainer]
     made = counters(log, vocabulary)
     assert made.device_seconds is not None
     assert made.device_seconds.at(1) == 2 * devices

@@ -6,7 +6,7 @@ from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples
-from scalerl.ingest.vocabularies import ANY, VOCABULARIES
+from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import ROLES, known_names, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.
@@ -303,11 +303,9 @@ ROLES_OF = {
     },
 }
 
-BY_NAME = {vocabulary.trainer: vocabulary for vocabulary in VOCABULARIES}
-
 
 def test_every_trainer_is_tested():
-    assert list(BY_NAME) == [*STEPS, ANY.trainer]
+    assert list(BY_TRAINER) == [*STEPS, ANY.trainer]
     assert VOCABULARIES[-1] is ANY
 
 
@@ -315,7 +313,7 @@ def test_every_trainer_is_tested():
 def test_what_the_roles_are(trainer):
     names = STEPS[trainer].split()
     assert len(set(names)) == len(names)
-    found = {role: BY_NAME[trainer].matches(role, names) for role in ROLES}
+    found = {role: BY_TRAINER[trainer].matches(role, names) for role in ROLES}
     expected = {role: text.split() for role, text in ROLES_OF[trainer].items()}
     assert {role: matches for role, matches in found.items() if matches} == expected
 
@@ -417,7 +415,7 @@ def test_a_share_that_a_trainer_calls_percent_is_not_divided_by_100():
     for step in range(1, 9):
         solved = {"batch/percent_solved_mean": 0.3 + step / 20, "val/stop_rate": 0.9}
         builder.add(step, math.nan, solved)
-    vocabulary = next(one for one in VOCABULARIES if one.trainer == "open-instruct")
+    vocabulary = BY_TRAINER["open-instruct"]
     run = as_run(builder.build(), vocabulary, ReadOptions(metric="batch/percent_solved_mean"))
     assert [one.pass_rate for one in run.record.evals] == pytest.approx([0.3 + n / 20 for n in range(1, 9)])
     assert not any("divided" in warning for warning in run.warnings)

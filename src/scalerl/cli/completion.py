@@ -49,7 +49,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
     import shtab
 
     from scalerl.ingest.formats.format import formats
-    from scalerl.ingest.vocabularies import VOCABULARIES
+    from scalerl.ingest.vocabularies import BY_TRAINER
     from scalerl.record.reader import AXES
 
     recipes = sorted(path.stem for path in (Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -59,7 +59,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
         "RECIPE": _words("recipes", recipes, with_files=True),
         "AXIS": _words("axes", list(AXES)),
         "FORMAT": _words("formats", [one.name for one in formats()]),
-        "TRAINER": _words("trainers", [one.trainer for one in VOCABULARIES]),
+        "TRAINER": _words("trainers", list(BY_TRAINER)),
     }
 
 

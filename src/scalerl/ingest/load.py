@@ -19,7 +19,7 @@ from scalerl.ingest.imported import Imported, as_run
 from scalerl.ingest.logs.log import Log
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
-from scalerl.ingest.vocabularies import ANY, VOCABULARIES
+from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
@@ -216,11 +216,9 @@ def _vocabulary(log: Log, asked: ReadOptions) -> Vocabulary:
     trainer = asked.trainer or log.trainer
     if not trainer:
         return tell(VOCABULARIES, log.names) or ANY
-    for one in VOCABULARIES:
-        if one.trainer == trainer:
-            return one
-    names = ", ".join(one.trainer for one in VOCABULARIES)
-    raise InputError(f"no trainer {asked.trainer!r}; there are {names}")
+    if trainer not in BY_TRAINER:
+        raise InputError(f"no trainer {asked.trainer!r}; there are {', '.join(BY_TRAINER)}")
+    return BY_TRAINER[trainer]
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ VOCABULARIES = (
     ANY,
 )
 """All of them; the last has no signs, and is for logs that show none."""
+BY_TRAINER = {vocabulary.trainer: vocabulary for vocabulary in VOCABULARIES}
 _OF_TRAINING = (
     *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),
     *("step_seconds", "tokens", "samples"),
@@ -45,7 +46,7 @@ _OF_TRAINING = (
 """Roles that an evaluator does not log; lengths, entropies and counters so far it may."""
 _OF_EITHER = re.compile(r"(?:.*/)?(?:accuracy|acc|success_rate|scores?)", re.DOTALL)
 
-__all__ = ["ANY", "VOCABULARIES", "is_of_training"]
+__all__ = ["ANY", "BY_TRAINER", "VOCABULARIES", "is_of_training"]
 
 
 @functools.lru_cache(2**16)

@@ -19,7 +19,7 @@ from scalerl.ingest.formats.console.verl import VerlRows
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, finite_cell
-from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.ingest.vocabularies import BY_TRAINER
 from scalerl.ingest.vocabularies.consoles import CONSOLES, console_of
 from scalerl.jsonl import check_not_compressed
 
@@ -162,7 +162,7 @@ class _Gathered:
 
 def _told(log: Log, trainer: str) -> Log:
     """Add to a log whose it is, and what is to be set where it has no evaluation."""
-    vocabulary = next((one for one in VOCABULARIES if one.trainer == trainer), None)
+    vocabulary = BY_TRAINER.get(trainer)
     hint = ""
     if vocabulary and not vocabulary.held_out([*log.metrics, *log.omitted]):
         hint = (
