@@ -105,9 +105,9 @@ def as_scaled(value_N: np.ndarray, name: str, wrong: float, right: float) -> tup
 
 
 def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[float, float, str]:
-    """Return what a wrong and a right answer earn, as the user or the trainer's config says, and who said it.
+    """Return what a wrong and a right answer earn, by the user or the trainer's config, and a sentence on it.
 
-    0 and 1 where nobody does, and then the last is empty.
+    If neither says what they earn, these are 0, 1 and an empty text.
     """
     if asked.rewards is not None:
         wrong, right = asked.rewards

@@ -1,4 +1,4 @@
-"""How trainers are told by what their consoles print, and the settings by which these say more."""
+"""How the consoles of trainers are recognised, and the settings for validation and metrics in them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which runs there are in a folder and below it: run folders, and logs as `scalerl fit` recognises them.
+"""The runs in a folder and below it: run folders, and logs as `scalerl fit` recognises them.
 
-A folder is told by names alone; a file whose name may be a log's is looked into, once, and in a fifth of a
-second of every scan, so that a folder of many logs is listed in parts.
+Folders are recognised by the names in them. Files with the suffix of a log are recognised by their first
+bytes, and read again only where the answer may have changed. A scan starts no such read after 0.2 seconds:
+a folder with many logs is listed over several scans.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Listing:
     def _links(self, folder: str, below: int = 3) -> Iterator[str]:
         """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
 
-        W&B puts a link to its own log, `debug-core.log` in the user's cache, into every run: nobody reads it.
+        W&B links its own log, `debug-core.log` in the user's cache, into every run; no reader opens it.
         """
         try:
             found = self._folders.of(folder)
