@@ -1,4 +1,4 @@
-"""Simulated runs whose truth is known: shapes, noise and lengths as in `benchmarks/coverage.py`.
+"""Simulated runs of one phase whose truth is known; `benchmarks/shapes.py` has those of other shapes.
 
 A run goes to 6 C_mid (the published ones reach 4 to 9), with evaluations every `spacing` C_mid and, if
 `step_0`, one before training. Noise is AR(1) from one evaluation to the next; the evaluation before training
@@ -66,6 +66,8 @@ class Simulated:
     mean_N: np.ndarray
     pass_rate_N: np.ndarray
     A: float
+    change: float = math.nan
+    """Compute from which no single rise describes it; NaN where one does."""
 
     def first(self, fraction: float) -> Points:
         """The evaluations of the first `fraction` of the compute."""

@@ -1,4 +1,4 @@
-"""Benchmarks of models with random weights run at their smallest, and print tables of sound numbers."""
+"""Benchmarks run at their smallest, and print tables of sound numbers."""
 
 import math
 import os
@@ -86,3 +86,26 @@ def test_a_small_bank_is_scored_by_eleven_methods():
         assert 0 <= float(error) < 1
         assert 0 <= float(inside) <= 1
         assert 0 < float(width) <= float(score) + 1e-4
+
+
+def test_shapes_are_forecast_and_what_was_asked_is_judged():
+    command = [sys.executable, str(BENCHMARKS / "coverage.py"), "--runs", "2", "--jobs", "1", "--shapes"]
+    done = subprocess.run([*command, "many", "two-phase"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cells, _, rest = done.stdout.partition("\neach group pooled\n")
+    rows = {line[:32].strip(): line[32:].split() for line in cells.splitlines()[1:]}
+    assert len(rows) == 3 * (1 + 4)
+    pooled = {line[:32].strip(): line[32:].split() for line in rest.splitlines()[:6]}
+    for row in rows.values():
+        answered = int(row[1])
+        assert row[0] == "2"
+        assert {row[2], row[3]} <= {f"{held / answered:.3f}" for held in range(answered + 1)}
+        assert float(row[5]) > 0
+    own = [rows[f"400 evals, at {at}"] for at in ("0.25", "0.5", "0.75")]
+    assert all(row[15] == "0" for row in own)  # a single rise has no change to be seen
+    assert [row[:8] for row in own] == [pooled[f"many, at {at}"][:8] for at in ("0.25", "0.5", "0.75")]
+    assert rows["burst, then slow, at 0.25"][15] == "2"
+    assert rows["learning rate up, at 0.25"][15] == "0"  # it changes later
+    assert "one rise: curve at least 0.93: " in rest
+    assert "change seen: reported or held at least 0.9: " in rest
+    assert "two speeds" not in rest
