@@ -109,3 +109,30 @@ def test_shapes_are_forecast_and_what_was_asked_is_judged():
     assert "one rise: curve at least 0.93: " in rest
     assert "change seen: reported or held at least 0.9: " in rest
     assert "two speeds" not in rest
+
+
+def test_learning_curves_of_lcdb_are_read_and_forecast(tmp_path):
+    pytest.importorskip("scipy")
+    folder, info = tmp_path / "lcdb", tmp_path / "lcdb-0.1.0.dist-info"
+    for place in (folder, info):
+        place.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lcdb\nVersion: 0.1.0\n")
+    (folder / "datasets.csv").write_text("openmlid,Name\n44,spambase\n")
+    rows = ["openmlid,learner,size_train,size_test,outer_seed,inner_seed,traintime,score_train,score_valid"]
+    sizes = [round(16 * 2 ** (i / 2)) for i in range(14)]
+    for place, (learner, n) in enumerate([("sklearn.a.Rises", 14), ("sklearn.a.Short", 9), ("Constant", 14)]):
+        for size in sizes[:n]:
+            mean = 0.6 if learner == "Constant" else 0.9 - (10 + place) / (20 + size)
+            for split, noise in enumerate((-0.1, 0.1)):  # of which the mean has none
+                rows.append(f"44,{learner},{size},100,{split},0,0.1,1.0,{mean + noise}")
+    (folder / "database-accuracy.csv").write_text("\n".join(rows))
+    command = [sys.executable, str(BENCHMARKS / "lcdb.py"), "--jobs", "1", "--each"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 of 1 curves")  # one is too short, one constant
+    end = 0.9 - 10 / (20 + sizes[-1])
+    assert "| Rises on spambase (44) | 7 of 14 | 0." in done.stdout
+    assert done.stdout.rstrip().endswith(f"| {end:.3f} |")
+    table = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| MMF4")]
+    assert float(table[0][5].strip(" |")) < 0.002  # MMF4 has this curve exactly
