@@ -20,7 +20,7 @@ its end: the mean curve there, and an evaluation there. A row is a cell of shape
                    who knows it and the correlation, and our width as a multiple of the oracle's (medians)
 
 After it, what was asked and which cells miss it by more than two standard errors: sqrt(p (1 - p) / n) of a
-share p asked of n runs, by 400 resamples for an error.
+share p asked of n runs, ten at least, and by 400 resamples for an error.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from simulation import FRACTIONS, Simulated
 
 Interval = tuple[float, float]
 RIVALS = (fit_last_value, fit_power_law, fit_log_linear)
+_ROUNDING, _LEAST_RUNS = 1e-9, 10  # a ceiling of 1 may be the end of its interval; runs that judge a cell
 RIVAL_NAMES = ("LS", "last", "power", "loglin")
 
 
@@ -127,7 +128,7 @@ def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple
 
 
 def _holds(interval: Interval, value: float) -> bool:
-    return interval[0] <= value <= interval[1]
+    return interval[0] - _ROUNDING <= value <= interval[1] + _ROUNDING
 
 
 def runs_of(task: tuple[str, int, float], runs: int, seed: int, with_oracle: bool) -> list[Outcome | None]:
@@ -221,16 +222,20 @@ class Asked:
         missed, looked, pooled = [], 0, []
         for cell in cells:
             held = [h for o in cell.answered if (h := self.held(o)) is not None]
-            if cell.group not in self.groups or not held:
+            if cell.group not in self.groups:
+                continue
+            pooled += held
+            if len(held) < _LEAST_RUNS:
                 continue
             looked += 1
-            pooled += held
             least, known = self.least, [o.oracle for o in cell.answered if o.oracle]
             if self.oracle is not None and known:
                 least = min(least, float(np.mean([of[self.oracle] for of in known])) - 0.02)
             if np.mean(held) < least - 2 * math.sqrt(least * (1 - least) / len(held)):
                 missed.append(f"{cell.name}: {np.mean(held):.3f} of {len(held)}")
-        _report(f"{self.what} at least {self.least:g}", looked, missed, f"all together {_share(pooled)}")
+        if pooled:
+            what = f"{self.what} at least {self.least:g}"
+            _report(what, looked, missed, f", all together {_share(pooled)} of {len(pooled)}")
 
 
 ONE_RISE = ("one-phase", "ceiling", "few", "many", "failed")
@@ -259,7 +264,8 @@ def errors_of_flat_runs(cells: Sequence[Cell]) -> None:
         if beyond > 2 * float(np.std(drawn)):
             ours, theirs = np.median(both_2N, axis=1)
             missed.append(f"{cell.name}: {ours:.4f} against {theirs:.4f} of {len(cell.answered)}")
-    _report("flat: error at most twice that of least squares", looked, missed, "")
+    if looked:
+        _report("flat: error at most twice that of least squares", looked, missed, "")
 
 
 def _beyond(both_2N: np.ndarray) -> float:
@@ -268,15 +274,11 @@ def _beyond(both_2N: np.ndarray) -> float:
 
 
 def _report(what: str, looked: int, missed: Sequence[str], more: str) -> None:
-    if looked:
-        print(f"{what}: {looked - len(missed)} of {looked} cells" + (f", {more}" if more else ""))
-        print("".join(f"    not in {miss}\n" for miss in missed), end="")
+    print(f"{what}: {looked - len(missed)} of {looked} cells{more}")
+    print("".join(f"    not in {miss}\n" for miss in missed), end="")
 
 
-def table(cells: Sequence[Cell]) -> None:
-    print(_line("", (*COLUMNS, "oracle") if any(o.oracle for c in cells for o in c.answered) else COLUMNS))
-    for cell in cells:
-        print(cell.row())
+def by_group(cells: Sequence[Cell]) -> None:
     print("\neach group pooled")
     for group, fraction in itertools.product(dict.fromkeys(cell.group for cell in cells), FRACTIONS):
         mine = [cell for cell in cells if (cell.group, cell.fraction) == (group, fraction)]
@@ -297,13 +299,13 @@ def main() -> None:
     # A process that is spawned reads these before it imports numpy: a thread each.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     work = partial(runs_of, runs=args.runs, seed=args.seed, with_oracle=args.oracle)
+    cells = []
+    print(_line("", (*COLUMNS, "oracle") if args.oracle else COLUMNS))
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(work, tasks))
-    cells = [
-        Cell(group, GROUPS[group][place].name, fraction, outcomes)
-        for (group, place, fraction), outcomes in zip(tasks, found, strict=True)
-    ]
-    table(cells)
+        for (group, place, fraction), outcomes in zip(tasks, pool.map(work, tasks), strict=True):
+            cells.append(Cell(group, GROUPS[group][place].name, fraction, outcomes))
+            print(cells[-1].row(), flush=True)
+    by_group(cells)
     print("\nwhat was asked, and the cells that miss it by more than two standard errors")
     for asked in ASKED:
         asked.report(cells)
