@@ -33,7 +33,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -114,12 +114,14 @@ def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple
     # Names inside of the model, which may move: the table without --oracle needs none of them.
     from scalerl.curve.least_squares import least_squares
     from scalerl.curve.posterior import posterior
-    from scalerl.curve.prior import SD_RANGE
+    from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
     from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
     from scalerl.curve.sample import make_sample
 
     (family, phi), at_Q, sample = known, tails(0.95), make_sample(points, None)
-    post = posterior(sample, SD_RANGE[0], [least_squares(sample, family)], (phi,))
+    # Without a prior of the noise sd, as the truth of the shapes has none.
+    known_noise = replace(FLAT, noise=(NoiseModel(phi, 0.0),))
+    post = posterior(sample, SD_RANGE[0], [least_squares(sample, family)], known_noise)
     value = post.curve_at(float(run.compute_N[-1]))
     low, high = weighted_quantiles(value, post.weight, at_Q).tolist()
     least, most = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q).tolist()

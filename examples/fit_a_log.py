@@ -12,4 +12,4 @@ pass_rate = np.array(
 fit = scalerl.fit(scalerl.Points.from_arrays(gpu_hours, pass_rate, axis="gpu_hours"))
 print(fit)
 print(fit.forecast(12_000))
-print(f"P(pass rate at 12,000 GPU-hours >= .58) = {fit.probability(0.58, 12_000):.2f}")
+print(f"P(pass rate at 12,000 GPU-hours >= .57) = {fit.probability(0.57, 12_000):.2f}")

@@ -1,4 +1,4 @@
-"""`fit --prior-from`: what the prior is learnt from, and what is printed under it."""
+"""`fit --prior-from` and `--prior`: what the prior is learnt from, and what is printed under it."""
 
 import json
 
@@ -85,3 +85,18 @@ def test_no_row_of_a_misfit_has_a_ceiling(tmp_path, capsys):
     assert "least squares (paper)  A withheld  B " in text
     assert "other minima" not in text
     assert "least squares (paper)  A withheld  B " in str(fit(read_table(jump)))
+
+
+def test_either_prior_can_be_asked_for(tmp_path, capsys):
+    own = write(tmp_path / "own.csv", 3, top=4_000.0)
+    answers = [
+        json.loads(printed(capsys, "fit", own, "--json", *words)) for words in ([], ["--prior", "flat"])
+    ]
+    assert [answer["prior"] for answer in answers] == ["default", "flat"]
+    for answer, prior in zip(answers, ("default", "flat"), strict=True):
+        assert answer["intervals"]["A"] == list(fit(read_table(own), prior=prior).intervals.A)
+    tests = [
+        json.loads(printed(capsys, "backtest", own, "--at", "0.8", "--json", "--prior", prior))
+        for prior in ("default", "flat")
+    ]
+    assert tests[0]["pooled"] != tests[1]["pooled"]

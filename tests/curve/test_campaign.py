@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, Weibull, fit
 from scalerl.curve.campaign import A_FLOOR, LOG_B_FLOOR, STRANGER, FamilyPrior, check_siblings, learn
-from scalerl.curve.prior import LOG_B
+from scalerl.curve.prior import DEFAULT, FLAT
 from scalerl.errors import InputError
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter
@@ -67,20 +67,27 @@ def test_the_prior_is_the_siblings_mean_and_spread(siblings, own):
 
 def test_density_of_the_prior_integrates_to_one_and_has_the_tails_of_t():
     prior = FamilyPrior("log_logistic", 0.6, 0.2, 0.85, 0.1)
-    log_b = np.linspace(*LOG_B, 4001)
-    A = np.linspace(0, 1, 1001)
+    log_b, A = np.linspace(*FLAT.log_b, 4001)[:, None], np.linspace(0, 1, 1001)
+    base = FLAT.log_base(LOG_LOGISTIC, log_b, A, np.zeros(1))
     for degrees in (4, 30):
-        density = np.exp(prior.log_density(log_b, np.broadcast_to(A, (4001, 1001)), degrees))
-        total = np.trapezoid(np.trapezoid(density, A, axis=1), log_b)
+        density = np.exp(prior.log_ratio(log_b, A, degrees, base) + base)
+        total = np.trapezoid(np.trapezoid(density, A, axis=1), log_b[:, 0])
         assert total == pytest.approx(1.0, abs=0.005)
     # Student's t with 4 degrees: 3/8 at its centre; half of it at t^2 = 4 (2^(2/5) - 1).
     t = 2 * math.sqrt(2**0.4 - 1)
-    centre, half = prior.log_density(np.array([0.6, 0.6 + 0.2 * t]), np.full((2, 1), 0.85), 4)[:, 0]
-    flat = STRANGER / (LOG_B[1] - LOG_B[0])
+    nodes, centre_A = np.array([0.6, 0.6 + 0.2 * t]), np.full(2, 0.85)
+    centre, half = prior.log_ratio(nodes, centre_A, 4, base[:2, 0]) + base[:2, 0]
+    flat = STRANGER / (FLAT.log_b[1] - FLAT.log_b[0])
     inside = 0.5 * (math.erf(1.5 / math.sqrt(2)) + math.erf(8.5 / math.sqrt(2)))
     expected = 0.8 * 0.375 / 0.2 / (0.1 * math.sqrt(2 * math.pi) * inside) + flat
     assert math.exp(centre) == pytest.approx(expected, rel=1e-9)
     assert math.exp(half) - flat == pytest.approx((math.exp(centre) - flat) / 2, rel=1e-9)
+
+
+def test_the_base_of_the_default_prior_integrates_to_one():
+    log_b, A = np.linspace(*DEFAULT.log_b, 801)[:, None], np.linspace(0.3, 1, 4001)
+    density = np.exp(DEFAULT.log_base(LOG_LOGISTIC, log_b, A, np.array(0.3)))
+    assert np.trapezoid(np.trapezoid(density, A, axis=1), log_b[:, 0]) == pytest.approx(1.0, abs=0.01)
 
 
 def test_reweighed_nodes_are_the_product_of_posterior_and_prior(siblings, own):
@@ -89,8 +96,9 @@ def test_reweighed_nodes_are_the_product_of_posterior_and_prior(siblings, own):
     found = prior.apply(post)
     expected = np.empty_like(post.weight)
     for i, family in enumerate(post.family_cells):
-        density = prior.families[family].log_density(post.log_b_cells[i : i + 1], post.A[i : i + 1], 5)
-        expected[i] = post.weight[i] * np.exp(density[0])[:, None]
+        base = post.prior.log_base(FAMILIES[family], post.log_b_cells[i], post.A[i], post.R_0[i])
+        ratio = prior.families[family].log_ratio(post.log_b_cells[i], post.A[i], 5, base)
+        expected[i] = post.weight[i] * np.exp(ratio)
     np.testing.assert_allclose(found.weight, expected / expected.sum(), rtol=1e-9)
     np.testing.assert_allclose(np.exp(found.log_weight), found.weight)
     np.testing.assert_array_equal(found.sd_weight_J, post.sd_weight_J)
@@ -144,11 +152,11 @@ def test_a_misfit_teaches_nothing(siblings, own):
     assert learnt([*siblings, peaked], own).dropped == ("peaked.csv",)
 
 
-def test_off_below_five_siblings(siblings, own):
-    prior, why = learn([*siblings[:4], own], own)
+def test_off_below_three_siblings(siblings, own):
+    prior, why = learn([*siblings[:2], own], own)
     assert prior is None
     assert why == (
-        "no campaign prior: needs 5 sibling runs, found 4 (left out: points, as the run itself, a duplicate, "
+        "no campaign prior: needs 3 sibling runs, found 2 (left out: points, as the run itself, a duplicate, "
         "or fitted by no family)"
     )
 
@@ -183,15 +191,15 @@ def test_a_warning_of_the_shape_is_of_the_fit_that_it_stands_in():
         Points.from_arrays(compute_N, truth(compute_N) + np.random.default_rng(30 + i).normal(0, 0.004, 25))
         for i in range(6)
     ]
-    siblings = [fit(points) for points in runs[1:]]
-    flat = fit(first(runs[0], 0.8), prior_from=siblings)
+    siblings = [fit(points, prior="flat") for points in runs[1:]]
+    flat = fit(first(runs[0], 0.8), prior="flat", prior_from=siblings)
     assert flat.campaign is not None
     assert (flat.families["log_logistic"] < 0.05, flat.warnings) == (False, ())
     own = flat.campaign.families
     (warning,) = flat.campaign.warnings
     weights = f"weight {own['weibull']:.2f}, log-logistic {own['log_logistic']:.2f}"
     assert warning.startswith(f"the Weibull curve describes the run better ({weights})")
-    later = fit(first(runs[0], 0.95), prior_from=siblings).campaign
+    later = fit(first(runs[0], 0.95), prior="flat", prior_from=siblings).campaign
     assert later is not None
     assert sum("describes the run better" in warning for warning in later.warnings) == 1
 

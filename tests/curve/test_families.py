@@ -17,11 +17,25 @@ def test_half_of_the_gain_at_c_mid(family):
     assert float(curve(1e30)) == pytest.approx(0.61, abs=1e-12)
 
 
+def mixture(early, later, slower):
+    """A mixture of two logistic functions, moved to be half at u = 0, at u = 2 log 3."""
+    low, high = -20.0, 20.0
+
+    def at(x):
+        return early / (1 + math.exp(-x)) + (1 - early) / (1 + math.exp(-slower * (x - later)))
+
+    while high - low > 1e-14:
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle) < 0.5 else (low, middle)
+    return at(2 * math.log(3) + low)
+
+
 def test_values_worked_by_hand():
     # At 3 C_mid with B = 2: log-logistic 1/(1 + 1/9) = .9; Weibull 1 - 2^-9; Frechet 2^(-1/9);
-    # power law 1 - 1/18; Gompertz 2^(-e^-4).
+    # power law 1 - 1/18; Gompertz 2^(-e^-4); Burr 1 - 28^(-1/2); the mixtures by bisection.
     shares = {"log_logistic": 0.9, "weibull": 1 - 2**-9, "frechet": 2 ** (-1 / 9)}
-    shares |= {"power_law": 17 / 18, "gompertz": 2 ** -math.exp(-4)}
+    shares |= {"power_law": 17 / 18, "gompertz": 2 ** -math.exp(-4), "burr": 1 - 28**-0.5}
+    shares |= {"two_speeds": mixture(0.65, 5.0, 0.6), "burst": mixture(0.5, 10.0, 0.3)}
     for family in ALL:
         value = float(Curve(family, A=1.0, B=2.0, C_mid=100.0, R_0=0.0)(300.0))
         assert value == pytest.approx(shares[family.name], rel=1e-12)

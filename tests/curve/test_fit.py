@@ -115,8 +115,20 @@ def test_verdicts():
     assert seen.verdict(seen.forecast(20000.0).mean, 20000.0) == "too close"
     early = fit(noisy_points(top=2000.0))
     assert not early.identified
-    assert early.verdict(0.50, 20000.0) == "too early"
+    assert early.verdict(early.forecast(4000.0).mean, 4000.0) == "too early"
     assert "C_mid" in early.why
+
+
+def test_a_forecast_may_be_narrow_where_the_ceiling_is_not_identified():
+    early = fit(noisy_points(top=2000.0))
+    assert not early.identified
+    assert early.verdict(float(TRUTH(1500.0)), 2500.0) == "go"
+    assert early.verdict(0.95, 2500.0) == "no-go"
+    chance = early.chance(0.95, 2500.0)
+    assert chance.why.endswith("though the ceiling is not identified")
+    # Beyond ten times the compute nothing is called.
+    assert early.verdict(float(TRUTH(1500.0)), 20001.0) == "too early"
+    assert "beyond 10 times the compute" in early.reasons(float(TRUTH(1500.0)), 20001.0)
 
 
 def test_json_has_exactly_the_documented_keys():
@@ -127,8 +139,8 @@ def test_json_has_exactly_the_documented_keys():
         "fit": {"family", "A", "B", "C_mid", "R_0", "rmse"},
         "median": {"A", "A_given_family", "B", "C_mid"},
         "intervals": {"level", "A", "A_given_family", "B", "C_mid"},
-        "families": {"log_logistic", "weibull", "frechet", "power_law"},
-        "noise": {"sd", "phi", "floor", "seed_sd"},
+        "families": {family.name for family in FAMILIES},
+        "noise": {"sd", "phi", "wander", "floor", "seed_sd"},
         "at_bounds": {"A", "B", "C_mid"},
         "left_out": {"total", "metric", "reasons", "evaluations", "ending"},
         "target": {
@@ -151,14 +163,73 @@ def test_json_has_exactly_the_documented_keys():
     [
         ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.35, 0.37], "5 evaluations .* a curve needs at least 6"),
         ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "4 evaluations"),
-        (range(9), np.linspace(0.6, 0.3, 9), "falls"),
-        (range(9), [0.4] * 9, "does not rise"),
-        (range(9), [0.40, 0.41, 0.39, 0.40, 0.41, 0.39, 0.40, 0.41, 0.395], "does not rise"),
     ],
 )
 def test_data_that_cannot_answer(compute, pass_rate, message):
     with pytest.raises(CannotAnswerError, match=message):
         fit(Points.from_arrays(list(compute), pass_rate))
+
+
+@pytest.mark.parametrize(
+    ("pass_rate", "message"),
+    [
+        (np.linspace(0.6, 0.3, 9), "falls"),
+        ([0.4] * 9, "does not rise"),
+        ([0.40, 0.41, 0.39, 0.40, 0.41, 0.39, 0.40, 0.41, 0.395], "does not rise"),
+    ],
+)
+def test_a_flat_prior_needs_a_rise_and_the_default_forecasts_none(pass_rate, message):
+    points = Points.from_arrays(np.arange(9.0), pass_rate)
+    with pytest.raises(CannotAnswerError, match=message):
+        fit(points, prior="flat")
+    low, high = fit(points).forecast(12.0).prediction
+    assert low < pass_rate[-1] < high
+    assert fit(points).verdict(0.9, 12.0) in ("no-go", "too early")
+
+
+def test_six_flat_evaluations_are_no_take_off():
+    """Of a real run: the flat prior's forecast at step 200 was .79, and what was measured then was .537."""
+    rate_N = [0.527, 0.534, 0.541, 0.529, 0.541, 0.547]
+    forecast = fit(Points.from_arrays(np.arange(6) * 20.0, rate_N)).forecast(200.0)
+    assert forecast.prediction[0] < 0.537 < forecast.prediction[1]
+    assert forecast.mean == pytest.approx(0.548, abs=0.03)
+    assert forecast.prediction[1] - forecast.prediction[0] < 0.2
+
+
+def test_a_failed_evaluation_is_left_out_and_named():
+    points = noisy_points(n=24, sd=0.003, top=10000.0)
+    rate_N = points.pass_rate_N.copy()
+    rate_N[12] = 0.0
+    broken = fit(dataclasses.replace(points, pass_rate_N=rate_N))
+    whole = fit(points)
+    (warning,) = (text for text in broken.warnings if text not in whole.warnings)
+    assert warning.startswith(
+        f"left out: the evaluation at compute {points.compute_N[12]:.10g} (0.000) is 0."
+    )
+    assert warning.endswith("below its neighbours, as if it had failed")
+    assert broken.n_points == len(points) - 1
+    assert pytest.approx(whole.intervals.A, abs=0.01) == broken.intervals.A
+    # At either end one alone may be the start of something.
+    rate_N = points.pass_rate_N.copy()
+    rate_N[-1] = 0.0
+    assert fit(dataclasses.replace(points, pass_rate_N=rate_N)).n_points == len(points)
+
+
+def test_a_run_that_has_wandered_far_has_no_identified_ceiling():
+    """Real: Qwen3-0.6B, GRPO, MATH-500 every 50 steps; it peaks at once and falls (rasbt, 7_3)."""
+    rate_N = [0.156, 0.462, 0.434, 0.428, 0.442, 0.412, 0.37, 0.38, 0.38, 0.336, 0.33]
+    result = fit(Points.from_arrays(np.arange(11) * 50.0, rate_N))
+    assert not result.identified
+    assert result.noise.wander < -0.05
+    assert "off any saturating curve" in result.why
+    assert result.verdict(0.5, 1000.0) == "no-go"
+
+
+def test_priors_are_named():
+    with pytest.raises(InputError, match="no prior is named 'uniform': default, flat"):
+        fit(noisy_points(), prior="uniform")  # pyright: ignore[reportArgumentType]
+    assert fit(noisy_points(), prior="flat").to_json()["prior"] == "flat"
+    assert fit(noisy_points()).to_json()["prior"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +336,7 @@ def test_a_fall_does_not_count_as_noise_in_what_is_said_of_it():
     compute_N = np.linspace(1, 30, 30)
     noise_N = np.random.default_rng(3).normal(0, 0.006, 30)
     with pytest.raises(CannotAnswerError, match="the pass rate falls") as refused:
-        fit(Points.from_arrays(compute_N, 0.6 - 0.01 * compute_N + noise_N))
+        fit(Points.from_arrays(compute_N, 0.6 - 0.01 * compute_N + noise_N), prior="flat")
     said = float(str(refused.value).split("scatter of neighbours ")[1].split(")")[0])
     assert said == pytest.approx(0.006, abs=0.0025)
 

@@ -21,7 +21,7 @@ def points(top=8000.0, n=20, sd=0.004, seed=1, **more):
 @pytest.fixture(scope="module", params=[None, 0.4])
 def known(request):
     """A run that has seen its bend, with R_0 measured and given."""
-    return fit(points(), r0=request.param)
+    return fit(points(), r0=request.param, prior="flat")
 
 
 def test_on_a_well_identified_run_the_three_agree(known):

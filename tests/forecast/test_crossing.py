@@ -12,7 +12,7 @@ def curves(A, C_mid, B=2.0, R_0=0.4):
     """Log-logistic curves, one for each A."""
     A_n = np.atleast_1d(np.asarray(A, dtype=float))
     full = [np.full(len(A_n), value) for value in (math.log(B), math.log(C_mid), R_0)]
-    return Draws(FAMILIES, np.zeros(len(A_n), dtype=int), A_n, *full)
+    return Draws(FAMILIES, np.zeros(len(A_n), dtype=int), A_n, *full, np.zeros(len(A_n)), (0.0, 1.0))
 
 
 def test_a_crossing_by_hand():

@@ -98,7 +98,7 @@ def test_before_there_is_an_answer():
     flat = Forecaster()
     for step in range(8):
         flat.add(step, 0.5 + 0.001 * (step % 2))
-    assert flat.line(20).startswith("no forecast: the pass rate does not rise")
+    assert flat.line(20).startswith("forecast of the end (20 compute): 0.5")
 
 
 def test_the_line_and_the_callback():

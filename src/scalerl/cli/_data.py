@@ -35,6 +35,16 @@ def add_data_arguments(command: argparse.ArgumentParser) -> None:
     add_source_arguments(command)
 
 
+def add_prior(command: argparse.ArgumentParser) -> None:
+    """Add the option of commands that fit with either prior."""
+    command.add_argument(
+        "--prior",
+        choices=("default", "flat"),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
+        default="default",
+        help="what is known of a curve beforehand: what runs look like, or flat over what is measured",
+    )
+
+
 def add_source_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of all commands that read logs of other trainers: what such a log does not say."""
     source = command.add_argument_group("the log of another trainer")

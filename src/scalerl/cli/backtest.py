@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._arguments import examples
-from scalerl.cli._data import add_data_arguments, fit_options, read_each, settle_amounts
+from scalerl.cli._data import add_data_arguments, add_prior, fit_options, read_each, settle_amounts
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -39,6 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
     )
     add_data_arguments(test)
+    add_prior(test)
     test.add_argument(
         "--at",
         type=_fractions,
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
         fractions=args.at or ((1 / 4, 1 / 2, 3 / 4) if args.bank else (1 / 8, 1 / 4, 1 / 2, 3 / 4)),
         level=args.level,
         **fit_options(args),
+        prior=args.prior,
         rivals=BANK_RIVALS if args.bank else POINT_RIVALS,
         watch=_progress if sys.stderr.isatty() else None,
     )

@@ -11,6 +11,7 @@ from scalerl.cli._amounts import amount, amounts
 from scalerl.cli._arguments import add_shared, examples, positive
 from scalerl.cli._data import (
     add_data_arguments,
+    add_prior,
     check_options,
     fit_options,
     read_options,
@@ -59,11 +60,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     fit.add_argument(
         "--worth", type=positive, metavar="G", help="report where one more unit of compute gains less than G"
     )
+    add_prior(fit)
     fit.add_argument(
         "--prior-from",
         nargs="+",
         metavar="RUN",
-        help="five or more sibling runs to learn a prior of B and A from",
+        help="three or more sibling runs to learn a prior of B and A from",
     )
     fit.add_argument(
         "--family",
@@ -95,19 +97,17 @@ def run(args: argparse.Namespace) -> None:
         _paper(args, points, warnings)
         return
     from scalerl.curve import fit
-    from scalerl.curve.families import load_family
+    from scalerl.curve.own_families import load_family
 
     start = fit_options(args)
     end = math.inf if args.max_compute is None else args.max_compute
     extra = [load_family(kind) for kind in args.family]
-    options: dict[str, Any] = {
-        "r0": args.r0,
-        "max_compute": end,
-        "level": args.level,
-        "extra_families": extra,
-    }
+    own: dict[str, Any] = {"prior": args.prior, "extra_families": extra}
+    options: dict[str, Any] = {"r0": args.r0, "max_compute": end, "level": args.level, **own}
     # Siblings are cut at the start as the run is, but not at the end: more of a curve identifies it better.
-    siblings = read_siblings(args.prior_from or (), data, args, **start, extra_families=extra)
+    siblings = read_siblings(
+        args.prior_from or (), data, args, **start, prior=args.prior, extra_families=extra
+    )
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:

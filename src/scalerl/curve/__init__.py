@@ -1,9 +1,9 @@
 """The compute-performance curve: its families, its posterior, and the fit of one run. Numpy only.
 
     points.py, sample.py         the points to fit, and the rows that the numerics make of them
-    families.py, prior.py        the curves, and the prior with its reasons
-    noise.py                     autocorrelated noise of the residuals, integrated out
-    posterior.py                 the posterior, and what more compute brings
+    families.py, own_families.py the curves, and those from outside; prior.py has the prior with its reasons
+    noise.py                     noise that neighbours share, and the wander, integrated out
+    posterior.py, nodes.py       the posterior, and where its nodes lie; worth.py: what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
     misfit.py, evidence.py       lack of fit: whether any curve describes the run
     fit.py, result.py            one fit, and its answer, of which answers.py has the parts

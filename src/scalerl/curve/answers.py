@@ -12,7 +12,7 @@ from scalerl._views import view
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.posterior import Posterior
-from scalerl.curve.prior import LOG_B, log_mid_range
+from scalerl.curve.prior import log_mid_range
 from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
@@ -27,6 +27,10 @@ MIN_EVALUATIONS = MIN_POINTS
 """... of this many evaluations at least: fewer determine neither the noise nor a misfit."""
 MAX_AT_BOUND = 0.05
 """More of the posterior than this against the bound of a parameter means that the data do not fix it."""
+MAX_WANDER = 0.2
+"""... and when the run has wandered off the curve by no more than this share of A - R_0 ..."""
+FAR, MAX_FAR = 10.0, 0.1
+"""... and when so many times the compute is forecast within this share of A - R_0 of the ceiling."""
 
 Verdict = Literal["go", "no-go", "too close", "too early", "training reward"]
 """The last where what was fitted is no held-out metric, so that there can be no go and no no-go."""
@@ -77,12 +81,14 @@ class Identification:
 class NoiseEstimate:
     """Posterior means of the noise of one evaluation, and what is known beside the run.
 
-    `phi` is the correlation of neighbours, `floor` the sampling noise on fixed prompts, NaN where not known,
+    `phi` is the correlation of neighbours, `wander` where the run is off its curve at the last evaluation for
+    good (`scalerl.curve.noise`), `floor` the sampling noise on fixed prompts, NaN where not known,
     and `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`).
     """
 
     sd: float
     phi: float
+    wander: float
     floor: float
     seed_sd: float
 
@@ -188,21 +194,26 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
 
 def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
     """Return quantiles of A, (Q,)."""
-    return weighted_quantiles(post.A, post.weight.sum(axis=2), at_Q)
+    return weighted_quantiles(post.A, post.weight, at_Q)
 
 
 def identify(post: Posterior, sample: Sample) -> Identification:
-    """Decide by the posterior of A and of C_max / C_mid, always at 95 %, and by its mass at the bounds."""
+    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`."""
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
     least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
-    low, high = ceiling(post, tails(0.95)).tolist()
-    edges = {"B": (post.log_b_cells, *LOG_B), "C_mid": (post.log_mid_cells, *log_mid_range(sample))}
+    low, middle, high = ceiling(post, np.array([0.025, 0.5, 0.975])).tolist()
+    value = post.curve_at(FAR * math.exp(sample.log_c_range[1]))
+    far = float(weighted_quantiles(value, post.weight, np.array([0.5]))[0])
+    edges = {
+        "B": (post.log_b_cells, *post.prior.log_b),
+        "C_mid": (post.log_mid_cells, *log_mid_range(sample)),
+    }
     # Near an edge, by .05 in logs or .01 for A: nodes of A are midpoints, and never lie on the bound.
-    at_bounds = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}
+    at_bounds = {"A": float(post.weight[post.A > 0.99].sum())}
     for name, (value, start, stop) in edges.items():
         at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())
-    gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
+    gain = float(np.sum((post.A - post.R_0) * post.weight))
     # A run that has gained little would else pass by the absolute width, whatever its ceiling.
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
     # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
@@ -214,6 +225,10 @@ def identify(post: Posterior, sample: Sample) -> Identification:
         why = f", but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed"
     elif high - low > widest:
         why = f": wider than {widest:.2g}"
+    elif abs(post.wander) > MAX_WANDER * gain:
+        why = f", but the run has wandered by {post.wander:+.3f} off any saturating curve"
+    elif abs(middle - far) > MAX_FAR * gain:
+        why = f", and {FAR:g} times the compute is forecast at {far:.3f}: the ceiling is far beyond the data"
     elif at_bounds[name] > MAX_AT_BOUND:
         why = f", but {at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
     else:

@@ -1,16 +1,16 @@
 """A prior from sibling runs: what runs of one base model and evaluation set have shown of B and of A.
 
-    p(log B, A) = .8 t(log B) N(A) + .2 flat                          for each family; k siblings
+    p(log B, A) = .8 t(log B) N(A) + .2 prior of the fit              for each family; k siblings
     t: k - 1 degrees about the siblings' mean, scale^2 = s^2 (1 + 1/k)     N: mean and twice the sd of their A
 
 The t is the predictive distribution of the next sibling's log B if theirs are normal with unknown mean and
 variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2). The siblings' own errors are not taken
 out of their variance s^2, and it is at least their mean squared error and `LOG_B_FLOOR`^2: siblings that
 hardly determine their B, or that agree by luck, give a wide prior. So is that of A, of which a run may differ
-more than its siblings do. The flat part lets the data overrule siblings of another kind (a robust
-meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as C_mid
-moves with the batch and the learning rate. The prior is learnt family by family, as B means something else
-in each; the families stay equally probable before the run.
+more than its siblings do. The part of the fit's own prior lets the data overrule siblings of another kind (a
+robust meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as
+C_mid moves with the batch and the learning rate. The prior is learnt family by family, as B means something
+else in each; the families stay as probable as they were before the run.
 
 Shapes: k siblings.
 """
@@ -26,13 +26,12 @@ import numpy as np
 from scalerl.curve.families import LABELS
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior
-from scalerl.curve.prior import LOG_B
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 
-MIN_SIBLINGS = 5
-"""Fewer do not determine their spread."""
+MIN_SIBLINGS = 3
+"""Fewer do not determine their spread; of few the t has long tails."""
 LOG_B_FLOOR = 0.08
 """Least spread of log B between siblings: that of the paper's nine leave-one-out arms."""
 A_FLOOR = 0.05
@@ -53,22 +52,20 @@ class FamilyPrior:
     A: float
     A_sd: float
 
-    def log_density(self, log_b_cells: np.ndarray, A: np.ndarray, degrees: int) -> np.ndarray:
-        """Return the log-density of nodes (log B, A), the flat part included, in the shape of `A`."""
+    def log_ratio(self, log_b: np.ndarray, A: np.ndarray, degrees: int, log_base: np.ndarray) -> np.ndarray:
+        """Return the log-density over that of the fit's own prior, `log_base`, at nodes of one shape."""
 
         def below(z: float) -> float:
             return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
 
-        t_cells = (log_b_cells - self.log_b) / self.scale
-        log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - 0.5 * math.log(degrees * math.pi)
-        log_t_cells += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
+        t = (log_b - self.log_b) / self.scale
+        log_t = -(degrees + 1) / 2 * np.log1p(t**2 / degrees) - 0.5 * math.log(degrees * math.pi)
+        log_t += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
         z = (A - self.A) / self.A_sd
         # The normal is cut to [0, 1], where a ceiling lies: near 1 half of it would be outside.
         inside = below((1.0 - self.A) / self.A_sd) - below(-self.A / self.A_sd)
         log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
-        # Its density is over log B and A together; that of A is 1, on [0, 1].
-        flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
-        return np.logaddexp(math.log(1 - STRANGER) + log_t_cells[:, None] + log_normal, flat)
+        return np.logaddexp(math.log(1 - STRANGER) + log_t + log_normal - log_base, math.log(STRANGER))
 
 
 @dataclass(frozen=True)
@@ -95,8 +92,9 @@ class CampaignPrior:
         log_weight = post.log_weight.copy()
         for index, family in enumerate(post.families):
             mine = post.family_cells == index
-            density = by_name[family.name].log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
-            log_weight[mine] += density[:, :, None]
+            log_b, A = post.log_b_cells[mine][:, None, None], post.A[mine]
+            log_base = post.prior.log_base(family, log_b, A, post.R_0[mine])
+            log_weight[mine] += by_name[family.name].log_ratio(log_b, A, self.degrees, log_base)
         return post.reweighted(log_weight)
 
     def __str__(self) -> str:
@@ -191,7 +189,7 @@ def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior
     # Family by family: given another family the same run has another B.
     posts = [sibling.posterior.only(index) for sibling in siblings]
     log_b, spread = _mean_and_spread([(post.log_b_cells, post.weight_cells) for post in posts])
-    A, A_spread = _mean_and_spread([(post.A, post.weight.sum(axis=2)) for post in posts])
+    A, A_spread = _mean_and_spread([(post.A, post.weight) for post in posts])
     # sqrt(1 + 1/k): the mean of the siblings is itself uncertain.
     scale = max(spread, LOG_B_FLOOR) * math.sqrt(1.0 + 1.0 / len(posts))
     return FamilyPrior(name, log_b, scale, A, max(A_WIDER * A_spread, A_FLOOR))

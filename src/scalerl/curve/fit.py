@@ -11,12 +11,14 @@ import numpy as np
 
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
-from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, with_extra
-from scalerl.curve.least_squares import LeastSquares, least_squares
+from scalerl.curve.evidence import outliers
+from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family
+from scalerl.curve.least_squares import STEPS, LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
+from scalerl.curve.own_families import with_extra
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
-from scalerl.curve.prior import SD_RANGE
+from scalerl.curve.prior import FLAT, PRIORS, SD_RANGE, Prior
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
@@ -24,6 +26,8 @@ from scalerl.curve.solver import TOLERANCE
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record.reader import RunRecord
 
+_ROUGH_STEPS = 8
+_FAILED, _LEAST_FAILED = 12.0, 0.05  # times the usual distance from neighbours, and pass rate, of a failure
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 
@@ -38,6 +42,7 @@ def fit(
     max_compute: float = math.inf,
     level: float = 0.95,
     price: float | None = None,
+    prior: Literal["default", "flat"] = "default",
     prior_from: Sequence[Fit] = (),
     extra_families: Sequence[Family] = (),
 ) -> Fit:
@@ -54,6 +59,8 @@ def fit(
         max_compute: compute above this is left out (what came after a peak or a change).
         level: of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
+        prior: "default", which knows what runs look like, or "flat" over what is measured: see
+            `scalerl.curve.prior`. A flat prior needs a run that rises.
         prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
             which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
             `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
@@ -61,18 +68,26 @@ def fit(
 
     Raises:
         InputError: an argument or the data are not valid.
-        CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
+        CannotAnswerError: fewer than six evaluations; or a flat prior, and a curve that does not rise.
     """
     check_options(r0, min_compute, max_compute, level)
+    chosen = PRIORS.get(prior)
+    if chosen is None:
+        raise InputError(f"no prior is named {prior!r}: {', '.join(PRIORS)}")
     given = None if r0 is None or r0 == "free" else float(r0)
     points, excluded = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
+    points, failed = _without_failed(points, given)
     sample = make_sample(points, given)
-    found = [least_squares(sample, family) for family in with_extra(extra_families)]
+    # The minima of the other families are starts of the posterior alone: in a long valley a rough one does.
+    families = with_extra(extra_families)
+    steps = (STEPS if family is LOG_LOGISTIC else _ROUGH_STEPS for family in families)
+    found = [least_squares(sample, one, steps=most) for one, most in zip(families, steps, strict=True)]
     best = found[FAMILIES.index(LOG_LOGISTIC)]
     floor = _noise_floor(points)
     rmse = float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2)))
-    _check_rise(points, given, rmse * math.sqrt(len(points) / max(len(points) - 2, 1)), floor)
-    post = _posterior(sample, floor, found)
+    if chosen is FLAT:
+        _check_rise(points, given, rmse * math.sqrt(len(points) / max(len(points) - 2, 1)), floor)
+    post = _posterior(sample, floor, found, chosen)
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
     shape = _misfit_warning(misfit) if misfit else _other_shape(post)
@@ -85,9 +100,10 @@ def fit(
         curve=best.curve,
         rmse=rmse,
         **_answers(post, sample, level, floor),
+        prior=prior,
         misfit=misfit,
         basins=_basins(best, len(sample)),
-        warnings=(*points.warnings, *_start(points, given), *_bounds(best), *clock, *shape),
+        warnings=(*points.warnings, *failed, *_start(points, given), *_bounds(best), *clock, *shape),
         points=points,
         excluded=excluded,
         sample=sample,
@@ -103,7 +119,7 @@ def _answers(post: Posterior, sample: Sample, level: float, floor: float) -> dic
         "median": median,
         "intervals": intervals,
         "families": post.family_weights(),
-        "noise": NoiseEstimate(sd, phi, floor, SEED_PRIOR.A),
+        "noise": NoiseEstimate(sd, phi, post.wander, floor, SEED_PRIOR.A),
         "identification": identify(post, sample),
         "posterior": post,
     }
@@ -124,11 +140,40 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
     )
 
 
-def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> Posterior:
+def _without_failed(points: Points, given: float | None) -> tuple[Points, tuple[str, ...]]:
+    """Leave out single evaluations that are off the curve as none of the others, and name them in warnings.
+
+    Of a server that died, or a checkpoint that was not loaded. The first and the last are kept: alone they
+    are as well the start of something.
+    """
+    sample = make_sample(points, given)
+    if len(sample) < MIN_TO_FIT + 1 or len(sample) < len(points):
+        return points, ()
+    curve = least_squares(sample, LOG_LOGISTIC).curve
+    residual_N = points.pass_rate_N - curve(points.compute_N)
+    apart_N, single_N = outliers(residual_N, _FAILED)
+    single_N &= np.abs(apart_N) > _LEAST_FAILED
+    single_N[[0, -1]] = False
+    if not single_N.any() or np.count_nonzero(single_N) > len(points) // 10 + 1:
+        return points, ()
+    kept = points.select(~single_N)
+    if len(kept) < MIN_TO_FIT:
+        return points, ()
+    steps = points.step_N
+    said = tuple(
+        f"left out: the evaluation at {points.axis if steps is None else 'step'} "
+        f"{points.compute_N[i] if steps is None else steps[i]:.10g} ({points.pass_rate_N[i]:.3f}) is "
+        f"{abs(apart_N[i]):.3f} {'below' if apart_N[i] < 0 else 'above'} its neighbours, as if it had failed"
+        for i in np.flatnonzero(single_N)
+    )
+    return kept, said
+
+
+def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prior: Prior) -> Posterior:
     """Return the posterior, its noise that of one evaluation also where rows are means of several."""
     least = SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0])
     # Sampling noise is independent between evaluations, so that a mean of `each` has this much less.
-    post = posterior(sample, least / math.sqrt(sample.each), found)
+    post = posterior(sample, least / math.sqrt(sample.each), found, prior)
     if sample.each == 1.0:
         return post
     sd_mean = float(post.sd_J @ post.sd_weight_J)

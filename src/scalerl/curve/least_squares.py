@@ -29,6 +29,8 @@ _EVEN = np.linspace(0, 1, 11)  # the grid of log B, as shares of its range
 _ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
 _BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
 _STARTS = 3
+STEPS = 300
+"""Most steps of a search."""
 _CHUNK = 64  # runs at a time
 
 
@@ -47,14 +49,22 @@ class LeastSquares:
 
 
 def least_squares(
-    sample: Sample, family: Family, *, bounds: tuple[float, float] = (0.0, 1.0)
+    sample: Sample, family: Family, *, bounds: tuple[float, float] = (0.0, 1.0), steps: int = STEPS
 ) -> LeastSquares:
-    """Minimise the weighted sum of squares over R_0, A, B and C_mid, with low <= R_0 <= A <= high."""
-    return least_squares_many([sample], family, bounds=bounds)[0]
+    """Minimise the weighted sum of squares over R_0, A, B and C_mid, with low <= R_0 <= A <= high.
+
+    A search ends after `steps` at the latest. Few leave it near the minimum of a long flat valley: enough for
+    a start of something else.
+    """
+    return least_squares_many([sample], family, bounds=bounds, steps=steps)[0]
 
 
 def least_squares_many(
-    samples: Sequence[Sample], family: Family, *, bounds: tuple[float, float] = (0.0, 1.0)
+    samples: Sequence[Sample],
+    family: Family,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    steps: int = STEPS,
 ) -> list[LeastSquares]:
     """Fit every run as `least_squares`; R_0 must be free in all of them, or given in all of them."""
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
@@ -65,13 +75,13 @@ def least_squares_many(
         for first in range(0, len(mine), _CHUNK):
             chunk = mine[first : first + _CHUNK]
             together = [samples[i] for i in chunk]
-            results = _search(together, RunRows.stack(together, bounds), family)
+            results = _search(together, RunRows.stack(together, bounds), family, steps)
             for i, result in zip(chunk, results, strict=True):
                 found[i] = result
     return found
 
 
-def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[LeastSquares]:
+def _search(samples: Sequence[Sample], rows: RunRows, family: Family, steps: int) -> list[LeastSquares]:
     """Search a grid, descend from its valleys, and return the distinct minima of every run."""
     reach, span = math.log(SEARCH_REACH), np.array([s.log_c_range for s in samples])
     box = np.empty((2, 2, len(samples)))  # low and high of theta
@@ -80,7 +90,7 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[Le
     run, theta = _starts(rows, family, span)
     if len(run) > 1:
         rows, box = rows.take(run), box[:, :, run]
-    theta, R_0, A, kept = descend(rows, run, family, theta, box)
+    theta, R_0, A, kept = descend(rows, run, family, theta, box, steps)
     if len(kept) < len(run):
         rows, box, run = rows.take(kept), box[:, :, kept], run[kept]
         theta, R_0, A = theta[:, kept], R_0[kept], A[kept]

@@ -1,45 +1,139 @@
-"""The prior of a fit.
+"""The prior of a fit: `DEFAULT`, which knows what runs look like, and `FLAT` over what is measured.
 
-    family              one of `FAMILIES`, equally probable
-    (R_0, A, B, C_mid)  flat over what is measured (Jeffreys, below) within 0 <= R_0 <= A <= 1, `B_RANGE`, and
-                        C_mid from a tenth of the smallest positive to ten times the largest compute
-    log sd              of one evaluation: flat from the sampling noise that is known, else .0005, to .15
-    phi                 correlation of neighbouring evaluations: `PHI`, equally probable
+The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is worth:
 
-Equal prior mass goes to curves that differ equally at the evaluations, and at those that half as much compute
-again would bring (Jeffreys, 1946: the density sqrt(det J^T J), with J the derivatives of the curve there by
-R_0, A, log B, log C_mid). Flat in A, log B and log C_mid instead, most of the prior would lie where a higher
-ceiling, later, changes nothing that was measured: forecasts are then too high, and the families' weights
-follow how much of that they have. Flat over the evaluations alone, it would favour curves that end just after
-the last one: at half a C_mid 95 % intervals then covered 69 % of simulated runs, and forecasts were .15 too
-low (docs/forecast.md; `benchmarks/coverage.py` measures the coverage with this prior).
+    family              log-logistic, Weibull, Frechet, power law: .152 each; Burr, two speeds, burst: .130
+    log C_mid           normal about half of the largest compute (log -.7), sd 1.6
+    log B               normal about 1.5, sd .6; of the burst about 6, sd .35 (`Family.usual_B`)
+    A, given R_0        (A - R_0) / (1 - R_0) ~ Beta(.7, 1.3): small gains are common, and R_0 is flat
+    log sd              of one evaluation: normal about .01, sd .8; at least the sampling noise that is known
+    noise               `_NOISE`: independent, correlated between neighbours (phi), or with a wander
+
+A run that has not risen is most likely to be one that gains little: under a flat prior it would be one that
+is about to take off, as more curves differ in what is still to come than in what has been measured.
+
+The wander is what no saturating curve has: a random walk in log(1 + C / C_1), C_1 the smallest positive
+compute, whose variance over the run so far is so many times that of one evaluation. A forecast goes on from
+where the walk is, and widens with log C.
+
+`FLAT` (of `fit(prior="flat")`): four families alike, no wander, all correlations alike, log sd flat, and
+(R_0, A, B, C_mid) flat over what the evaluations measure, and would measure in half as much compute again
+(Jeffreys, 1946: the density sqrt(det J^T J), with J the derivatives of the curve there by R_0, A, log B,
+log C_mid). Flat in A, log B and log C_mid instead, most of the prior would lie where a higher ceiling, later,
+changes nothing that was measured. Flat over the evaluations alone, it would favour curves that end just after
+the last one: at half a C_mid 95 % intervals then covered 69 % of simulated runs (docs/forecast.md).
 
 Other priors: of the effect of a seed (`scalerl.curve.seeds`), of B and A by sibling runs
 (`scalerl.curve.campaign`), of changes that no family describes (`scalerl.curve.evidence`).
 
-Shapes: N evaluations, D those and the ones to come, c cells of (B, C_mid).
+Shapes: N evaluations, D those and the ones to come, c cells of (B, C_mid), P models of the noise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from scalerl.curve.families import Family
 from scalerl.curve.sample import Sample
 
-B_RANGE = (0.3, 6.0)
-LOG_B = (math.log(B_RANGE[0]), math.log(B_RANGE[1]))
 PRIOR_REACH = 10.0
 """C_mid lies from the smallest positive compute over this to the largest compute times this."""
-AHEAD = 0.5
-"""The prior is flat over what the evaluations measure, and would measure in this much more of the compute."""
-_AHEAD_NODES = 6  # stand for the evaluations to come: the curve is smooth there
 SD_RANGE = (5e-4, 0.15)
-"""Where log sd has its flat prior; evaluation noise that is known raises the lower end."""
-PHI = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
-"""Correlations of neighbours, equally probable before the data."""
+"""The range of the noise sd; evaluation noise that is known raises the lower end."""
+_AHEAD = 0.5  # the flat prior counts what would be measured in this much more of the compute
+_AHEAD_NODES = 6  # stand for the evaluations to come: the curve is smooth there
+_MID, _MID_SD = -0.7, 1.6
+_GAIN = (0.7, 1.3)
+_LOG_BETA = math.lgamma(sum(_GAIN)) - sum(math.lgamma(a) for a in _GAIN)
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """A model of the noise: the correlation of neighbours, or a wander, and its prior weight."""
+
+    phi: float
+    wander: float
+    """Variance of the walk over the run so far, in that of one evaluation."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A prior of the curve and its noise. `DEFAULT` and `FLAT` are the two that `fit` has."""
+
+    name: str
+    log_b: tuple[float, float]
+    """The range of log B."""
+    noise: tuple[NoiseModel, ...]
+    sd: tuple[float, float] | None
+    """Median of the noise sd, and the sd of its log; None where log sd is flat."""
+    tails: float
+    """The weight of a family with a tail of its own, beside 1 for the others; 0 leaves them out."""
+
+    def families(self, given: Sequence[Family]) -> tuple[tuple[Family, ...], np.ndarray]:
+        """Return those of `given` that have weight, and their probabilities."""
+        weight_F = np.array([self.tails if one.tail else 1.0 for one in given])
+        kept = tuple(one for one, weight in zip(given, weight_F, strict=True) if weight > 0)
+        return kept, weight_F[weight_F > 0] / weight_F.sum()
+
+    def log_cells(self, sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
+        """Return the log-density over (log B, log C_mid) of cells, (c,)."""
+        z = (log_mid - sample.log_c_range[1] - _MID) / _MID_SD
+        return -0.5 * z**2 + _log_b_density(family, log_b)
+
+    def log_base(self, family: Family, log_b: np.ndarray, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
+        """Return the log-density over (log B, A) given R_0 that another prior replaces, in their shape."""
+        return _log_b_density(family, log_b) + self.log_ends(A, R_0)
+
+    def log_ends(self, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
+        """Return the log-density over (R_0, A), in their common shape."""
+        room = np.maximum(1.0 - R_0, 1e-6)
+        # Bounded away from the poles of the density at no gain, and at A = 1.
+        share = np.clip((A - R_0) / room, 1e-4, 1.0 - 1e-4)
+        first, second = _GAIN
+        return _LOG_BETA + (first - 1) * np.log(share) + (second - 1) * np.log1p(-share) - np.log(room)
+
+
+def _log_b_density(family: Family, log_b: np.ndarray) -> np.ndarray:
+    median, sd = family.usual_B
+    return -0.5 * ((log_b - math.log(median)) / sd) ** 2 - math.log(sd * math.sqrt(2 * math.pi))
+
+
+class _Flat(Prior):
+    def log_cells(self, sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
+        return log_volume(sample, family, log_b, log_mid)
+
+    def log_base(self, family: Family, log_b: np.ndarray, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
+        # What is flat over the evaluations has no density of its own over log B and A: taken for even.
+        return np.full(np.broadcast(log_b, A, R_0).shape, -math.log(self.log_b[1] - self.log_b[0]))
+
+    def log_ends(self, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
+        # The derivatives by log B and log C_mid in the volume have a factor A - R_0 each.
+        return 2 * np.log(np.maximum(A - R_0, 1e-12))
+
+
+_NOISE = (
+    NoiseModel(0.0, 0.0, 0.5),
+    NoiseModel(0.4, 0.0, 0.7),
+    NoiseModel(0.8, 0.0, 0.7),
+    NoiseModel(0.9, 0.0, 0.5),
+    NoiseModel(0.0, 5.0, 0.4),
+    NoiseModel(0.0, 50.0, 0.4),
+    NoiseModel(0.0, 500.0, 0.2),
+)
+DEFAULT = Prior("default", (math.log(0.2), math.log(12.0)), _NOISE, (0.01, 0.8), 0.15 / 0.175)
+FLAT = _Flat(
+    "flat",
+    (math.log(0.3), math.log(6.0)),
+    tuple(NoiseModel(phi, 0.0) for phi in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)),
+    None,
+    0.0,
+)
+PRIORS = {prior.name: prior for prior in (DEFAULT, FLAT)}
 
 
 def log_mid_range(sample: Sample) -> tuple[float, float]:
@@ -49,15 +143,15 @@ def log_mid_range(sample: Sample) -> tuple[float, float]:
 
 
 def log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
-    """Return the log-density of the prior over (R_0, A, log B, log C_mid), less 2 log(A - R_0); (c,).
+    """Return the log-density of the flat prior over (R_0, A, log B, log C_mid), less 2 log(A - R_0); (c,).
 
-    sqrt(det J^T J), with J the derivatives of the curve at the evaluations, and at those in `AHEAD` times
-    the compute to come.
+    sqrt(det J^T J), with J the derivatives of the curve at the evaluations, and at those in half as much
+    compute to come.
     """
-    ahead_K = 1.0 + AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
+    ahead_K = 1.0 + _AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
     trained_N = np.isfinite(sample.log_c_N)
     # Those to come are as dense as those so far.
-    each = AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
+    each = _AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
     log_c_D = np.concatenate([sample.log_c_N, sample.log_c_range[1] + np.log(ahead_K)])
     weight_D = np.concatenate([sample.weight_N, np.full(_AHEAD_NODES, each)])
     g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], log_c_D - log_mid[:, None])

@@ -20,6 +20,11 @@ def _normal_cdf() -> np.ndarray:
     return np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in _NORMAL_X])
 
 
+def normal_quantiles(at: np.ndarray) -> np.ndarray:
+    """Return quantiles of the standard normal distribution at probabilities in (0, 1), to 1e-6."""
+    return np.interp(at, _normal_cdf(), _NORMAL_X)
+
+
 def tails(level: float) -> np.ndarray:
     """Return the two probabilities that leave out equal tails around a central interval."""
     return np.array([(1 - level) / 2, (1 + level) / 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.curve.answers import (
+    FAR,
     GO,
-    MIN_RATIO,
-    MIN_RATIO_LOW,
+    MIN_EVALUATIONS,
     NO_GO,
     Chance,
     Forecast,
@@ -31,16 +30,16 @@ from scalerl.curve.answers import (
 from scalerl.curve.families import Curve
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import Draws, Posterior, expected_width, gain_per_unit, stop_at
+from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
+from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
 from scalerl.errors import InputError, number_of
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
 from scalerl.record.metric import Metric
 
 _DRAWS = 2000
-_TELL_WITHIN = 8.0  # times the compute so far, up to which `compute_to_tell` is searched
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class Fit:
     sample: Sample = field(repr=False)
     """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
-    prior: str = "flat"
-    """"flat" over what is measured (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
+    prior: str = "default"
+    """"default" or "flat" (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
     campaign: Fit | None = field(default=None, repr=False)
     """The same with the prior of sibling runs, where they were given."""
 
@@ -215,8 +214,11 @@ class Fit:
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
         """Decide whether `target` is reached at `budget`, by this run or by a rerun with another seed.
 
-        "training reward" where that was fitted; "too early" unless the ceiling is identified, which it never
-        is where the newest evaluations have no number; "go" from P = .95, "no-go" to .05, else "too close".
+        "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
+        or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
+        the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
+        the newest evaluations have no number, or there are fewer than `MIN_EVALUATIONS`; and for a budget
+        beyond `FAR` times the compute, unless the ceiling is identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
@@ -232,20 +234,44 @@ class Fit:
             InputError: as `probability`.
         """
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
-        why = f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {here:.2f}"
-        if not self.identified:
-            # Newest evaluations without a number outrank what the older ones say of the ceiling.
-            why = self.reservation or f"the ceiling is not identified: {self.why}"
-        return Chance(here, again, self._verdict(here), self._verdict(again), why)
+        doubt = self._doubt(budget)
+        verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
+        why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
+        if doubt:
+            why = doubt
+        elif self.identified:
+            why = f"the ceiling is identified; {why}"
+        elif verdict == "too early":
+            why = f"{why}, and the ceiling is not identified: {self.why}"
+        else:
+            why = f"{why}, though the ceiling is not identified"
+        return Chance(here, again, verdict, verdict_rerun, why)
 
-    def _verdict(self, probability: float) -> Verdict:
+    def _doubt(self, budget: float) -> str:
+        """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
+        # Newest evaluations without a number outrank what the older ones say.
+        if self.reservation:
+            return self.reservation
+        if self.misfit:
+            return self.misfit.why
+        if len(self.sample) < MIN_EVALUATIONS:
+            return self.identification.why
+        now = float(self.points.compute_N[-1])
+        if not self.identified and budget > FAR * now * (1 + 1e-9):
+            far = f"{budget:g} is beyond {FAR:g} times the compute"
+            return f"{far}, and the ceiling is not identified: {self.why}"
+        return ""
+
+    def _verdict(self, probability: float, doubt: str) -> Verdict:
         if self.metric.no_verdict:
             return "training reward"
-        if not self.identified:
+        if doubt:
             return "too early"
         if probability >= GO:
             return "go"
-        return "no-go" if probability <= NO_GO else "too close"
+        if probability <= NO_GO:
+            return "no-go"
+        return "too close" if self.identified else "too early"
 
     def gain_per_unit(self, compute: float) -> float:
         """Return the expected gain in pass rate per further unit of compute, or dollar on that axis."""
@@ -281,23 +307,7 @@ class Fit:
         now = float(self.points.compute_N[-1])
         if self.identified:
             return now
-        if self.reservation:
-            return None
-        seen = self.identification
-        # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
-        factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)
-        if factor > _TELL_WITHIN:
-            return None
-        # An expected width costs a 256 x 256 table of draws, so that the place is found among sixteen.
-        compute_M = now * np.geomspace(factor, _TELL_WITHIN, 16)
-
-        def narrow(compute: float) -> float:
-            # `identify` judges at 95 %, whatever level this fit reports.
-            return -float(self.expected_width(np.array([compute]), level=0.95)[0])
-
-        # The width falls with compute, so that four of the sixteen are enough to find the first.
-        place = bisect.bisect_left(compute_M, -seen.widest, key=narrow)
-        return float(compute_M[place]) if place < len(compute_M) else None
+        return None if self.reservation else told_at(self.expected_width, self.identification, now)
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None

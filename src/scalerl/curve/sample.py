@@ -45,6 +45,11 @@ class Sample:
         return math.sqrt(max(sd**2 - self.scatter**2, 0.0))
 
     @property
+    def clock_N(self) -> np.ndarray:
+        """The clock of a wander, from 0 at compute 0 to 1 at the last row: log(1 + C / C_1), scaled; (N,)."""
+        return clock(np.exp(self.log_c_N), *self.log_c_range)
+
+    @property
     def n_linear(self) -> int:
         """How many of (R_0, A) are free."""
         return 2 if self.r0 is None else 1
@@ -53,6 +58,12 @@ class Sample:
     def log_c_range(self) -> tuple[float, float]:
         """Logarithms of the smallest positive and the largest compute."""
         return float(self.log_c_N[0 if self.log_c_N[0] > -np.inf else 1]), float(self.log_c_N[-1])
+
+
+def clock(compute_M: np.ndarray, log_first: float, log_last: float) -> np.ndarray:
+    """Return log(1 + C / C_1) over its value at the last evaluation, at computes (M,)."""
+    since_M = np.logaddexp(0.0, log_compute(compute_M) - log_first)
+    return since_M / np.logaddexp(0.0, log_last - log_first)
 
 
 def make_sample(points: Points, r0: float | None) -> Sample:

@@ -22,7 +22,7 @@ from scalerl.curve.sample import Sample
 
 TOLERANCE = 5.0
 """Log-likelihood below the best at which another minimum is no longer reported."""
-_STEPS, _GAUSS_NEWTON = 300, 8  # most steps of a search, and those before the second derivatives join
+_GAUSS_NEWTON = 8  # steps before the second derivatives join
 _CLOSE = 5e-7  # a step in theta so short is the last
 
 # A state is one array (40, M), so that one call takes or replaces all of it. By rows: theta within its
@@ -40,17 +40,18 @@ _TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
 
 
 def descend(
-    rows: RunRows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray
+    rows: RunRows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Minimise by Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, M searches side by side.
 
-    Returns theta (2, M) at the ends, the best (R_0, A) there, and the indices of searches not abandoned.
+    They end after `steps` at the latest. Returns theta (2, M) at the ends, the best (R_0, A) there, and the
+    indices of searches not abandoned.
     """
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
     state, trust = _evaluate(rows, family, theta), np.ones((2, m))
     trust[0] = 1e-3
-    for count in range(1, _STEPS + 1):
+    for count in range(1, steps + 1):
         bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
         trial = clip(state[_THETA] + _step(rows, state, box, trust, bend), *box)
         moved = np.abs(trial - state[_THETA])
@@ -71,7 +72,7 @@ def descend(
             abandoned = _hopeless(rows, run[active], state)
             kept[active[abandoned]] = False
             ends |= abandoned
-        if count == _STEPS:
+        if count == steps:
             ends[:] = True
         if np.count_nonzero(ends):
             ended[:, active[ends]] = state[: len(ended), ends]

@@ -43,6 +43,7 @@ def backtest(
     r0: float | Literal["free"] | None = None,
     min_compute: float = 0.0,
     price: float | None = None,
+    prior: Literal["default", "flat"] = "default",
     rivals: Mapping[str, Rival] = POINT_RIVALS,
     watch: Callable[[int, int], None] | None = None,
 ) -> Backtest:
@@ -56,6 +57,7 @@ def backtest(
         r0: as for `fit`.
         min_compute: as for `fit`; cuts are fractions of the whole compute all the same.
         price: dollars per GPU-hour, for the axis `dollars`.
+        prior: as for `fit`.
         rivals: what is scored beside the fit, by name (`scalerl.forecast.rivals`).
         watch: called after each cut with the number done and the number in all.
 
@@ -79,7 +81,7 @@ def backtest(
         parts = [_part(run, fraction) for run in kept]
         for i, part in enumerate(parts):
             others = parts[:i] + parts[i + 1 :]
-            cuts[i, fraction] = _cut(part, fraction, others, r0, min_compute, level, rivals)
+            cuts[i, fraction] = _cut(part, fraction, others, r0, min_compute, level, prior, rivals)
             if watch:
                 watch(len(cuts), len(kept) * len(cut_at))
     sources = tuple(run.source for run in kept)
@@ -114,11 +116,12 @@ def _cut(
     r0: float | Literal["free"] | None,
     min_compute: float,
     level: float,
+    prior: Literal["default", "flat"],
     rivals: Mapping[str, Rival],
 ) -> Cut:
     early = part.early
     try:
-        result = fit(early, r0=r0, min_compute=min_compute, level=level)
+        result = fit(early, r0=r0, min_compute=min_compute, level=level, prior=prior)
     except CannotAnswerError as error:
         result, outcome, why = None, "cannot answer", _reason(error, early)
         n_fitted = len(early)

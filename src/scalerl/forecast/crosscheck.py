@@ -22,7 +22,7 @@ from scalerl.curve.answers import span
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
 from scalerl.curve.noise import Noise, ar1, make_noise
-from scalerl.curve.prior import SD_RANGE
+from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
 from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
@@ -154,7 +154,8 @@ def profile(fit: Fit) -> Profile:
             f"{2 + sample.n_linear} parameters"
         )
     # Of the noise model only the whitening by phi counts here: the sd comes from RSS.
-    noise = make_noise(sample, SD_RANGE[0], (fit.noise.phi,))
+    own = replace(FLAT, noise=(NoiseModel(fit.noise.phi, 0.0),))
+    noise = make_noise(sample, SD_RANGE[0], own)
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
     A_M, rss_M = _refined(sample, noise, np.unique(A_M))
     best = int(np.argmin(rss_M))

@@ -113,6 +113,7 @@ def sensitivity(
     r0: float | Literal["free"] | None = None,
     max_compute: float = math.inf,
     level: float = 0.95,
+    prior: Literal["default", "flat"] = "default",
     extra_families: Sequence[Family] = (),
 ) -> Sensitivity:
     """Fit with more and more of the start left out.
@@ -122,7 +123,7 @@ def sensitivity(
         cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
             of the largest compute; a cut that leaves out no more than one before is skipped.
         at: compute to forecast, by default twice the largest.
-        r0: as for `fit`, as are `max_compute`, `level` and `extra_families`.
+        r0: as for `fit`, as are `max_compute`, `level`, `prior` and `extra_families`.
 
     Raises:
         InputError: as for `fit`. What cannot be fitted is no error: its row says why.
@@ -140,7 +141,8 @@ def sensitivity(
         if count in counts:
             continue
         counts.add(count)
-        rows.append(_row(points, cut, count, compute, r0=r0, level=level, extra_families=extra_families))
+        own = {"r0": r0, "level": level, "prior": prior, "extra_families": extra_families}
+        rows.append(_row(points, cut, count, compute, **own))
     return Sensitivity(points.axis, level, compute, tuple(rows))
 
 

@@ -137,7 +137,7 @@ def _own_ceiling(fits: Sequence[Fit]) -> float:
     """Return the posterior mean of A over runs, with the family weights of these runs alone."""
     weight_F = joint_weights(fits)
     means_F = [
-        float(np.mean([(post.A * post.weight.sum(axis=2)).sum() for post in posts]))
+        float(np.mean([(post.A * post.weight).sum() for post in posts]))
         for posts in ([fit.posterior.only(family) for fit in fits] for family in range(len(weight_F)))
     ]
     return float(weight_F @ means_F)
@@ -200,9 +200,9 @@ def quantities(budget: float | None, target: float | None) -> dict[str, Quantity
 
 
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
-    """Return family weights if all runs share the family: the product of theirs, as its prior is flat."""
+    """Return family weights if all runs share the family: the product of theirs, its prior counted once."""
     families = fits[0].posterior.families
-    log_F = np.zeros(len(families))
+    log_F = (1 - len(fits)) * np.log(fits[0].posterior.prior.families(families)[1])
     for fit in fits:
         if fit.posterior.families != families:
             raise InputError(f"{fit.points.source}: fit all runs with the same families to compare them")

@@ -35,6 +35,7 @@ def fit_rows(
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
+        *_wander(result),
         ("families", family_weights(result.families)),
         *_identified(result),
     ]
@@ -85,6 +86,12 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
         place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
         rows.append(("identified from", place))
     return rows
+
+
+def _wander(result: Fit) -> list[tuple[str, str]]:
+    """How far the run is off its curve, where that is as much as the noise of an evaluation."""
+    wander = result.noise.wander
+    return [("wander", f"{wander:+.3f} so far")] if abs(wander) > result.noise.sd else []
 
 
 def _shown(amount: float) -> str:
