@@ -26,7 +26,7 @@ class InputError(ScalerlError):
 
 
 class CannotAnswerError(ScalerlError):
-    """The input is valid, but the data cannot answer the question (too few points, no rise)."""
+    """The input is valid, but the data cannot answer the question (too few evaluations, say)."""
 
     exit_status = 3
 

@@ -24,7 +24,8 @@ def verl_log(path, **sets):
     for n, step in enumerate(STEPS):
         data = {"critic/score/mean": 0.5, "timing_s/step": 30.0, "actor/pg_loss": 0.0}
         for name, values in sets.items():
-            data[f"val-core/{name}/acc/mean@1"] = round(values[n] * sizes[name]) / sizes[name]
+            if n < len(values):
+                data[f"val-core/{name}/acc/mean@1"] = round(values[n] * sizes[name]) / sizes[name]
         rows.append({"step": step, "data": data})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -76,15 +77,17 @@ def test_a_pattern_each_and_pooled(three, capsys):
 
 
 def test_each_says_shortly_in_its_table_what_cannot_be_fitted(tmp_path, capsys):
-    log = verl_log(tmp_path / "verl.jsonl", math=rates(0.6), aime24=[0.5] * len(STEPS))
+    log = verl_log(tmp_path / "verl.jsonl", math=rates(0.6), aime24=rates(0.4)[:5], gsm8k=[0.5] * len(STEPS))
     assert main(["fit", log, "--each"]) == 0
     out, err = capsys.readouterr()
-    (row,) = [line for line in out.splitlines() if "/aime24/" in line]
-    assert row.endswith("none: 'val-core/aime24/acc/mean@1' does not rise")
-    assert (
-        f"warning: val-core/aime24/acc/mean@1: {log}: 'val-core/aime24/acc/mean@1' does not rise: from 0.500"
-        in err
-    )
+    short, flat, _ = out.splitlines()[1:]
+    assert short.endswith("none: 5 evaluations")
+    assert f"warning: val-core/aime24/acc/mean@1: {log}: 5 evaluations (each compute counted once)" in err
+    assert flat.endswith("]  no")  # forecast, its ceiling not identified
+    assert main(["fit", log, "--each", "--prior", "flat"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[2].endswith("none: 'val-core/gsm8k/acc/mean@1' does not rise")
+    assert f"{log}: 'val-core/gsm8k/acc/mean@1' does not rise: from 0.500" in err
 
 
 def test_evaluations_left_out_are_listed_once(tmp_path, capsys):

@@ -21,17 +21,18 @@ from scalerl.view.runs.tables import _claim_cell
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two seeds of a recipe, another with a hostile name, one that does not rise, and a table."""
+    """Two seeds of a recipe, another with a hostile name, a flat one, a short one, and a table."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "a0", "base", seed=0, recipe={"loss": "cispo", "seed": 0, "health": {}})
     write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1, "health": {}})
     write_run(folder / "b", HOSTILE, 0.5, 2, recipe={"loss": "dapo"})
     write_run(folder / "flat", "flat", 0.3, 3, recipe={"loss": "none"})
+    write_run(folder / "short", "short", seed=4, n=5, recipe={"loss": "short"}, forecast=False)
     write_table(folder / "tab.csv", 30)
     return folder
 
 
-ALL = ("a0", "a1", "b", "flat", "tab.csv")
+ALL = ("a0", "a1", "b", "flat", "short", "tab.csv")
 
 
 def report(runs, *words, sources=ALL):
@@ -55,9 +56,9 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert report(runs, *asked, "-o", page, "--markdown", tables) == 0
     out, err = capsys.readouterr()
     assert out.split() == [str(page), str(tables)]
-    assert "flat: no curve: the pass rate does not rise" in err
+    assert "short: no curve: 5 evaluations (each compute counted once)" in err
     rows = rows_of(tables.read_text(), "Curves and forecasts")
-    fits = {name: fit(RunRecord.read(runs / name)) for name in ("a0", "a1", "b")}
+    fits = {name: fit(RunRecord.read(runs / name)) for name in ("a0", "a1", "b", "flat")}
     own, forecast = fits["a0"], fits["a0"].forecast(16000)
     found = rows["base (a0)"]
     assert found[3] == f"{rate(own.median.A)} {rate_interval(own.intervals.A)}"
@@ -65,7 +66,9 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert found[7] == rate_interval(forecast.rerun)
     chance = own.chance(0.55, 16000)
     assert found[8].startswith(f"{chance.verdict} (probability {rate(chance.probability)}")
-    assert "no fit (the pass rate does not rise" in rows["flat"][-1]
+    assert rows["flat"][8].startswith("no-go")
+    assert rows["flat"][-1].startswith("no (the data reach")
+    assert "no fit (5 evaluations (each" in rows["short"][-1]
     health = rows_of(tables.read_text(), "Health")
     assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
     assert health["tab"][1:] == ["–", "–", "–", "–", "not checked"]
@@ -73,7 +76,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert "Not checked: only the trainer of scalerl" in tables.read_text()
     # Recipes are told by config.json; a table is a recipe of its own.
     assert [run["name"] for run in data_of(page.read_text())["runs"]][-1] == "tab"
-    recipes = {"base": [fits["a0"], fits["a1"]], "b": [fits["b"]]}
+    recipes = {"base": [fits["a0"], fits["a1"]], "b": [fits["b"]], "flat": [fits["flat"]]}
     alone = compare(recipes, budget=16000).pairs[0].differences["A"]
     against = next(
         row for name, row in rows_of(tables.read_text(), "Compared with base").items() if "&lt;" in name
@@ -87,7 +90,7 @@ def test_the_comparison_says_which_way_it_goes_and_what_is_corrected(runs, tmp_p
     assert report(runs, "-o", tmp_path / "p.html", "--markdown", tables, "--budget", "16000") == 0
     note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
     assert "A ratio is its compute over that of base: ×2 takes twice the compute" in note
-    assert "p is corrected (Holm) over both questions about every recipe, 4 in all, and the intervals" in note
+    assert "p is corrected (Holm) over both questions about every recipe, 6 in all, and the intervals" in note
     assert "probability that the lead changes" in note
     assert "are taken to be evaluated on the same prompts" in tables.read_text()
 

@@ -46,16 +46,16 @@ def any_waits(rows):
 
 
 def logs_of_trl(folder):
-    """Two logs of another trainer with a pass rate in percent, and one that does not rise."""
-    for name, scale in (("trl-0", 1.0), ("trl-1", 0.9), ("flat", 0.0)):
+    """Two logs of another trainer with a pass rate in percent, one that does not rise, and one too short."""
+    for name, scale, last in (("trl-0", 1.0, 24), ("trl-1", 0.9, 24), ("flat", 0.0, 24), ("short", 1.0, 5)):
         rows = [
             {
                 "step": n,
                 "epoch": n,
                 "eval_acc_percent": 30 + scale * 30 * n**2 / (n**2 + 64) + 0.3 * (-1) ** n,
             }
-            for n in range(1, 25)
+            for n in range(1, last + 1)
         ]
-        state = folder / name / "checkpoint-24"
+        state = folder / name / f"checkpoint-{last}"
         state.mkdir(parents=True)
-        (state / "trainer_state.json").write_text(json.dumps({"global_step": 24, "log_history": rows}))
+        (state / "trainer_state.json").write_text(json.dumps({"global_step": last, "log_history": rows}))

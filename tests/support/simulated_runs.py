@@ -83,5 +83,5 @@ def write_table(path: Path, n: int, A: float = 0.6) -> Path:
 
 
 def _freeze(writer: RunWriter) -> None:
-    with suppress(CannotAnswerError):  # a run that does not rise has none
+    with suppress(CannotAnswerError):  # a run of few evaluations has none
         writer.forecast(freeze(RunRecord.read(writer.path), "gpu_hours", BUDGET))

@@ -148,12 +148,27 @@ def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
         assert to_tell_text(told, unit) == ""
 
 
-@pytest.mark.parametrize("factor", [0.0, -0.04], ids=["flat", "falling"])
-def test_a_run_that_cannot_be_fitted_has_its_page_and_its_reason(make_run, factor):
-    run = make_run(steps=False, truth=lambda compute: 0.5 + factor * compute / MID)
+def test_a_run_that_cannot_be_fitted_has_its_page_and_its_reason(make_run):
+    text = words(report_html(make_run(n_evals=5, steps=False)))
+    assert "No curve is fitted: 5 evaluations (each compute counted once); a curve needs at least 6." in text
+
+
+def test_a_flat_run_is_forecast_and_its_ceiling_is_said_to_be_unknown(make_run):
+    run = make_run(steps=False, truth=lambda compute: 0.5 + 0 * compute)
     text = words(report_html(run))
-    assert "No curve is fitted: the pass rate " + ("falls" if factor else "does not rise") in text
-    assert "there is no saturating curve to fit" in text
+    assert "No curve is fitted" not in text
+    assert f"ceiling A {ceiling_text(fit(run, x='flops').to_json())}" in text.replace("Ceiling", "ceiling")
+    assert "Too early to tell the ceiling." in text
+    assert "To tell it: not expected within 8 times the compute so far." in text
+
+
+def test_a_falling_run_is_forecast_and_its_ceiling_is_withheld(make_run):
+    run = make_run(steps=False, truth=lambda compute: 0.5 - 0.04 * compute / MID)
+    assert part_that_holds(fit(run, x="flops")) is None
+    text = words(report_html(run))
+    assert "No saturating curve describes this run. The run has peaked: from" in text
+    assert "The ceiling is withheld: the run has peaked." in text
+    assert "one evaluation .3" in text
 
 
 def test_six_evaluations_are_fitted_and_are_too_early(make_run):

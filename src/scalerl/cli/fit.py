@@ -142,7 +142,8 @@ def _each(args: argparse.Namespace) -> None:
     found = read_all(args.run_or_file, args.x, read_options(args), args.price)
     check_options(args, found)
     warnings = settle_amounts(args, found)
-    options = {"level": args.level, "max_compute": args.max_compute or math.inf} | fit_options(args)
+    options = {"level": args.level, "max_compute": args.max_compute or math.inf, "prior": args.prior}
+    options |= fit_options(args)
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
     refused: list[str] = []

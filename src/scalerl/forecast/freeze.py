@@ -15,7 +15,7 @@ def freeze(run: RunRecord, axis: str, target_compute: float) -> dict[str, Any]:
     """Fit the run so far and forecast it at `target_compute`, with the curve and its band up to there.
 
     Raises:
-        CannotAnswerError: the run is too short, or does not rise.
+        CannotAnswerError: the run has fewer than six evaluations.
         InputError: the counters behind `axis` are missing.
     """
     result = fit(run, x=axis)

@@ -66,7 +66,7 @@ class Forecaster:
 
         Raises:
             InputError: an option is not valid.
-            CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
+            CannotAnswerError: as for `fit`.
         """
         if self._fit is None:
             self._fit = fit(self._points, **self._options)

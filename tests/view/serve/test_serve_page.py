@@ -157,13 +157,17 @@ def test_a_log_of_another_trainer_is_told_as_far_as_it_says(browser, original, t
     folder = shutil.copytree(original, tmp_path / "runs")
     logs_of_trl(folder)
     with server(folder) as (_, address), opened(browser, address) as page:
-        why = row(page, "flat").locator('[data-label="forecast"] .why')
-        playwright.expect(why).to_contain_text("'eval_acc_percent' does not rise", timeout=60_000)
-        assert "there is no saturating curve to fit" in why.get_attribute("title")
-        assert why.inner_text().endswith("…")
+        why = row(page, "short").locator('[data-label="forecast"] .why')
+        playwright.expect(why).to_have_text("too early: 5 evaluations", timeout=60_000)
+        assert "a curve needs at least 6" in why.get_attribute("title")
+        flat = row(page, "flat")
+        playwright.expect(flat.locator('[data-label="forecast"]')).to_contain_text(
+            "at 48 steps", timeout=60_000
+        )
+        assert flat.locator('[data-label="ceiling A"]').inner_text().endswith("not identified")
         assert row(page, "flat").locator('[data-label="state"]').inner_text() == "–"
         assert row(page, "a-0").locator('[data-label="state"]').inner_text() == "48 %"
-        assert page.locator("#state").inner_text() == "6 runs, 3 not ended"
+        assert page.locator("#state").inner_text() == "7 runs, 3 not ended"
         notes = row(page, "trl-0").locator("details")
         notes.locator("summary").click()
         assert "named for percentages" in notes.inner_text()

@@ -115,10 +115,11 @@ def part_that_holds(fit: Fit) -> Fit | None:
     # Not by min_compute, which keeps step 0: after a jump that was evaluated otherwise.
     part = fit.points.select((fit.points.compute_N >= low) & (fit.points.compute_N <= high))
     r0 = fit.r0_value if fit.r0_source == "given" else None
+    prior = "flat" if fit.prior == "flat" else "default"  # that of siblings is not known here
     try:
-        return fit_curve(part, r0=r0, level=fit.intervals.level)
+        return fit_curve(part, r0=r0, level=fit.intervals.level, prior=prior)
     except CannotAnswerError:
-        return None  # it is too short, or does not rise
+        return None  # it is too short, or does not rise under a flat prior
 
 
 def sentence(text: str) -> str:

@@ -106,7 +106,7 @@
     } else if (run.waits) made.append("…");
     else {
       const why = run.no_forecast || "–";
-      const early = run.evaluations < 5 ? `too early: ${many(run.evaluations, "evaluation")}` : clipped(why);
+      const early = run.evaluations < 6 ? `too early: ${many(run.evaluations, "evaluation")}` : clipped(why);
       made.append(node("span", { class: "why", title: why }, early));
     }
     return made;
