@@ -208,6 +208,8 @@ def test_a_failed_evaluation_is_left_out_and_named():
     )
     assert warning.endswith("below its neighbours, as if it had failed")
     assert broken.n_points == len(points) - 1
+    assert broken.excluded.pass_rate_N.tolist() == [0.0]
+    assert dict(broken.left_out.counts) == {"failed": 1}
     assert pytest.approx(whole.intervals.A, abs=0.01) == broken.intervals.A
     # At either end one alone may be the start of something.
     rate_N = points.pass_rate_N.copy()

@@ -115,6 +115,15 @@ def test_a_frozen_forecast_stands_as_it_was_written(shown):
     assert found[0]["curve"]["line"] == pytest.approx(row["curve"]["median"], rel=1e-3)
 
 
+def test_a_failed_evaluation_is_drawn_and_is_not_used(shown):
+    rate_N = shown.points.pass_rate_N.copy()
+    rate_N[12] = 0.0
+    points = replace(shown.points, pass_rate_N=rate_N)
+    run = overlay([replace(shown, points=points, fit=fit(points))])["runs"][0]
+    assert run["used"] == [n != 12 for n in range(len(points))]
+    assert run["pass_rate"][12] == 0.0
+
+
 def test_evaluations_that_a_fit_leaves_out_are_said(shown):
     cut = fit(shown.points, r0=0.3, min_compute=2000.0, max_compute=10_000.0)
     run = overlay([replace(shown, fit=cut)])["runs"][0]

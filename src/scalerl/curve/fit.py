@@ -75,8 +75,10 @@ def fit(
     if chosen is None:
         raise InputError(f"no prior is named {prior!r}: {', '.join(PRIORS)}")
     given = None if r0 is None or r0 == "free" else float(r0)
-    points, excluded = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
-    points, failed = _without_failed(points, given)
+    points, keep_N = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
+    failed_N, failed = _failed(points.select(keep_N), given)
+    keep_N[keep_N] = ~failed_N
+    points, excluded = points.select(keep_N), points.select(~keep_N)
     sample = make_sample(points, given)
     # The minima of the other families are starts of the posterior alone: in a long valley a rough one does.
     families = with_extra(extra_families)
@@ -140,25 +142,24 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
     )
 
 
-def _without_failed(points: Points, given: float | None) -> tuple[Points, tuple[str, ...]]:
-    """Leave out single evaluations that are off the curve as none of the others, and name them in warnings.
+def _failed(points: Points, given: float | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return which single evaluations are off the curve as none of the others, (N,), and warnings of them.
 
     Of a server that died, or a checkpoint that was not loaded. The first and the last are kept: alone they
     are as well the start of something.
     """
-    sample = make_sample(points, given)
+    sample, none_N = make_sample(points, given), np.zeros(len(points), dtype=bool)
     if len(sample) < MIN_TO_FIT + 1 or len(sample) < len(points):
-        return points, ()
+        return none_N, ()
     curve = least_squares(sample, LOG_LOGISTIC).curve
     residual_N = points.pass_rate_N - curve(points.compute_N)
     apart_N, single_N = outliers(residual_N, _FAILED)
     single_N &= np.abs(apart_N) > _LEAST_FAILED
     single_N[[0, -1]] = False
     if not single_N.any() or np.count_nonzero(single_N) > len(points) // 10 + 1:
-        return points, ()
-    kept = points.select(~single_N)
-    if len(kept) < MIN_TO_FIT:
-        return points, ()
+        return none_N, ()
+    if len(points) - np.count_nonzero(single_N) < MIN_TO_FIT:
+        return none_N, ()
     steps = points.step_N
     said = tuple(
         f"left out: the evaluation at {points.axis if steps is None else 'step'} "
@@ -166,7 +167,7 @@ def _without_failed(points: Points, given: float | None) -> tuple[Points, tuple[
         f"{abs(apart_N[i]):.3f} {'below' if apart_N[i] < 0 else 'above'} its neighbours, as if it had failed"
         for i in np.flatnonzero(single_N)
     )
-    return kept, said
+    return single_N, said
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prior: Prior) -> Posterior:
@@ -226,22 +227,21 @@ def check_options(
 
 def _choose(
     points: Points, without_start: bool, min_compute: float, max_compute: float
-) -> tuple[Points, Points]:
-    """Return the points to fit, by compute, and those beyond the cuts; 0 is below no `min_compute`."""
+) -> tuple[Points, np.ndarray]:
+    """Return the points by compute, and which are within the cuts, (N,); 0 is below no `min_compute`."""
     # By pass rate too: the order of the rows in a log must not change a digit of the answer.
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
     if without_start:
         # A given R_0 takes the place of the evaluation at compute 0; "free" is meant to differ from it.
         keep_N &= points.compute_N > 0
-    chosen = points.select(keep_N)
-    n = len(np.unique(chosen.compute_N))
+    n = len(np.unique(points.compute_N[keep_N]))
     if n < MIN_TO_FIT:
         raise CannotAnswerError(
             f"{points.source}: {counted(n, 'evaluation')} (each compute counted once); "
             f"a curve needs at least {MIN_TO_FIT}"
         )
-    return chosen, points.select(~keep_N)
+    return points, keep_N
 
 
 def _r0(

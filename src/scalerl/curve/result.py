@@ -36,7 +36,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
 from scalerl.errors import InputError, number_of
-from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
+from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
 from scalerl.record.metric import Metric
 
 _DRAWS = 2000
@@ -69,7 +69,7 @@ class Fit:
     points: Points = field(repr=False)
     """The points that were fitted, by compute."""
     excluded: Points = field(repr=False)
-    """The points that were not: beyond the cuts, or at compute 0 beside a given R_0."""
+    """The points that were not: beyond the cuts, at compute 0 beside a given R_0, or failed."""
     sample: Sample = field(repr=False)
     """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
@@ -85,11 +85,12 @@ class Fit:
 
     @property
     def left_out(self) -> LeftOut:
-        """The evaluations that were not fitted: those that the reader left out, and those beyond the cuts."""
-        found, cut = self.points.left_out, self.excluded
-        zero_N, low_N = cut.compute_N == 0, cut.compute_N < self.min_compute
-        for reason, is_N in ((AT_START, zero_N), (BELOW, low_N & ~zero_N), (ABOVE, ~low_N & ~zero_N)):
-            found = found.joined(cut.select(is_N).omitted(reason))
+        """The evaluations that were not fitted: those left out by the reader, beyond the cuts, and failed."""
+        found, cut, at_N = self.points.left_out, self.excluded, self.excluded.compute_N
+        cases = [at_N == 0, at_N < self.min_compute, at_N > self.max_compute]  # the first that holds
+        why_N = np.select(cases, [AT_START, BELOW, ABOVE], FAILED)
+        for reason in (AT_START, BELOW, ABOVE, FAILED):
+            found = found.joined(cut.select(why_N == reason).omitted(reason))
         return found
 
     @property

@@ -15,6 +15,7 @@ from scalerl.errors import counted, printable
 NAN, INFINITE, NOT_A_NUMBER = "NaN", "infinite", "not a number"
 REPEATED, SUPERSEDED, NO_STEP = "repeated", "superseded", "no step"
 BELOW, ABOVE, AT_START = "below min_compute", "above max_compute", "at compute 0"
+FAILED = "failed"
 NO_EVALUATION = "no evaluation"
 """NaN in a row that holds none."""
 VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
@@ -36,6 +37,7 @@ _WHY = {
     BELOW: "below min_compute",
     ABOVE: "above max_compute",
     AT_START: "at compute 0, whose place the given R_0 takes",
+    FAILED: "far off its neighbours, as if it had failed",
 }
 
 

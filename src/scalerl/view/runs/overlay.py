@@ -186,9 +186,7 @@ def _run(
 
 def _used(points: Points, fit: Fit) -> np.ndarray:
     """Return which evaluations were fitted, booleans (N,)."""
-    inside_N = points.kept_from(fit.min_compute) & (points.compute_N <= fit.max_compute)
-    # Compute 0 is left out where R_0 was given; what was fitted starts with it where it was not.
-    return inside_N & (points.compute_N >= fit.points.compute_N[0])
+    return np.isin(points.compute_N, fit.points.compute_N)  # repeats of a compute are fitted all, or none
 
 
 def _clock(from_N: np.ndarray, to_N: np.ndarray) -> Clock:
