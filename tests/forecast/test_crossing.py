@@ -11,8 +11,9 @@ from scalerl.forecast.crossing import find_crossing
 def curves(A, C_mid, B=2.0, R_0=0.4):
     """Log-logistic curves, one for each A."""
     A_n = np.atleast_1d(np.asarray(A, dtype=float))
-    full = [np.full(len(A_n), value) for value in (math.log(B), math.log(C_mid), R_0)]
-    return Draws(FAMILIES, np.zeros(len(A_n), dtype=int), A_n, *full, np.zeros(len(A_n)), (0.0, 1.0))
+    log_B_n, log_C_n, R_0_n = (np.full(len(A_n), value) for value in (math.log(B), math.log(C_mid), R_0))
+    zeros_n = np.zeros(len(A_n))
+    return Draws(FAMILIES, zeros_n.astype(int), A_n, log_B_n, log_C_n, R_0_n, zeros_n, (0.0, 1.0))
 
 
 def test_a_crossing_by_hand():

@@ -85,7 +85,6 @@ def test_a_margin_stops_more_and_a_negative_one_fewer():
 @pytest.mark.parametrize(
     "values",
     [
-        dict.fromkeys(range(0, 300, 10), 0.4),  # flat
         {c: 0.6 - c / 1000 for c in range(0, 300, 10)},  # falls
         {c: (0.45 + c / 2000 if c <= 150 else 0.6 - c / 2000) for c in range(0, 300, 10)},  # peaks
         trial(0.5, until=60),  # too few
@@ -96,6 +95,18 @@ def test_what_cannot_be_fitted_is_neither_stopped_nor_a_bar(values):
     assert sweep.hopeless(1, values, {0: BEST}) is None
     assert sweep.reach(1, values) == UNKNOWN
     assert sweep.hopeless(0, trial(0.35, until=300), {1: values}) is None
+
+
+def test_a_flat_trial_is_forecast_flat_and_its_ceiling_is_open():
+    """So it is a bar, is stopped early, and is not stopped while the ceiling is waited for."""
+    noise_N = np.random.default_rng(0).normal(0, 0.005, 30)
+    flat = {10 * n: 0.4 + float(noise) for n, noise in enumerate(noise_N)}
+    sweep, early = Sweep(Rule(BUDGET)), Sweep(Rule(BUDGET, early=True))
+    assert sweep.reach(1, flat).high == math.inf
+    assert 0.38 < early.reach(1, flat).low < 0.4 < early.reach(1, flat).high < 0.6
+    assert sweep.hopeless(1, flat, {0: BEST}) is None
+    assert early.hopeless(1, flat, {0: BEST})
+    assert early.hopeless(0, trial(0.35, until=300), {1: flat})
 
 
 def test_nan_is_skipped():

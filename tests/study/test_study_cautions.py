@@ -120,10 +120,15 @@ def test_a_ceiling_that_one_of_two_runs_leaves_open_is_claimed_of_nobody(studies
     assert "the ceiling of low is not identified" in verdict.pairs["low"].ceiling.why
 
 
-def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path):
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [(5, "is not compared: none of its 3 runs could be fitted"), (1000, "is inconclusive: no saturating")],
+)
+def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path, kept, says):
+    """Of too few evaluations, or of a fall."""
     path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=3)
     for run in StudyRecord.read(path).of_arm("x"):
-        rows = studies.evaluations(path / run.plan.folder)
+        rows = studies.evaluations(path / run.plan.folder)[-kept:]
         for row in rows:
             row["pass_rate"] = 0.3 - 0.2 * row["step"] / 400
         studies.lines(path / run.plan.folder / "evals.jsonl", rows)
@@ -132,5 +137,5 @@ def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path
     gain = 0.1 - sum(last) / 3
     assert last_gains(study) == {"x": pytest.approx(gain)}
     text = answers(judge_study(study))[1].text
-    assert text.startswith("is not compared")
+    assert text.startswith(says)
     assert f"Its last pass rate was −{-gain:.3f}".replace("0.", ".") in text

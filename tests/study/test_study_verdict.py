@@ -285,7 +285,9 @@ def test_words(ceiling, efficiency, words):
 
 
 def test_a_ceiling_above_what_is_known_to_be_possible_is_claimed_of_nobody(studies, tmp_path):
-    arms = {"base": studies.Truth(), "high": studies.Truth(A=0.75), "sooner": studies.Truth(C_mid=1600)}
+    # To 6.7 C_mid: at 4 the family decides the ceiling, and with it three quarters of which gain.
+    base = studies.Truth(C_mid=1500)
+    arms = {"base": base, "high": replace(base, A=0.75), "sooner": replace(base, C_mid=1000)}
     path = studies.write(tmp_path, arms, seeds=4)
     assert judge_study(StudyRecord.read(path)).pairs["high"].ceiling.verdict == "higher ceiling"
     for run in StudyRecord.read(path).runs:

@@ -63,7 +63,7 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
                 # The last such arm has one seed that was cut short, and the others log their truncation.
                 cut = place == last and seed == 1
                 write_run(
-                    folder / where, rng, truth, 0.4 if cut else 1.0, not cut, 0.02 if place else math.nan
+                    folder / where, rng, truth, 0.6 if cut else 1.0, not cut, 0.02 if place else math.nan
                 )
                 attempts.append({"run": key, "outcome": "done", "cause": "", "seconds": 9.0, "until": 1e4})
     (folder / "runs" / "0" / "seed0" / "report.html").write_text("a page")

@@ -3,8 +3,9 @@
     high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `budget`
 
 A trial has a `high` only once its ceiling is identified (`Fit.identified`), and so none is stopped before,
-unless the rule is `early`; it has a `low` as soon as it can be fitted. Finished trials have both like the
-others: the largest value that any trial has shown is the luckiest of many noisy ones, and a fit's is not.
+unless the rule is `early`; it has a `low` as soon as it can be fitted, even if it stays flat. Finished trials
+have both like the others: the largest value that any trial has shown is the luckiest of many noisy ones, and
+a fit's is not.
 
 The interval is that of the mean curve. Trials are compared with each other and the best of them is kept, so
 neither the noise of one more evaluation nor a rerun with another seed is in the question. At `level` .95 a

@@ -66,9 +66,7 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     pair = verdict.pairs.get(arm.name)
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
-        gain = last_gains(verdict.study).get(arm.name)
-        measured = "" if gain is None else f" Its last pass rate was {signed(gain)} from that of the base."
-        return Answer(arm.name, "not compared", f"is not compared: {why}.{measured}")
+        return Answer(arm.name, "not compared", f"is not compared: {why}.{_measured(verdict, arm)}")
     kind, claims = kind_of(pair), (pair.ceiling, pair.efficiency)
     if kind == "noise":
         ceiling, efficiency = (_would_tell(pair, claim) for claim in claims)
@@ -77,11 +75,18 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
             f"nor in the efficiency ({efficiency})"
         )
     elif all(claim.verdict == "inconclusive" for claim in claims):
-        text = f"is inconclusive: {'; '.join(dict.fromkeys(claim.why for claim in claims))}"
+        why = "; ".join(dict.fromkeys(claim.why for claim in claims))
+        return Answer(arm.name, kind, f"is inconclusive: {why}.{_measured(verdict, arm)}")
     else:
         moved_first = sorted(claims, key=is_made, reverse=True)
         text = "; ".join(_claim_sentence(pair, claim) for claim in moved_first)
     return Answer(arm.name, kind, f"{text}.")
+
+
+def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:
+    """Return a sentence on the last evaluations, for an arm of which the curves tell nothing."""
+    gain = last_gains(verdict.study).get(arm.name)
+    return "" if gain is None else f" Its last pass rate was {signed(gain)} from that of the base."
 
 
 def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
