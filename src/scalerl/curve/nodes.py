@@ -28,8 +28,8 @@ def family_nodes(
 ) -> dict[str, np.ndarray]:
     """Lay the nodes of one family around the ridge through `log_mid`, that of its least-squares curve.
 
-    Returns the columns of `Posterior`, not yet normalised, the sum of squares `rss` and the mean `wander` at
-    the last evaluation (cells, a, r), and the model of the noise of every cell.
+    Returns the columns of `Posterior`, not yet normalised, the sum of squares `rss`, the `walk` and `slope`
+    that are expected at the last evaluation (cells, a, r), and the model of the noise of every cell.
     """
     seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *log_mid_range(sample)))
     # The ridge hardly moves with the correlation, so that one of them finds it for all.
@@ -79,6 +79,11 @@ def _linear_nodes(
     information = cell.gg if sample.r0 is not None else cell.gg - cell.hg**2 / hh
     spread_A = sd / np.sqrt(np.maximum(information, 1e-12))
     A, dA = _midpoints(A_best, spread_A, np.full_like(A_best, sample.r0 or 0.0), 1.0, _A_NODES)
+    if prior.certain:
+        # A node for A = 1 itself: it has a probability, and no width.
+        one = np.ones((len(A), 1))
+        dA = np.concatenate([np.broadcast_to(dA, A.shape), one], axis=1)
+        A = np.concatenate([A, one], axis=1)
     if sample.r0 is None:
         centre = np.clip((cell.hy[:, None] - A * cell.hg[:, None]) / hh[:, None], 0, A)
         spread = np.broadcast_to((sd / np.sqrt(hh))[:, None], A.shape)
@@ -93,7 +98,7 @@ def _linear_nodes(
     log_b_cells, log_mid_cells = log_b_PMK[index], log_mid_M[m]
     log_weight = log_weight + prior.log_cells(sample, family, log_b_cells, log_mid_cells)[:, None, None]
     log_weight = log_weight + prior.log_ends(A[:, :, None], R_0)
-    return {
+    nodes = {
         "log_b_cells": log_b_cells,
         "log_mid_cells": log_mid_cells,
         "phi_cells": noise.phi_P[p],
@@ -102,31 +107,26 @@ def _linear_nodes(
         "log_weight": log_weight,
         "rss": rss,
         "model_cells": p,
-        "wander": _wander_of(sample, family, noise, p, log_b_cells, log_mid_cells, A, R_0),
+        "place_cells": np.ravel_multi_index(index, level.shape),
     }
+    return nodes | _expected(sample, family, noise, nodes)
 
 
-def _wander_of(
-    sample: Sample,
-    family: Family,
-    noise: Noise,
-    model_cells: np.ndarray,
-    log_b_cells: np.ndarray,
-    log_mid_cells: np.ndarray,
-    A: np.ndarray,
-    R_0: np.ndarray,
-) -> np.ndarray:
-    """Return the mean of the wander at the last evaluation, given each node's curve, (cells, a, r)."""
-    wander = np.zeros(R_0.shape)
-    mine = np.flatnonzero(noise.wander_P[model_cells])
-    if not len(mine):
-        return wander
-    filter_cN = noise.filter_PN[model_cells[mine]]
-    g = family.share(np.exp(log_b_cells[mine])[:, None], sample.log_c_N - log_mid_cells[mine][:, None])
-    of_g = np.sum(filter_cN * g, axis=1)[:, None, None]
-    of_1, of_y = filter_cN.sum(axis=1)[:, None, None], (filter_cN @ sample.y_N)[:, None, None]
-    wander[mine] = of_y - R_0[mine] * (of_1 - of_g) - A[mine][:, :, None] * of_g
-    return wander
+def _expected(
+    sample: Sample, family: Family, noise: Noise, nodes: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return `walk` and `slope` expected at the last evaluation, given each node's curve, (cells, a, r)."""
+    found = np.zeros((2, *nodes["R_0"].shape))
+    mine = noise.walks.of_model(nodes["model_cells"])
+    if len(mine):
+        names = ("model_cells", "log_b_cells", "log_mid_cells", "A", "R_0")
+        cell = {name: nodes[name][mine] for name in names}
+        x_cN = sample.log_c_N - cell["log_mid_cells"][:, None]
+        share_cN = family.share(np.exp(cell["log_b_cells"])[:, None], x_cN)
+        found[:, mine] = noise.walks.expected(
+            cell["model_cells"], sample.y_N, share_cN, cell["A"], cell["R_0"]
+        )
+    return {"walk": found[0], "slope": found[1]}
 
 
 def _midpoints(

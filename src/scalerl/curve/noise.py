@@ -1,31 +1,101 @@
-"""The noise of evaluations: unknown in size, correlated between neighbours or with a wander, integrated out.
+"""The noise of evaluations: unknown in size, correlated between neighbours or with a walk, integrated out.
 
     e ~ N(0, sd^2 K)
     K[i, j] = phi^(distance from i to j in usual steps between evaluations)         correlated
     K = I + W T, T[i, j] = min(t_i, t_j), t = `Sample.clock_N`                      a wander of variance W
+    K = I + W T, T[i, j] = m^2 (3 M - m) / 2, m, M of t_i, t_j of `Sample.even_N`   a trend of variance W
     RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
 
-The inverse of the correlation is tridiagonal. T is that of a random walk: with T = U diag(l) U^T the inverse
-is I - U diag(W l / (1 + W l)) U^T for every W, of which the few large l matter. Either way RSS is a quadratic
-in (R_0, A) that takes one pass over the evaluations.
+The inverse of the correlation is tridiagonal. T is that of a random walk, or of a slope that is one, and is 1
+at the last evaluation: with T = U diag(l) U^T the inverse is I - U diag(W l / (1 + W l)) U^T for every W, of
+which the few large l matter. Either way RSS is a quadratic in (R_0, A) that takes one pass over the
+evaluations. Given its curve, the walk at the last evaluation is normal, its mean linear in the residuals (as
+of a Gaussian process).
 
-Shapes: P models of the noise, J values of sd, N points, k columns of U, T entries of a table over the sum of
-squares, and `...` any grid of (log B, log C_mid).
+Shapes: P models of the noise, J values of sd, N points, k columns of U, s = (walk, its slope) at the last
+evaluation, T entries of a table over the sum of squares, and `...` any grid of (log B, log C_mid); cells, a
+and r as in `scalerl.curve.posterior`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.curve.prior import SD_RANGE, Prior
+from scalerl.curve.prior import SD_RANGE, NoiseModel, Prior
+from scalerl.curve.quantiles import normal_quantiles
 from scalerl.curve.sample import Sample
 
 _TINY = 1e-300
-_LEAST = 0.01  # variance of a wave of the walk, in that of an evaluation, below which it is left out
+_LEAST = 0.01  # variance of a wave of a walk, in that of an evaluation, below which it is left out
+_SOON = 0.3  # compute ahead, as a share of the run's, for which what a slope is yet to change is right
+_EVEN = 4096  # quantiles that stand for a normal distribution
+# Multiples of these, modulo 1, fill a cube evenly (Roberts, 2018), with fewer gaps than draws leave.
+_RECURRENCE = 0.8191725133961645, 0.6710436067037893, 0.5497004779019703
+
+
+@dataclass(frozen=True)
+class Walks:
+    """The walks of the models of the noise: variances `wander_P` and `trend_P`, in that of an evaluation.
+
+    The inverse of K is less by U diag(`shrink_Pk`) U^T, `wave_Nk` being U. At the last evaluation (walk,
+    slope) is expected at `filter_PsN` times the residuals, with covariance `left_Pss` sd^2.
+    """
+
+    wander_P: np.ndarray
+    trend_P: np.ndarray
+    wave_Nk: np.ndarray
+    shrink_Pk: np.ndarray
+    filter_PsN: np.ndarray
+    left_Pss: np.ndarray
+
+    def only(self, p: int) -> Walks:
+        """Return those of one model, P = 1."""
+        names = ("wander_P", "trend_P", "shrink_Pk", "filter_PsN", "left_Pss")
+        return replace(self, **{name: getattr(self, name)[p : p + 1] for name in names})
+
+    def of_model(self, model_cells: np.ndarray) -> np.ndarray:
+        """Return the indices of the cells whose model has a walk."""
+        return np.flatnonzero((self.wander_P + self.trend_P)[model_cells])
+
+    def expected(
+        self, model_cells: np.ndarray, y_N: np.ndarray, share_cN: np.ndarray, A: np.ndarray, R_0: np.ndarray
+    ) -> np.ndarray:
+        """Return (walk, slope) expected at the last evaluation of cells of such models, (2, cells, a, r).
+
+        `share_cN` is the share of the gain at every evaluation; A is (cells, a), R_0 (cells, a, r).
+        """
+        filter_scN = np.moveaxis(self.filter_PsN[model_cells], 1, 0)
+        of_g = np.sum(filter_scN * share_cN, axis=2)[..., None, None]
+        of_1, of_y = filter_scN.sum(axis=2)[..., None, None], (filter_scN @ y_N)[..., None, None]
+        return of_y - R_0 * (of_1 - of_g) - A[:, :, None] * of_g
+
+    def drawn(
+        self, model_cells: np.ndarray, place_cells: np.ndarray, expected: np.ndarray, sd: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the walk, its slope, and the sd of what the wander adds after, one quantile for each node.
+
+        `expected` is (2, cells, a, r) of cells of such models, `sd` that of an evaluation, (cells, a, r).
+        `place_cells` numbers the cells by their place in the grid.
+        """
+        # In any order even over the nodes, and independent of one another. By their places, as rounding adds
+        # or leaves out a cell that holds next to nothing, and must not move the quantiles of all others.
+        k = place_cells[:, None, None] * sd[0].size + np.arange(sd[0].size).reshape(sd.shape[1:])
+        here, turn, ahead = (_even_normal()[((k * step) % 1.0 * _EVEN).astype(int)] for step in _RECURRENCE)
+        left_css = self.left_Pss[model_cells]
+        var_c, both_c = np.maximum(left_css[:, 0, 0], 0.0), left_css[:, 0, 1]
+        given_c = np.maximum(left_css[:, 1, 1] - both_c**2 / np.maximum(var_c, 1e-12), 0.0)
+        given_c = given_c + _SOON * self.trend_P[model_cells]
+        by_walk_c = both_c / np.sqrt(np.maximum(var_c, 1e-12))
+        wide = (slice(None), None, None)
+        walk = expected[0] + sd * np.sqrt(var_c)[wide] * here
+        slope = expected[1] + sd * (by_walk_c[wide] * here + np.sqrt(given_c)[wide] * turn)
+        return walk, slope, sd * np.sqrt(self.wander_P[model_cells])[wide] * ahead
 
 
 @dataclass(frozen=True)
@@ -34,17 +104,11 @@ class Noise:
 
     `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
     `log_prior_P` is the prior of the model, with the determinant of K. The inverse of K is tridiagonal,
-    `diagonal_PN` and `below_PN` with the entry of (i, i - 1) at i, 0 at i = 0, less a wander's
-    U diag(`shrink_Pk`) U^T, `wave_Nk` being U. At the last evaluation a wander is expected at `filter_PN`
-    times the residuals, with variance `left_P` sd^2; it grows by `wander_P` sd^2 on the clock.
+    `diagonal_PN` and `below_PN` with the entry of (i, i - 1) at i, 0 at i = 0, less what `walks` has.
     """
 
     phi_P: np.ndarray
-    wander_P: np.ndarray
-    wave_Nk: np.ndarray
-    shrink_Pk: np.ndarray
-    filter_PN: np.ndarray
-    left_P: np.ndarray
+    walks: Walks
     diagonal_PN: np.ndarray
     below_PN: np.ndarray
     log_prior_P: np.ndarray
@@ -55,9 +119,9 @@ class Noise:
 
     def only(self, p: int) -> Noise:
         """Return the noise given one model, P = 1."""
-        names = ("phi_P", "wander_P", "shrink_Pk", "filter_PN", "left_P", "diagonal_PN", "below_PN")
-        names = (*names, "log_prior_P")
-        return replace(self, **{name: getattr(self, name)[p : p + 1] for name in names})
+        names = ("phi_P", "diagonal_PN", "below_PN", "log_prior_P")
+        kept = {name: getattr(self, name)[p : p + 1] for name in names}
+        return replace(self, walks=self.walks.only(p), **kept)
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Return the log marginal likelihood (up to a constant) of sums of squares (P, ...)."""
@@ -84,7 +148,7 @@ class Noise:
         product = self.diagonal_PN * a_N
         product[:, 1:] += self.below_PN[:, 1:] * a_N[:-1]
         product[:, :-1] += self.below_PN[:, 1:] * a_N[1:]
-        return product - (self.shrink_Pk * (a_N @ self.wave_Nk)) @ self.wave_Nk.T
+        return product - (self.walks.shrink_Pk * (a_N @ self.walks.wave_Nk)) @ self.walks.wave_Nk.T
 
     def quadratic(self, share: np.ndarray, y_N: np.ndarray) -> Quadratic:
         """Return the quadratic of every cell from its shares (..., N)."""
@@ -95,8 +159,8 @@ class Noise:
         gg = self.diagonal_PN @ (g * g).T
         if self.phi_P.any():
             gg += 2 * (self.below_PN[:, 1:] @ (g[:, 1:] * g[:, :-1]).T)
-        if self.wander_P.any():
-            gg -= self.shrink_Pk @ ((g @ self.wave_Nk) ** 2).T
+        if self.walks.shrink_Pk.any():
+            gg -= self.walks.shrink_Pk @ ((g @ self.walks.wave_Nk) ** 2).T
         g1, gy = one_PN @ g.T, y_PN @ g.T
         one, y1, yy = (v[:, None] for v in (one_PN.sum(axis=1), one_PN @ y_N, y_PN @ y_N))
         fields = (gg, g1 - gg, one - 2 * g1 + gg, gy, y1 - gy, np.broadcast_to(yy, gg.shape))
@@ -106,7 +170,7 @@ class Noise:
 def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
     """Tabulate the models of the noise of a prior, for a sample whose sd is at least `floor`."""
     models = prior.noise
-    phi_P, wander_P = (np.array([getattr(model, name) for model in models]) for name in ("phi", "wander"))
+    phi_P = np.array([model.phi for model in models])
     rho_PN = phi_P[:, None] ** sample.gap_N
     rho_PN[:, 0] = 0.0  # the first row has no predecessor, whatever its gap
     inverse_PN = 1.0 / (1.0 - rho_PN**2)
@@ -116,9 +180,9 @@ def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
     root_N = np.sqrt(sample.weight_N)
     below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
     log_prior_P = 0.5 * np.log(inverse_PN).sum(axis=1) + np.log([model.weight for model in models])
-    wave_Nk, shrink_Pk, filter_PN, left_P = _wander(sample.clock_N, root_N, wander_P)
+    walks = make_walks(sample, models)
     # log |K| of a wander is the sum of log(1 + W l), and shrink is W l / (1 + W l).
-    log_prior_P = log_prior_P + 0.5 * np.log1p(-shrink_Pk).sum(axis=1)
+    log_prior_P = log_prior_P + 0.5 * np.log1p(-walks.shrink_Pk).sum(axis=1)
     # The integral over sd depends on RSS alone: one table instead of an integral for every node. Beyond its
     # ends (an RSS of nearly 0, or of 4 for every point) it is constant.
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
@@ -133,11 +197,7 @@ def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
     log_weight_T = (top_T + np.log(total_T))[:, 0]
     return Noise(
         phi_P,
-        wander_P,
-        wave_Nk,
-        shrink_Pk,
-        filter_PN,
-        left_P,
+        walks,
         diagonal_PN,
         below_PN,
         log_prior_P,
@@ -148,24 +208,51 @@ def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
     )
 
 
-def _wander(
-    clock_N: np.ndarray, root_N: np.ndarray, wander_P: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return `wave_Nk`, `shrink_Pk`, `filter_PN` and `left_P` of `Noise`; `root_N` are roots of weights."""
-    n, p = len(clock_N), len(wander_P)
-    if not wander_P.any():
-        return np.zeros((n, 0)), np.zeros((p, 0)), np.zeros((p, n)), np.zeros(p)
+def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
+    """Return the walks of models of the noise, for the rows of a sample."""
+    n, p = len(sample), len(models)
+    variances = {name: np.array([getattr(model, name) for model in models]) for name in ("wander", "trend")}
     # Of rows that average several evaluations the noise is less, and the walk is not: both in units of noise.
-    value_k, wave_Nk = np.linalg.eigh(np.minimum(clock_N[:, None], clock_N) * root_N[:, None] * root_N)
-    kept = wander_P.max() * value_k > _LEAST
-    value_k, wave_Nk = value_k[kept], wave_Nk[:, kept]
-    shrink_Pk = wander_P[:, None] * value_k / (1.0 + wander_P[:, None] * value_k)
-    # At the last evaluation the walk is W t^T K^-1 of the residuals (as of a Gaussian process).
-    t_N = root_N * clock_N
-    solved_PN = root_N * (t_N - (shrink_Pk * (t_N @ wave_Nk)) @ wave_Nk.T)
-    filter_PN = wander_P[:, None] * solved_PN
-    left_P = wander_P * clock_N[-1] - wander_P * (filter_PN @ clock_N)
-    return root_N[:, None] * wave_Nk, shrink_Pk, filter_PN, np.maximum(left_P, 0.0)
+    root_N = np.sqrt(sample.weight_N)
+    wave_Nk, shrink_Pk = np.zeros((n, 0)), np.zeros((p, 0))
+    filter_PsN, left_Pss = np.zeros((p, 2, n)), np.zeros((p, 2, 2))
+    for name, covariance in (("wander", _wander), ("trend", _trend)):
+        variance_P = variances[name]
+        if not variance_P.any():
+            continue
+        T_NN, last_sN, end_ss = covariance(sample)
+        value_k, U_Nk = np.linalg.eigh(T_NN * root_N[:, None] * root_N)
+        kept = variance_P.max() * value_k > _LEAST
+        value_k, U_Nk = value_k[kept], U_Nk[:, kept]
+        own_Pk = variance_P[:, None] * value_k / (1.0 + variance_P[:, None] * value_k)
+        seen_sN = root_N * last_sN
+        solved_PsN = seen_sN - ((seen_sN @ U_Nk) * own_Pk[:, None]) @ U_Nk.T
+        own_PsN = variance_P[:, None, None] * solved_PsN * root_N
+        filter_PsN += own_PsN
+        left_Pss += variance_P[:, None, None] * (end_ss - own_PsN @ last_sN.T)
+        wave_Nk = np.concatenate([wave_Nk, root_N[:, None] * U_Nk], axis=1)
+        shrink_Pk = np.concatenate([shrink_Pk, own_Pk], axis=1)
+    return Walks(variances["wander"], variances["trend"], wave_Nk, shrink_Pk, filter_PsN, left_Pss)
+
+
+def _wander(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return covariances: T, of (walk, slope) at the last row with all, and of the two. It has no slope."""
+    t_N = sample.clock_N
+    return np.minimum(t_N[:, None], t_N), np.stack([t_N, 0.0 * t_N]), np.diag([1.0, 0.0])
+
+
+def _trend(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same of a trend, three times the integral of a walk, in variance."""
+    t_N = sample.even_N
+    first_NN, later_NN = np.minimum(t_N[:, None], t_N), np.maximum(t_N[:, None], t_N)
+    last_sN = np.stack([0.5 * t_N**2 * (3.0 - t_N), 1.5 * t_N**2])
+    return 0.5 * first_NN**2 * (3.0 * later_NN - first_NN), last_sN, np.array([[1.0, 1.5], [1.5, 3.0]])
+
+
+@functools.cache
+def _even_normal() -> np.ndarray:
+    """Return the quantiles of a normal distribution at even probabilities."""
+    return normal_quantiles((np.arange(_EVEN) + 0.5) / _EVEN)
 
 
 def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:

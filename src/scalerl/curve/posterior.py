@@ -8,7 +8,7 @@ nodes are laid where the posterior has mass (`scalerl.curve.nodes`).
 
 A wander is part of the run's mean curve: a node's curve is moved to where its walk is at the last evaluation,
 and goes on with the square root of the clock, each by one quantile of its normal distribution. Together the
-nodes have the right distribution at every compute.
+nodes have the right distribution at every compute. A trend goes on with its slope.
 
 Shapes: P models of the noise, M values of log C_mid, K of log B; cells (B, C_mid, noise) = what is kept of
 P x M x K, over all families; a = nodes of A, r = nodes of R_0 for each A.
@@ -16,31 +16,30 @@ P x M x K, over all families; a = nodes of A, r = nodes of R_0 for each A.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.curve.families import Family, log_compute, log_compute_to, of_families
-from scalerl.curve.least_squares import LeastSquares
+from scalerl.curve.families import LOG_LOGISTIC, Family, log_compute, log_compute_to, of_families
+from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.nodes import family_nodes
 from scalerl.curve.noise import Noise, make_noise
-from scalerl.curve.prior import Prior
-from scalerl.curve.quantiles import normal_quantiles
+from scalerl.curve.prior import USUAL_MID, Prior
 from scalerl.curve.sample import Sample, clock
 
-_EVEN = 4096  # quantiles that stand for a normal distribution
-_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0", "drift")
-_DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n")
+_LITTLE = 1e-3  # gain below which a least-squares curve is flat
+_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0", "drift", "slope")
+_DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
 
 
 @dataclass(frozen=True)
 class Draws:
     """Curves of equal weight, all arrays (n,): `family_n` is an index into `families`.
 
-    `drift_n` is where the wander goes after the last evaluation, over the root of the clock since then.
+    `drift_n` is where the wander goes after the last evaluation, over the root of the clock since then, and
+    `slope_n` where a trend goes, over the compute since then as a share of the run's.
     """
 
     families: tuple[Family, ...]
@@ -50,6 +49,7 @@ class Draws:
     log_mid_n: np.ndarray
     R_0_n: np.ndarray
     drift_n: np.ndarray
+    slope_n: np.ndarray
     log_c_range: tuple[float, float]
     """Logarithms of the smallest positive and the largest compute of the run."""
 
@@ -58,6 +58,7 @@ class Draws:
         x = log_compute(np.asarray(compute_M, dtype=float)) - self.log_mid_n[:, None]
         share = of_families(self.families, self.family_n, "share", np.exp(self.log_b_n)[:, None], x)
         drift = self.drift_n[:, None] * _since(compute_M, self.log_c_range)
+        drift = drift + self.slope_n[:, None] * _ahead(compute_M, self.log_c_range)
         return np.clip(self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share + drift, 0.0, 1.0)
 
     def log_compute_to(self, target: float) -> np.ndarray:
@@ -79,9 +80,9 @@ class Draws:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Weighted nodes. `weight` sums to 1; it, its logarithm, `A`, `R_0` and `drift` are (cells, a, r).
+    """Weighted nodes: `weight`, which sums to 1, its logarithm, and all without a suffix are (cells, a, r).
 
-    `drift` is as of `Draws`.
+    `drift` and `slope` are as of `Draws`. A is below R_0 where a node's curve falls.
     """
 
     family_cells: np.ndarray
@@ -91,6 +92,7 @@ class Posterior:
     A: np.ndarray
     R_0: np.ndarray
     drift: np.ndarray
+    slope: np.ndarray
     log_weight: np.ndarray
     weight: np.ndarray
     sd_J: np.ndarray
@@ -146,6 +148,7 @@ class Posterior:
             self.log_mid_cells[cell],
             self.R_0[cell, a, r],
             self.drift[cell, a, r],
+            self.slope[cell, a, r],
             self.log_c_range,
         )
 
@@ -156,7 +159,8 @@ class Posterior:
         value = self.R_0 * (1 - g) + self.A * g
         since = float(_since(np.asarray(compute), self.log_c_range))
         # The walk knows no bounds; a pass rate does.
-        return np.clip(value + self.drift * since, 0.0, 1.0) if since else value
+        ahead = float(_ahead(np.asarray(compute), self.log_c_range))
+        return np.clip(value + self.drift * since + self.slope * ahead, 0.0, 1.0) if since else value
 
     def compute_to(self, target: float) -> np.ndarray:
         """Return the compute at which every node's curve reaches `target`; 0 below R_0, infinite above A.
@@ -179,16 +183,19 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     parts = []
     for found in best:
         if found.curve.family in families:
-            part = family_nodes(sample, found.curve.family, noise, prior, math.log(found.curve.C_mid))
-            part["family_cells"] = np.full(len(part["A"]), len(parts))
-            part["log_weight"] = part["log_weight"] + math.log(prior_F[len(parts)])
-            parts.append(part)
+            family, log_mid = families.index(found.curve.family), math.log(found.curve.C_mid)
+            rises = prior_F[family] - (prior.falls if found.curve.family == LOG_LOGISTIC else 0.0)
+            part = family_nodes(sample, found.curve.family, noise, prior, log_mid)
+            parts.append(_weighted(part, family, rises))
+    if prior.falls:
+        parts.append(_weighted(_falling(sample, noise, prior), families.index(LOG_LOGISTIC), prior.falls))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     rss, log_weight = joined.pop("rss"), _normalised(joined.pop("log_weight"))
-    model_cells, wander = joined.pop("model_cells"), joined.pop("wander")
-    weight = np.exp(log_weight)
+    model_cells, weight = joined.pop("model_cells"), np.exp(log_weight)
+    joined |= _walked(noise, joined, model_cells, rss)
+    joined.pop("place_cells")
+    wander = float(np.sum(joined.pop("walk") * weight))
     sd_weight_J = noise.sd_weights(rss.ravel(), weight.ravel())
-    joined |= _wandered(noise, joined, model_cells, wander, rss)
     return Posterior(
         **joined,
         log_weight=log_weight,
@@ -197,41 +204,53 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
         sd_weight_J=sd_weight_J,
         families=families,
         prior=prior,
-        wander=float(np.sum(wander * weight)),
+        wander=wander,
         log_c_range=sample.log_c_range,
     )
 
 
-def _wandered(
-    noise: Noise, nodes: dict[str, np.ndarray], model_cells: np.ndarray, wander: np.ndarray, rss: np.ndarray
+def _weighted(part: dict[str, np.ndarray], family: int, probability: float) -> dict[str, np.ndarray]:
+    """Return nodes with their family, and its prior in their weights."""
+    family_cells = np.full(len(part["A"]), family)
+    return part | {"family_cells": family_cells, "log_weight": part["log_weight"] + math.log(probability)}
+
+
+def _falling(sample: Sample, noise: Noise, prior: Prior) -> dict[str, np.ndarray]:
+    """Lay the nodes of log-logistic curves that fall, A below R_0: those that rise, upside down."""
+    upside = replace(sample, y_N=1.0 - sample.y_N, r0=None if sample.r0 is None else 1.0 - sample.r0)
+    curve = least_squares(upside, LOG_LOGISTIC, steps=8).curve
+    # A run that rises has no C_mid of a fall: the search starts where most runs have theirs.
+    falls = curve.A - curve.R_0 > _LITTLE
+    log_mid = math.log(curve.C_mid) if falls else sample.log_c_range[1] + USUAL_MID
+    part = family_nodes(upside, LOG_LOGISTIC, noise, prior, log_mid)
+    turned = {name: 1.0 - part[name] for name in ("A", "R_0")}
+    return part | turned | {name: -part[name] for name in ("walk", "slope")}
+
+
+def _walked(
+    noise: Noise, nodes: dict[str, np.ndarray], model_cells: np.ndarray, rss: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return `A`, `R_0` and `drift` with each node's wander; `wander` is its mean at the last evaluation."""
-    A, R_0 = np.tile(nodes["A"][:, :, None], rss.shape[2]), nodes["R_0"].copy()
-    drift, mine = np.zeros_like(rss), np.flatnonzero(noise.wander_P[model_cells])
+    """Return `A`, `R_0`, `drift` and `slope` with each node's walk, (cells, a, r)."""
+    A, R_0, slope = np.tile(nodes["A"][:, :, None], rss.shape[2]), nodes["R_0"].copy(), nodes["slope"].copy()
+    drift, mine = np.zeros_like(rss), noise.walks.of_model(model_cells)
     if len(mine):
-        # Quantiles that are even over the nodes in any order, and independent of one another: an additive
-        # recurrence on two irrational numbers (Roberts, 2018), which leaves fewer gaps than draws would.
-        k, steps = (
-            np.arange(rss[mine].size).reshape(rss[mine].shape),
-            (0.7548776662466927, 0.5698402909980532),
+        expected = np.stack([nodes["walk"][mine], slope[mine]])
+        walk, slope[mine], drift[mine] = noise.walks.drawn(
+            model_cells[mine], nodes["place_cells"][mine], expected, noise.sd_at(rss[mine])
         )
-        here, ahead = (_even_normal()[((k * step) % 1.0 * _EVEN).astype(int)] for step in steps)
-        sd, model = noise.sd_at(rss[mine]), model_cells[mine]
-        moved = wander[mine] + here * sd * np.sqrt(noise.left_P[model])[:, None, None]
-        A[mine], R_0[mine] = np.clip(A[mine] + moved, 0.0, 1.0), np.clip(R_0[mine] + moved, 0.0, 1.0)
-        drift[mine] = ahead * sd * np.sqrt(noise.wander_P[model])[:, None, None]
-    return {"A": A, "R_0": R_0, "drift": drift}
-
-
-@functools.cache
-def _even_normal() -> np.ndarray:
-    """Return the quantiles of a normal distribution at even probabilities."""
-    return normal_quantiles((np.arange(_EVEN) + 0.5) / _EVEN)
+        A[mine], R_0[mine] = np.clip(A[mine] + walk, 0.0, 1.0), np.clip(R_0[mine] + walk, 0.0, 1.0)
+    return {"A": A, "R_0": R_0, "drift": drift, "slope": slope}
 
 
 def _since(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
     """Return the root of the wander's clock since the last evaluation, 0 before it; shape as given."""
     return np.sqrt(np.maximum(clock(compute, *log_c_range) - 1.0, 0.0))
+
+
+def _ahead(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
+    """Return compute beyond the last evaluation over that of the last, 0 before it; shape as given."""
+    # Any slope has left [0, 1] by e^20 times the run; beyond, the product would overflow.
+    return np.maximum(np.expm1(np.minimum(log_compute(compute) - log_c_range[1], 20.0)), 0.0)
 
 
 def _normalised(log_weight: np.ndarray) -> np.ndarray:

@@ -5,16 +5,20 @@ The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is w
     family              log-logistic, Weibull, Frechet, power law: .152 each; Burr, two speeds, burst: .130
     log C_mid           normal about half of the largest compute (log -.7), sd 1.6
     log B               normal about 1.5, sd .6; of the burst about 6, sd .35 (`Family.usual_B`)
-    A, given R_0        (A - R_0) / (1 - R_0) ~ Beta(.7, 1.3): small gains are common, and R_0 is flat
+    A, given R_0        (A - R_0) / (1 - R_0) ~ Beta(.7, 1.3): small gains are common, and R_0 is flat; A = 1
+                        has a probability of .04. A run falls with probability .1, to R_0 less the same share
+                        of R_0, as the log-logistic family rises
     log sd              of one evaluation: normal about .01, sd .8; at least the sampling noise that is known
-    noise               `_NOISE`: independent, correlated between neighbours (phi), or with a wander
+    noise               `_NOISE`: independent, correlated between neighbours (phi), with a wander or a trend
 
 A run that has not risen is most likely to be one that gains little: under a flat prior it would be one that
 is about to take off, as more curves differ in what is still to come than in what has been measured.
 
 The wander is what no saturating curve has: a random walk in log(1 + C / C_1), C_1 the smallest positive
 compute, whose variance over the run so far is so many times that of one evaluation. A forecast goes on from
-where the walk is, and widens with log C.
+where the walk is, and widens with log C. A trend is a random walk of the slope in C itself: a forecast also
+goes on with the slope that it has at the last evaluation, as that of a run past its peak does. Its prior
+probability is .004: only a run that shows one has it.
 
 `FLAT` (of `fit(prior="flat")`): four families alike, no wander, all correlations alike, log sd flat, and
 (R_0, A, B, C_mid) flat over what the evaluations measure, and would measure in half as much compute again
@@ -37,7 +41,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import Family
+from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.sample import Sample
 
 PRIOR_REACH = 10.0
@@ -46,7 +50,7 @@ SD_RANGE = (5e-4, 0.15)
 """The range of the noise sd; evaluation noise that is known raises the lower end."""
 _AHEAD = 0.5  # the flat prior counts what would be measured in this much more of the compute
 _AHEAD_NODES = 6  # stand for the evaluations to come: the curve is smooth there
-_MID, _MID_SD = -0.7, 1.6
+USUAL_MID, _MID_SD = -0.7, 1.6
 _GAIN = (0.7, 1.3)
 _LOG_BETA = math.lgamma(sum(_GAIN)) - sum(math.lgamma(a) for a in _GAIN)
 
@@ -59,6 +63,8 @@ class NoiseModel:
     wander: float
     """Variance of the walk over the run so far, in that of one evaluation."""
     weight: float = 1.0
+    trend: float = 0.0
+    """The same of an integrated walk: one whose slope is a random walk in C."""
 
 
 @dataclass(frozen=True)
@@ -71,31 +77,40 @@ class Prior:
     noise: tuple[NoiseModel, ...]
     sd: tuple[float, float] | None
     """Median of the noise sd, and the sd of its log; None where log sd is flat."""
+    falls: float
+    """The probability of a run that falls from its start as the log-logistic family rises: its weight too."""
+    certain: float
+    """The probability of A = 1 itself (of A = 0 for a run that falls); 0 leaves it out."""
     tails: float
     """The weight of a family with a tail of its own, beside 1 for the others; 0 leaves them out."""
 
     def families(self, given: Sequence[Family]) -> tuple[tuple[Family, ...], np.ndarray]:
-        """Return those of `given` that have weight, and their probabilities."""
+        """Return those of `given` that have weight, and their probabilities (falls: log-logistic's)."""
         weight_F = np.array([self.tails if one.tail else 1.0 for one in given])
         kept = tuple(one for one, weight in zip(given, weight_F, strict=True) if weight > 0)
-        return kept, weight_F[weight_F > 0] / weight_F.sum()
+        falls_F = np.array([self.falls * (one == LOG_LOGISTIC) for one in kept])
+        return kept, (1.0 - self.falls) * weight_F[weight_F > 0] / weight_F.sum() + falls_F
 
     def log_cells(self, sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
         """Return the log-density over (log B, log C_mid) of cells, (c,)."""
-        z = (log_mid - sample.log_c_range[1] - _MID) / _MID_SD
+        z = (log_mid - sample.log_c_range[1] - USUAL_MID) / _MID_SD
         return -0.5 * z**2 + _log_b_density(family, log_b)
 
     def log_base(self, family: Family, log_b: np.ndarray, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
         """Return the log-density over (log B, A) given R_0 that another prior replaces, in their shape."""
-        return _log_b_density(family, log_b) + self.log_ends(A, R_0)
+        return _log_b_density(family, log_b) + np.where(A < 1.0, self.log_ends(A, R_0), 0.0)
 
     def log_ends(self, A: np.ndarray, R_0: np.ndarray) -> np.ndarray:
         """Return the log-density over (R_0, A), in their common shape."""
-        room = np.maximum(1.0 - R_0, 1e-6)
+        # A run that falls is one that rises, upside down.
+        room = np.maximum(np.where(A < R_0, R_0, 1.0 - R_0), 1e-6)
         # Bounded away from the poles of the density at no gain, and at A = 1.
-        share = np.clip((A - R_0) / room, 1e-4, 1.0 - 1e-4)
+        share = np.clip(np.abs(A - R_0) / room, 1e-4, 1.0 - 1e-4)
         first, second = _GAIN
-        return _LOG_BETA + (first - 1) * np.log(share) + (second - 1) * np.log1p(-share) - np.log(room)
+        density = _LOG_BETA + (first - 1) * np.log(share) + (second - 1) * np.log1p(-share) - np.log(room)
+        # At the end of its range A has a probability, and no density.
+        certain = (A >= 1.0) | (A <= 0.0)
+        return np.where(certain, math.log(max(self.certain, 1e-300)), density + math.log1p(-self.certain))
 
 
 def _log_b_density(family: Family, log_b: np.ndarray) -> np.ndarray:
@@ -124,14 +139,25 @@ _NOISE = (
     NoiseModel(0.0, 5.0, 0.4),
     NoiseModel(0.0, 50.0, 0.4),
     NoiseModel(0.0, 500.0, 0.2),
+    NoiseModel(0.0, 0.0, 0.015, trend=1000.0),
 )
-DEFAULT = Prior("default", (math.log(0.2), math.log(12.0)), _NOISE, (0.01, 0.8), 0.15 / 0.175)
+DEFAULT = Prior(
+    "default",
+    (math.log(0.2), math.log(12.0)),
+    _NOISE,
+    (0.01, 0.8),
+    falls=0.1,
+    certain=0.04,
+    tails=0.15 / 0.175,
+)
 FLAT = _Flat(
     "flat",
     (math.log(0.3), math.log(6.0)),
     tuple(NoiseModel(phi, 0.0) for phi in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)),
     None,
-    0.0,
+    falls=0.0,
+    certain=0.0,
+    tails=0.0,
 )
 PRIORS = {prior.name: prior for prior in (DEFAULT, FLAT)}
 

@@ -38,7 +38,11 @@ def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) 
         return np.full(len(at_Q), low)
     index = np.minimum(((value - low) * (_BINS / (high - low))).astype(int), _BINS - 1)
     held = np.concatenate([[0.0], np.cumsum(np.bincount(index, weight, _BINS))])
-    return np.interp(np.asarray(at_Q) * held[-1], held, np.linspace(low, high, _BINS + 1))
+    # What lies at an end itself, as a pass rate of 1 may, is not spread over its bin.
+    at_Q = np.asarray(at_Q) * held[-1]
+    first, last = weight[value == low].sum(), held[-1] - weight[value == high].sum()
+    found = np.interp(at_Q, held, np.linspace(low, high, _BINS + 1))
+    return np.where(at_Q <= first, low, np.where(at_Q >= last, high, found))
 
 
 def node_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:

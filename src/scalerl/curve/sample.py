@@ -50,6 +50,11 @@ class Sample:
         return clock(np.exp(self.log_c_N), *self.log_c_range)
 
     @property
+    def even_N(self) -> np.ndarray:
+        """The clock of a trend, compute over that of the last row: from 0 to 1, (N,)."""
+        return np.exp(self.log_c_N - self.log_c_N[-1])
+
+    @property
     def n_linear(self) -> int:
         """How many of (R_0, A) are free."""
         return 2 if self.r0 is None else 1
