@@ -78,7 +78,7 @@ def score(run: Run, early: Fit, prior: CampaignPrior | None) -> Score:
     end = measured if run.end is None else run.end
     A = _quantiles(result)
     return Score(
-        forecast.mean - end,
+        forecast.median - end,
         forecast.interval[1] - forecast.interval[0],
         math.nan if run.end is None else float(forecast.interval[0] <= end <= forecast.interval[1]),
         forecast.prediction[1] - forecast.prediction[0],

@@ -98,7 +98,7 @@ def outcome(run: Simulated, points: Points, known: tuple[Family, float] | None) 
         _holds(forecast.prediction, value),
         forecast.interval[1] - forecast.interval[0],
         float(interval_score(np.array([low]), np.array([high]), np.array([value]), 0.95)[0]),
-        abs(forecast.mean - mean),
+        abs(forecast.median - mean),
         tuple(abs(point - mean) for point in (forecast.paper_point, *others)),
         result.identified,
         _holds(result.intervals.A, run.A) if told_A else None,

@@ -5,7 +5,8 @@
 
 A study is run by `scalerl study benchmarks/studies/NAME.toml -o FOLDER`. What is kept of it is all that the
 verdict reads, as NAME.tar.xz beside the study file: plan, attempts, decisions, forecasts without their bands,
-and of every run its config, evaluations, alarms, and of its steps the importance ratios.
+and of every run its config, evaluations, alarms, and of its steps the importance ratios. Those forecasts were
+frozen when their point was the posterior mean; their medians were computed since, by the code of then.
 
 Pooled over all studies, of every forecast frozen at a quarter and half of a run: coverage and width of the
 95 % interval, the interval score, and the rms error beside five rivals'. `siblings` is the same fit with a
@@ -124,7 +125,9 @@ def with_siblings(verdict: StudyVerdict, share: float) -> Iterator[WithSiblings]
             continue
         alone, helped = (one.forecast(end) for one in (own, own.campaign))
         measured = float(points.pass_rate_N[-1])
-        yield WithSiblings(share, measured, (alone.mean, alone.prediction), (helped.mean, helped.prediction))
+        yield WithSiblings(
+            share, measured, (alone.median, alone.prediction), (helped.median, helped.prediction)
+        )
 
 
 def print_siblings(found: Sequence[WithSiblings]) -> None:

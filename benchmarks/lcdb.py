@@ -90,7 +90,7 @@ def forecasts(curve: Learned) -> Forecasts:
     end, found = float(curve.size_N[-1]), Forecasts()
     try:
         forecast = fit(points).forecast(end)
-        found[OURS] = (forecast.mean, *forecast.prediction)
+        found[OURS] = (forecast.median, *forecast.prediction)
     except CannotAnswerError:
         pass
     seen = Seen(points, float(points.compute_N.max()), None, None, "", ())

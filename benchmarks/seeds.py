@@ -88,7 +88,7 @@ def report(found: Sequence[Result], ceiling: float) -> None:
             (low, high), width = result.forecast.prediction, result.forecast.width
             inside = "inside" if result.forecast.covers(result.measured) else "outside"
             print(
-                f"| {result.run} | {result.share} | {result.forecast.mean:.3f} | [{low:.3f}, {high:.3f}] | "
+                f"| {result.run} | {result.share} | {result.forecast.median:.3f} | [{low:.3f}, {high:.3f}] | "
                 f"{result.measured:.3f} | {inside} | {width:.3f} |"
             )
     print(
@@ -105,7 +105,7 @@ def report(found: Sequence[Result], ceiling: float) -> None:
 def summary(found: Sequence[Result], ceiling: float) -> str:
     """The cells of one share. `rerun holds`: of all ends of the other runs, each in each rerun interval."""
     inside = [result.forecast.covers(result.measured) for result in found]
-    error = np.array([result.forecast.mean - result.measured for result in found])
+    error = np.array([result.forecast.median - result.measured for result in found])
     width = np.median([result.forecast.width for result in found])
     fits = [result.forecast.fit for result in found]
     stated = [fit["intervals"]["A"] for fit in fits if fit["intervals"]["A"]]

@@ -25,4 +25,4 @@ for gpu_hours in range(0, 8000, 400):  # stands for your training loop
 
 forecast = forecaster.forecast(BUDGET)
 print(forecast)
-assert math.isclose(forecast.mean, 0.60, abs_tol=0.05)
+assert math.isclose(forecast.median, 0.60, abs_tol=0.05)

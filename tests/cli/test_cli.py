@@ -53,7 +53,7 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
         rows["least squares (paper)"].strip().startswith(f"A {fitted['A']:.3f}  B {fitted['B']:.3g}  C_mid ")
     )
     assert rows["R_0"].strip() == f"{data['r0']['value']:.3f}   measured"
-    assert f"{data['forecast'][0]['mean']:.3f}" in text
+    assert f"{data['forecast'][0]['median']:.3f}" in text
     assert data["target"]["verdict"].upper() in text
     assert "0.9 at 16000 GPU-hours" in rows
     assert "\x1b" not in text

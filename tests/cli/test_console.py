@@ -7,7 +7,7 @@ from scalerl.cli.console import TrainingProgress, forecast_text
 
 
 def test_a_forecast_on_the_progress_line():
-    forecast = {"mean": 0.7891, "prediction": [0.7618, 0.8145], "fit_json": {"lack_of_fit": None}}
+    forecast = {"median": 0.7891, "prediction": [0.7618, 0.8145], "fit_json": {"lack_of_fit": None}}
     assert forecast_text(None) == ""
     assert forecast_text(forecast) == "  end 0.789 [0.762, 0.815]"
     forecast["fit_json"] = {"lack_of_fit": "peaked"}

@@ -62,7 +62,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     own, forecast = fits["a0"], fits["a0"].forecast(16000)
     found = rows["base (a0)"]
     assert found[3] == f"{rate(own.median.A)} {rate_interval(own.intervals.A)}"
-    assert found[6] == f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"
+    assert found[6] == f"{rate(forecast.median)} {rate_interval(forecast.prediction)}"
     assert found[7] == rate_interval(forecast.rerun)
     chance = own.chance(0.55, 16000)
     assert found[8].startswith(f"{chance.verdict} (probability {rate(chance.probability)}")

@@ -44,14 +44,14 @@ def test_exact_points_fit_exactly():
     )
     assert result.families["log_logistic"] > 0.99
     assert result.identified
-    assert result.forecast(16000.0).mean == pytest.approx(float(TRUTH(16000.0)), abs=0.002)
+    assert result.forecast(16000.0).median == pytest.approx(float(TRUTH(16000.0)), abs=0.002)
 
 
 def test_the_unit_of_compute_and_the_order_of_rows_do_not_matter():
     plain, scaled = fit(noisy_points()), fit(noisy_points(scale=3.6e18))
     assert scaled.curve.C_mid == pytest.approx(3.6e18 * plain.curve.C_mid, rel=1e-7)
     assert pytest.approx(plain.intervals.A, abs=1e-6) == scaled.intervals.A
-    assert scaled.forecast(3.6e18 * 2e4).mean == pytest.approx(plain.forecast(2e4).mean, abs=1e-7)
+    assert scaled.forecast(3.6e18 * 2e4).median == pytest.approx(plain.forecast(2e4).median, abs=1e-7)
     points = noisy_points()
     shuffled = fit(points.select(np.random.default_rng(1).permutation(len(points))))
     assert shuffled.to_json([1e4]) == plain.to_json([1e4])
@@ -92,7 +92,7 @@ def test_forecast_band_and_probability_agree():
     median_M, low_M, high_M = result.band(np.array([0.0, 4000.0, 16000.0]))
     assert low_M[-1] == pytest.approx(forecast.interval[0], abs=2e-3)
     assert high_M[-1] == pytest.approx(forecast.interval[1], abs=2e-3)
-    assert forecast.prediction[0] < forecast.interval[0] < forecast.mean < forecast.interval[1]
+    assert forecast.prediction[0] < forecast.interval[0] < forecast.median < forecast.interval[1]
     assert forecast.interval[1] < forecast.prediction[1]
     assert result.probability(float(median_M[-1]), 16000.0) == pytest.approx(0.5, abs=0.02)
     assert result.probability(forecast.interval[0], 16000.0) == pytest.approx(0.975, abs=0.005)
@@ -112,10 +112,10 @@ def test_verdicts():
     assert seen.identified
     assert seen.verdict(0.50, 20000.0) == "go"
     assert seen.verdict(0.90, 20000.0) == "no-go"
-    assert seen.verdict(seen.forecast(20000.0).mean, 20000.0) == "too close"
+    assert seen.verdict(seen.forecast(20000.0).median, 20000.0) == "too close"
     early = fit(noisy_points(top=2000.0))
     assert not early.identified
-    assert early.verdict(early.forecast(4000.0).mean, 4000.0) == "too early"
+    assert early.verdict(early.forecast(4000.0).median, 4000.0) == "too early"
     assert "C_mid" in early.why
 
 
@@ -154,7 +154,7 @@ def test_json_has_exactly_the_documented_keys():
         *("lack_of_fit", "forecast", "campaign", "warnings"),
     }
     assert set(data["forecast"][0]) == {
-        *("compute", "mean", "paper_point", "interval", "prediction", "rerun"),
+        *("compute", "median", "paper_point", "interval", "prediction", "rerun"),
     }
 
 
@@ -195,7 +195,7 @@ def test_six_flat_evaluations_are_no_take_off():
     rate_N = [0.527, 0.534, 0.541, 0.529, 0.541, 0.547]
     forecast = fit(Points.from_arrays(np.arange(6) * 20.0, rate_N)).forecast(200.0)
     assert forecast.prediction[0] < 0.537 < forecast.prediction[1]
-    assert forecast.mean == pytest.approx(0.548, abs=0.03)
+    assert forecast.median == pytest.approx(0.548, abs=0.03)
     assert forecast.prediction[1] - forecast.prediction[0] < 0.2
 
 

@@ -137,7 +137,7 @@ def check_answer(answer: dict[str, Any]) -> None:
         assert_within(0.0, *forecast["interval"], 1.0)
         assert_within(0.0, *forecast["prediction"], 1.0)
         assert_within(0.0, *forecast["rerun"], 1.0)
-        for name in ("mean", "paper_point"):
+        for name in ("median", "paper_point"):
             assert_within(0.0, forecast[name], 1.0)
     assert sum(answer["families"].values()) == pytest.approx(1)
     assert_within(0.0, answer["target"]["probability"], 1.0)

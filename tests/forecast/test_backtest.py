@@ -154,7 +154,7 @@ def test_a_long_run_is_forecast_at_few_computes_and_scored_at_all():
     result = fit(run.select(run.compute_N <= 5000))
     for i in (0, 7, 1111, 4999):
         forecast = result.forecast(float(cut.later.compute_M[i]))
-        assert cut.later.point_M[OURS][i] == pytest.approx(forecast.mean, abs=2e-5)
+        assert cut.later.point_M[OURS][i] == pytest.approx(forecast.median, abs=2e-5)
         found = cut.later.low_M[OURS][i], cut.later.high_M[OURS][i]
         assert found == pytest.approx(forecast.prediction, abs=1e-4)
     exact = paper_fit(result.points, min_compute=0.0).curve(cut.later.compute_M)
@@ -210,9 +210,9 @@ def test_the_command_judges_frozen_forecasts(tmp_path, capsys):
         writer.evaluation(EvalPoint(step, float(pass_rate)), "set", [], np.array([]))
     row = {"axis": "steps", "compute": 12.0, "target_compute": 24.0}
     last = float(run.pass_rate_N[-1])
-    writer.forecast({**row, "mean": last + 0.03, "prediction": [last - 0.01, last + 0.07]})
-    writer.forecast({**row, "mean": last - 0.04, "prediction": [last - 0.05, last - 0.03]})
-    writer.forecast({**row, "target_compute": 48.0, "mean": 0.6, "prediction": [0.5, 0.7]})  # not reached
+    writer.forecast({**row, "median": last + 0.03, "prediction": [last - 0.01, last + 0.07]})
+    writer.forecast({**row, "median": last - 0.04, "prediction": [last - 0.05, last - 0.03]})
+    writer.forecast({**row, "target_compute": 48.0, "median": 0.6, "prediction": [0.5, 0.7]})  # not reached
     folder = str(tmp_path / "run")
     assert main(["backtest", folder, folder, "--at", "1/2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -26,7 +26,7 @@ def test_a_frozen_forecast_is_the_fit_at_that_time():
     row, result = freeze(run, "gpu_hours", 14000.0), fit(run)
     assert (row["made_at_step"], row["axis"], row["target_compute"]) == (1300, "gpu_hours", 14000.0)
     assert row["compute"] == 7001.0
-    assert row["mean"] == result.forecast(14000.0).mean
+    assert row["median"] == result.forecast(14000.0).median
     assert row["prediction"] == list(result.forecast(14000.0).prediction)
     assert row["fit_json"] == result.to_json([14000.0])
     assert row["fit_json"]["median"]["A"] == result.ceiling

@@ -115,7 +115,7 @@ def test_the_line_and_the_callback():
     assert result.identified
     forecast = result.forecast(20_000)
     assert lines[-1] == (
-        f"forecast of the end (20,000 GPU-hours): {forecast.mean:.3f} "
+        f"forecast of the end (20,000 GPU-hours): {forecast.median:.3f} "
         f"[{forecast.prediction[0]:.3f}, {forecast.prediction[1]:.3f}]; "
         f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
     )

@@ -26,7 +26,7 @@ STEPS = {
         compute/flops compute/tokens eval/pass_rate eval/samples eval/prompts eval/version eval/n_prompts
         eval/n_samples eval/mean_p_1mp eval/failed eval/truncated eval/interrupted eval/mean_length
         eval/entropy eval/gpu_hours eval/flops eval/tokens eval/tokens_processed
-        forecast/mean forecast/ceiling forecast/identified
+        forecast/median forecast/ceiling forecast/identified
         forecast/low forecast/high forecast/ceiling_low forecast/ceiling_high health/alarm_length_drift""",
     "trl": """
         loss grad_norm learning_rate epoch num_tokens step_time reward reward_std frac_reward_zero_std kl

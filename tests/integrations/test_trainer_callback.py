@@ -84,7 +84,7 @@ def trained(trainer, **options):
 
 def forecasts(trainer):
     """The rows of forecasts by their step, each step once."""
-    rows = [row for row in trainer.state.log_history if "forecast/mean" in row]
+    rows = [row for row in trainer.state.log_history if "forecast/median" in row]
     assert len({row["step"] for row in rows}) == len(rows)
     return {row["step"]: row for row in rows}
 
@@ -145,7 +145,7 @@ def test_trackers_show_it(grpo):
     board = EventAccumulator(str(folder / "board"))
     board.Reload()
     rows = forecasts(trainer)
-    for name in ("mean", "low", "high", "ceiling", "identified", "probability", "verdict"):
+    for name in ("median", "low", "high", "ceiling", "identified", "probability", "verdict"):
         shown = {event.step: event.value for event in board.Scalars(f"train/forecast/{name}")}
         logged = {step: row[f"forecast/{name}"] for step, row in rows.items() if f"forecast/{name}" in row}
         assert shown == pytest.approx(logged)
@@ -295,7 +295,7 @@ def test_a_long_reward_is_not_fitted_at_every_row(tmp_path):
         state.log_history.append({"reward": simulated(step), "step": step})
         if step > 250:
             callback.on_log(args, state, control, logs=state.log_history[-1])
-    fitted = [row["step"] for row in state.log_history if "forecast/mean" in row]
+    fitted = [row["step"] for row in state.log_history if "forecast/median" in row]
     assert fitted == [251, 256, 261, 266, 271, 276, 281, 286, 291, 296]
 
 
@@ -337,7 +337,7 @@ def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):
 
     class Fragile(transformers.TrainerCallback):
         def on_log(self, args, state, control, **kwargs):
-            if "forecast/mean" in kwargs["logs"]:
+            if "forecast/median" in kwargs["logs"]:
                 raise ConnectionError("the tracker is gone")
 
     trainer = trainer_of(tmp_path, ForecastCallback())
@@ -376,7 +376,7 @@ def test_bad_arguments_are_refused_at_once(options, said):
 
 def test_forecasts_are_taken_for_nothing_else():
     """They stand in the log that the next one is made from."""
-    names = ("mean", "low", "high", "ceiling", "ceiling_low", "ceiling_high", "identified", "probability")
+    names = ("median", "low", "high", "ceiling", "ceiling_low", "ceiling_high", "identified", "probability")
     for name in (*names, "verdict"):
         for one in VOCABULARIES:
             for logged in (f"forecast/{name}", f"train/forecast/{name}"):

@@ -21,7 +21,7 @@ def straight(run, axis, target):
     curve = {"compute": [1.0, target], "median": [last] * 2, "lo": [0.0] * 2, "hi": [1.0] * 2}
     row = {"made_at_step": run.evals[-1].step, "time": 0.0, "axis": axis, "target_compute": target}
     compute = float(run.compute(axis)[-1])
-    return row | {"compute": compute, "mean": last, "prediction": [0, 1], "curve": curve, "fit_json": {}}
+    return row | {"compute": compute, "median": last, "prediction": [0, 1], "curve": curve, "fit_json": {}}
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ MUTATIONS = {
     "a forecast twice": (edit("forecasts.jsonl", again(1)), "at the shares"),
     "a forecast from elsewhere": (forecast(0, "compute", 3.5), "made at 3.5 steps"),
     "a forecast to elsewhere": (forecast(0, "target_compute", 20.0), "which is not the budget"),
-    "a forecast outside": (forecast(0, "mean", 2.0), "and the interval"),
+    "a forecast outside": (forecast(0, "median", 2.0), "and the interval"),
     "a band the wrong way": (forecast(0, "curve.lo", [1.0, 1.0]), "leaves the band"),
     "more work than time": (
         edit("timeline.jsonl", lambda rows: [WHEN | {"began": 0.0, "ended": 1.0, "busy": 2.0}]),

@@ -149,14 +149,14 @@ def test_a_forecast_is_frozen_before_what_it_speaks_of_is_run(run):
         assert row["compute"] == row["made_at_step"]  # the axis is that of the budget: steps here
         assert row["target_compute"] == 36
         low, high = row["prediction"]
-        assert 0 <= low < row["mean"] < high <= 1
+        assert 0 <= low < row["median"] < high <= 1
     assert 18 in [row["made_at_step"] for row in run.forecasts]
 
 
 def test_a_frozen_forecast_knows_only_what_was_run_before_it(run):
     row = next(row for row in run.forecasts if row["made_at_step"] == 18)
     known = replace(run, evals=tuple(point for point in run.evals if point.step <= 18))
-    assert freeze(known, "steps", 36)["mean"] == row["mean"]
+    assert freeze(known, "steps", 36)["median"] == row["median"]
 
 
 def test_the_resolved_recipe_can_be_run_again(recipe, run):

@@ -60,7 +60,7 @@ def table(folder):
         run.plan.key: [(point.step, point.pass_rate, point.entropy) for point in run.record.evals]
         for run in study.runs
     }
-    frozen = [(row["run"], row["at"], row["target_compute"], row["mean"]) for row in study.forecasts]
+    frozen = [(row["run"], row["at"], row["target_compute"], row["median"]) for row in study.forecasts]
     return evals, frozen, [run.outcome for run in study.runs]
 
 

@@ -184,10 +184,10 @@ def test_seeds_that_an_arm_lacks_do_not_make_it_best(studies, tmp_path):
     assert below_best(StudyRecord.read(path), "flops")["lucky"] > 0.95
 
 
-def forecast(mean, low, high, share, measured, level=0.95, **rivals):
+def forecast(median, low, high, share, measured, level=0.95, **rivals):
     """One judged forecast at a share of a target of 100."""
     one = FrozenForecast(
-        10, "flops", 100 * share, 100.0, mean, (low, high), fit={"intervals": {"level": level}}
+        10, "flops", 100 * share, 100.0, median, (low, high), fit={"intervals": {"level": level}}
     )
     inside = low <= measured <= high
     return JudgedForecast("a", 0, one, Outcome(EvalPoint(20, measured), inside, 1.0), rivals)
@@ -256,7 +256,7 @@ def test_forecasts_are_judged_once_and_against_rivals_of_their_time(studies, for
     again = judge_study(StudyRecord.read(forecasting))
     before, after = ([f for f in v.forecasts if (f.arm, f.seed) == ("base", 0)] for v in (verdict, again))
     assert [f.rivals for f in before] == [f.rivals for f in after]
-    assert [f.forecast.mean for f in before] == [f.forecast.mean for f in after]
+    assert [f.forecast.median for f in before] == [f.forecast.median for f in after]
     assert [f.outcome.inside for f in after] == [False, False]
     assert again.scores[1].coverage < verdict.scores[1].coverage
 

@@ -55,7 +55,7 @@ def frozen_row(**changes: Any) -> dict[str, Any]:
         "axis": "flops",
         "compute": target / 2,
         "target_compute": target,
-        "mean": 0.753,
+        "median": 0.753,
         "prediction": [0.722, 0.781],
         "curve": {
             "compute": grid,
@@ -202,7 +202,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     writer = write_run(path, CONFIG)
     quarter = N_STEPS * FLOPS_PER_STEP / 4
     writer.forecast(
-        frozen_row(made_at_step=60, compute=quarter, mean=0.66, prediction=[0.55, 0.74], curve={})
+        frozen_row(made_at_step=60, compute=quarter, median=0.66, prediction=[0.55, 0.74], curve={})
     )
     writer.forecast(frozen_row())
     return RunRecord.read(path)

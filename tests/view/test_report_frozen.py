@@ -20,7 +20,7 @@ def record(*points: tuple[int, float, float]) -> RunRecord:
 
 
 RUN = record((0, 0.0, 0.23), (50, 500.0, 0.6), (100, 1000.0, 0.805))
-HALF = FrozenForecast(50, "flops", 500.0, 1000.0, mean=0.8, prediction=(0.77, 0.83))
+HALF = FrozenForecast(50, "flops", 500.0, 1000.0, median=0.8, prediction=(0.77, 0.83))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_report_leads_with_the_forecast_nearest_half():
 
 def test_a_poor_row_is_read_as_unknown():
     forecast = FrozenForecast.from_row({"made_at_step": 3, "prediction": None, "curve": {"compute": [1]}})
-    assert math.isnan(forecast.mean)
+    assert math.isnan(forecast.median)
     assert math.isnan(forecast.width)
     assert forecast.band is None
     assert main_forecast([forecast]) is None
@@ -111,7 +111,7 @@ def test_the_stored_curve_is_read_as_it_stands():
 
 
 def test_the_interval_of_a_rerun_is_read_where_it_was_stored():
-    row = {"mean": 0.8, "prediction": [0.77, 0.83], "compute": 500, "target_compute": 1000, "axis": "flops"}
+    row = {"median": 0.8, "prediction": [0.77, 0.83], "compute": 500, "target_compute": 1000, "axis": "flops"}
     fit = {"forecast": [{"compute": 1000.0, "rerun": [0.74, 0.86]}]}
     forecast = FrozenForecast.from_row({**row, "fit_json": fit})
     assert forecast.rerun == (0.74, 0.86)

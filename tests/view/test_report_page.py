@@ -240,7 +240,7 @@ def test_a_run_that_is_not_there_yet(make_run):
 
 
 def test_a_forecast_row_without_its_numbers(make_run):
-    lacking = {"mean": None, "prediction": None, "curve": None, "fit_json": None}
+    lacking = {"median": None, "prediction": None, "curve": None, "fit_json": None}
     text = Page(report_html(make_run(steps=False, forecasts=[lacking]))).text
     assert "Forecast at half of the compute: – –;" in text
     assert not re.search(r"\bnan\b", text, re.IGNORECASE)

@@ -128,7 +128,7 @@ def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
         for forecast in frozen_forecasts(record):
             outcome = judge(record, forecast)
             if outcome.measured is not None and outcome.inside is not None:
-                errors.append(forecast.mean - outcome.measured.pass_rate)
+                errors.append(forecast.median - outcome.measured.pass_rate)
                 inside += outcome.inside
     if not errors:
         return None

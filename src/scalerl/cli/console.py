@@ -141,7 +141,7 @@ def forecast_text(forecast: Mapping[str, Any] | None) -> str:
     low, high = forecast["prediction"]
     kind = forecast["fit_json"]["lack_of_fit"]
     doubt = f"  no curve describes the run: {kind}" if kind else ""
-    return f"  end {forecast['mean']:.3f} [{low:.3f}, {high:.3f}]{doubt}"
+    return f"  end {forecast['median']:.3f} [{low:.3f}, {high:.3f}]{doubt}"
 
 
 def _rate(value: float) -> str:

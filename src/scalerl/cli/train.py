@@ -196,7 +196,7 @@ def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
             "axis": frozen.axis,
             "made_at": frozen.compute,
             "target_compute": frozen.target_compute,
-            "mean": frozen.mean,
+            "median": frozen.median,
             "prediction": frozen.prediction,
             "rerun": frozen.rerun,
             "identified": frozen.fit["identified"],

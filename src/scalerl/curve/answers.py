@@ -97,13 +97,13 @@ class NoiseEstimate:
 class Forecast:
     """What an evaluation at `compute` should show.
 
-    `mean` is the posterior mean of the mean curve, `paper_point` the least-squares log-logistic curve,
+    `median` is the posterior median of the mean curve, `paper_point` the least-squares log-logistic curve,
     `interval` holds the mean curve of this run, `prediction` one more evaluation of it with its noise, and
     `rerun` the mean curve of another run of the recipe, with another seed.
     """
 
     compute: float
-    mean: float
+    median: float
     paper_point: float
     interval: Interval
     prediction: Interval
@@ -114,7 +114,7 @@ class Forecast:
     def __str__(self) -> str:
         parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
         spans = "  ".join(f"{name} {span(ends)}" for name, ends in parts.items())
-        return f"at {self.compute:g}: {self.mean:.3f}  {spans}  paper {self.paper_point:.3f}"
+        return f"at {self.compute:g}: {self.median:.3f}  {spans}  paper {self.paper_point:.3f}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `forecast` in the JSON output."""

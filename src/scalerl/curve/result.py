@@ -146,27 +146,27 @@ class Fit:
             InputError: `compute` is negative or not finite.
         """
         at_Q = tails(self.intervals.level)
-        mean, (least, most) = self.predicted(compute, at_Q)
+        median, (least, most) = self.predicted(compute, at_Q)
         prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
         # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
         paper, rerun = float(self.curve(compute)), (rerun_low, rerun_high)
-        return Forecast(float(compute), mean, paper, (low, high), prediction, rerun, self.axis)
+        return Forecast(float(compute), median, paper, (low, high), prediction, rerun, self.axis)
 
     def predicted(self, compute: float, at_Q: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean of an evaluation at `compute`, and its quantiles at probabilities (Q,).
+        """Return the median of the mean curve at `compute`, and quantiles (Q,) of one evaluation there.
 
-        They are `mean` and `prediction` of `forecast`, at less cost.
+        They are `median` and, at the tails of the level, `prediction` of `forecast`, at less cost.
 
         Raises:
             InputError: `compute` is negative or not finite.
         """
         check_compute(compute, "a compute to forecast at")
         post, value = self.posterior, self.posterior.curve_at(compute)
-        noisy_Q = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q)
         # The noise is normal and goes beyond [0, 1], where no evaluation can be.
-        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), np.clip(noisy_Q, 0.0, 1.0)
+        noisy_Q = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
+        return float(weighted_quantiles(value, post.weight, np.array([0.5]))[0]), noisy_Q
 
     @functools.cached_property
     def _rerun(self) -> Draws:

@@ -169,8 +169,8 @@ def _later(seen: Seen, rest: Points, level: float, rivals: Mapping[str, Rival]) 
 def _ours(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
     if seen.fit is None:
         raise CannotAnswerError(seen.why_not)
-    means, values = zip(*(seen.fit.predicted(float(c), at_Q) for c in compute_K), strict=True)
-    return Predicted(np.array(means), np.array(values).T)
+    medians, values = zip(*(seen.fit.predicted(float(c), at_Q) for c in compute_K), strict=True)
+    return Predicted(np.array(medians), np.array(values).T)
 
 
 def _knots(compute_M: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ def freeze(run: RunRecord, axis: str, target_compute: float) -> dict[str, Any]:
         "axis": axis,
         "compute": float(run.compute(axis)[-1]),
         "target_compute": target_compute,
-        "mean": forecast.mean,
+        "median": forecast.median,
         "prediction": list(forecast.prediction),
         "fit_json": result.to_json([target_compute]),
         "curve": {"compute": compute_M, "median": median_M, "lo": lo_M, "hi": hi_M},

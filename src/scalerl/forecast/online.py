@@ -164,4 +164,6 @@ def forecast_line(
         ceiling = f"no curve describes the run: {found.lack_of_fit}"
     at = f"{end:,.6g} {unit_of(points.axis)}"
     reservation = f"{found.reservation}; " * bool(found.reservation)
-    return f"{reservation}forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
+    return (
+        f"{reservation}forecast {where} ({at}): {forecast.median:.3f} {span(forecast.prediction)}; {ceiling}"
+    )

@@ -72,9 +72,9 @@ class Sensitivity:
 
     @property
     def forecast_moves(self) -> Move | None:
-        """How the mean forecast at `at` moves over the cuts; None with fewer than two fits."""
+        """How the forecast at `at` moves over the cuts; None with fewer than two fits."""
         forecasts = [row.forecast for row in self.rows if row.forecast]
-        return _move([(forecast.mean, forecast.interval) for forecast in forecasts])
+        return _move([(forecast.median, forecast.interval) for forecast in forecasts])
 
     @property
     def said(self) -> str:
@@ -170,6 +170,6 @@ def _line(row: SensitivityRow) -> str:
     if row.forecast is None:
         return start + row.why
     A = "withheld" if row.A_interval is None else f"{row.A:.3f} {span(row.A_interval)}"
-    forecast = f"{row.forecast.mean:.3f} {span(row.forecast.interval)}"
+    forecast = f"{row.forecast.median:.3f} {span(row.forecast.interval)}"
     doubt = "" if row.identified else "  not identified"
     return f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  {forecast}{doubt}"

@@ -54,7 +54,7 @@ class ForecastCallback(TrainerCallback):
     The pass rate is the held-out one that the importer takes (docs/ingest.md); where the trainer evaluates
     nothing, the reward of training if `metric` names it, of which no verdict is given. Logged through the
     trainer's trackers, and in `state.log_history`:
-    `forecast/mean`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
+    `forecast/median`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
     `forecast/ceiling_low`, `forecast/ceiling_high`, `forecast/identified` (0 or 1), and with a target
     `forecast/probability` and `forecast/verdict` (`VERDICTS`). Nothing is logged as long as there is no fit.
 
@@ -298,7 +298,7 @@ def _check(target: float | None, end: float | None, axis: str, stop_at: str | No
 
 def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float]:
     """The row for trackers: numbers alone, as some of them drop all else."""
-    values = {"mean": forecast.mean, "low": forecast.prediction[0], "high": forecast.prediction[1]}
+    values = {"median": forecast.median, "low": forecast.prediction[0], "high": forecast.prediction[1]}
     values["identified"] = fit.identified
     if fit.ceiling is not None:
         low, high = fit.intervals.A

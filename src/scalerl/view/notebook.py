@@ -33,7 +33,7 @@ def fit_html(fit: Fit) -> str:
 def forecast_html(forecast: Forecast) -> str:
     """A forecast and its intervals."""
     rows = [
-        ("pass rate", f"{forecast.mean:.3f}"),
+        ("median", f"{forecast.median:.3f}"),
         ("curve", span(forecast.interval)),
         ("evaluation", span(forecast.prediction)),
         ("rerun", span(forecast.rerun)),

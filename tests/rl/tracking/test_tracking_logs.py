@@ -101,7 +101,7 @@ def test_forecasts_are_those_of_a_fit_at_that_moment(run):
             continue
         made.append(row["step"])
         forecast, ceiling = result.forecast(36), result.intervals.A
-        expected = {"mean": forecast.mean, "identified": float(result.identified)}
+        expected = {"median": forecast.median, "identified": float(result.identified)}
         expected |= {"low": forecast.prediction[0], "high": forecast.prediction[1]}
         if not result.misfit:
             expected |= {"ceiling": result.median.A, "ceiling_low": ceiling[0], "ceiling_high": ceiling[1]}

@@ -75,8 +75,8 @@ def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
             yield f"{where}: made at {row['compute']} {row['axis']}, which its evaluation does not have"
         if (row["axis"], row["target_compute"]) != (budget["kind"], budget["amount"]):
             yield f"{where}: of {row['target_compute']} {row['axis']}, which is not the budget"
-        if not row["prediction"][0] <= row["mean"] <= row["prediction"][1]:
-            yield f"{where}: {row['mean']}, and the interval {row['prediction']}"
+        if not row["prediction"][0] <= row["median"] <= row["prediction"][1]:
+            yield f"{where}: {row['median']}, and the interval {row['prediction']}"
         if len({len(curve[key]) for key in ("compute", "median", "lo", "hi")}) > 1:
             yield f"{where}: its curve has lists of several lengths"
         elif curve["compute"] != sorted(curve["compute"]) or curve["compute"][-1] != row["target_compute"]:

@@ -22,7 +22,17 @@ EVAL_KEYS = (
     *("n_prompts", "n_samples", "mean_p_1mp", "failed", "truncated", "interrupted", "mean_length", "entropy"),
 )
 FORECAST_KEYS = (
-    *("made_at_step", "time", "axis", "compute", "target_compute", "mean", "prediction", "curve", "fit_json"),
+    *(
+        "made_at_step",
+        "time",
+        "axis",
+        "compute",
+        "target_compute",
+        "median",
+        "prediction",
+        "curve",
+        "fit_json",
+    ),
 )
 
 

@@ -56,7 +56,7 @@ def of_forecast(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a line of forecasts.jsonl: pass rate at the end, ceiling, and `identified`."""
     fit = row["fit_json"]
     spans = {"": row["prediction"], "ceiling_": fit["intervals"]["A"] or (None, None)}
-    found = {"mean": row["mean"], "ceiling": fit["median"]["A"], "identified": fit["identified"]}
+    found = {"median": row["median"], "ceiling": fit["median"]["A"], "identified": fit["identified"]}
     for prefix, (low, high) in spans.items():
         found |= {f"{prefix}low": low, f"{prefix}high": high}
     # The ceiling is None if no curve describes the run.

@@ -82,8 +82,8 @@ _FOREST = (
     "difference of this size."
 )
 _FORECASTS = (
-    "Every forecast as it was frozen, with its prediction interval, against the evaluation that came of it. "
-    "Filled: inside; hollow: outside. On the line the two are equal."
+    "Every forecast as it was frozen, its median with the prediction interval, against the evaluation that "
+    "came of it. Filled: inside; hollow: outside. On the line the two are equal."
 )
 
 
@@ -241,14 +241,14 @@ def _forecast_panel(
     for inside, colour, face in ((True, FORECAST, FORECAST), (False, LATER, PAPER)):
         chosen = [judged for judged in group if judged.outcome.inside is inside]
         at = [judged.outcome.measured.pass_rate for judged in chosen if judged.outcome.measured]
-        mean = np.array([judged.forecast.mean for judged in chosen])
+        median = np.array([judged.forecast.median for judged in chosen])
         interval = np.array([judged.forecast.prediction for judged in chosen]).reshape(-1, 2)
         if not len(at):
             continue
         # A forecast that was stored without its point has its interval's middle.
-        mean = np.where(np.isfinite(mean), mean, interval.mean(axis=1))
+        median = np.where(np.isfinite(median), median, interval.mean(axis=1))
         axes.vlines(at, interval[:, 0], interval[:, 1], color=colour, lw=1.0, alpha=0.55, zorder=2)
-        axes.plot(at, mean, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
+        axes.plot(at, median, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
     held = sum(judged.outcome.inside is True for judged in group)
     axes.set_title(f"made at {percent(share)}: {held} of {len(group)} inside", loc="left", color=INK)
     axes.set_xlim(*ends[0])

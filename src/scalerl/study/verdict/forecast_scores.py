@@ -122,9 +122,9 @@ def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ..
 
 
 def _score(made: Sequence[JudgedForecast]) -> ForecastScore:
-    group = [one for one in made if one.outcome.inside is not None and math.isfinite(one.forecast.mean)]
+    group = [one for one in made if one.outcome.inside is not None and math.isfinite(one.forecast.median)]
     measured = np.array([_measured(one) for one in group])
-    error = np.array([one.forecast.mean for one in group]) - measured
+    error = np.array([one.forecast.median for one in group]) - measured
     rivals: dict[str, list[float]] = {}
     for one in group:
         for name, point in one.rivals.items():

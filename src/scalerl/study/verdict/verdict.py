@@ -225,7 +225,7 @@ def _forecast_json(one: JudgedForecast) -> dict[str, Any]:
         "axis": forecast.axis,
         "compute": forecast.compute,
         "target_compute": forecast.target_compute,
-        "mean": forecast.mean,
+        "median": forecast.median,
         "prediction": list(forecast.prediction),
         "measured": measured and measured.pass_rate,
         "inside": one.outcome.inside,

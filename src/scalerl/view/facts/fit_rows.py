@@ -107,7 +107,7 @@ def _answers(
     for amount in at:
         f = result.forecast(amount)
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {_shown(amount)} {unit}", f"{f.mean:.3f}   {spans}"))
+        rows.append((f"at {_shown(amount)} {unit}", f"{f.median:.3f}   {spans}"))
     if target is not None and budget is not None:
         asked, chance = f"{target:g} at {_shown(budget)}", result.chance(target, budget)
         rows += [(f"{asked} {unit}", chance.answer), (f"{asked}, rerun", chance.answer_rerun)]

@@ -25,10 +25,7 @@ Once the run is past the target, within twice this share.
 
 @dataclass(frozen=True)
 class Band:
-    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,).
-
-    Several runs over one another have its mean instead, as their table does.
-    """
+    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,)."""
 
     compute_M: np.ndarray
     median_M: np.ndarray
@@ -45,7 +42,8 @@ class FrozenForecast:
     compute: float
     """Compute spent when it was made, in units of `axis`."""
     target_compute: float
-    mean: float
+    median: float
+    """Of the mean curve at `target_compute`."""
     prediction: tuple[float, float]
     """Interval of one evaluation at `target_compute`, its noise included."""
     rerun: tuple[float, float] = (math.nan, math.nan)
@@ -65,7 +63,7 @@ class FrozenForecast:
             axis=str(row.get("axis", "gpu_hours")),
             compute=as_float(row.get("compute")),
             target_compute=as_float(row.get("target_compute")),
-            mean=as_float(row.get("mean")),
+            median=as_float(row.get("median")),
             prediction=pair(row.get("prediction")),
             rerun=pair(as_mapping(first).get("rerun")),
             band=_band(row.get("curve")),
@@ -94,8 +92,8 @@ class FrozenForecast:
 
     @property
     def text(self) -> str:
-        """The mean and the prediction interval."""
-        return f"{rate(self.mean)} {rate_interval(self.prediction)}"
+        """The median and the prediction interval."""
+        return f"{rate(self.median)} {rate_interval(self.prediction)}"
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def _now_in_words(run: RunRecord, fit: Fit) -> str:
     forecast = fit.forecast(standing.end)
     where = f"{standing.where} ({standing.unit.show(standing.end)})"
     return (
-        f"Fitted on all evaluations, forecast {where}: {rate(forecast.mean)} "
+        f"Fitted on all evaluations, forecast {where}: {rate(forecast.median)} "
         f"{rate_interval(forecast.prediction)}. {'The ceiling is' if fit.misfit else 'Ceiling A'} "
         f"{ceiling_text(fit.to_json(), math.nan)}."
     )
@@ -203,7 +203,7 @@ def _now(run: RunRecord, fit: Fit) -> Rows:
     forecast = fit.forecast(standing.end)
     return [
         (standing.where, standing.unit.show(standing.end)),
-        ("one evaluation", f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"),
+        ("one evaluation", f"{rate(forecast.median)} {rate_interval(forecast.prediction)}"),
         ("mean curve, interval", rate_interval(forecast.interval)),
         ("another seed, interval", rate_interval(forecast.rerun)),
         ("ceiling A", ceiling_text(fit.to_json(), known_ceiling(run))),
@@ -217,7 +217,7 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
         "step": f"{forecast.made_at_step:.0f}" if forecast.made_at_step >= 0 else DASH,
         "share": percent(forecast.share),
         "target": unit.show(forecast.target_compute),
-        "mean": rate(forecast.mean),
+        "median": rate(forecast.median),
         "interval": rate_interval(forecast.prediction),
         "width": rate(forecast.width),
         "rerun": rate_interval(forecast.rerun),

@@ -14,7 +14,7 @@ from scalerl.view.assets import writing
 from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.overlay import OverlayRun, mean_band, places_between, thin
+from scalerl.view.runs.overlay import OverlayRun, places_between, thin
 from scalerl.view.style import FIGURES, run_look, save_figure, short_names
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _arm(run: OverlayRun, name: str, view: RunsView, most: int, look: Look) -> A
         positive_N = fit.points.compute_N[fit.points.compute_N > 0]
         known = float(positive_N.max())
         compute_M = places_between(positive_N, max(known, view.budget or 0.0))
-        band = Band(compute_M / unit.size, *mean_band(fit, compute_M))
+        band = Band(compute_M / unit.size, *fit.band(compute_M))
         own = fit.curve
         curve = Curve(own.family, own.A, own.B, own.C_mid / unit.size, own.R_0)
     points = RunPoints(compute_N / unit.size, run.points.pass_rate_N[chosen], curve)

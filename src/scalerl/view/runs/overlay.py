@@ -81,16 +81,16 @@ def overlay(
             .A, .B, .C_mid    [median, low, high]; A is None where it is withheld
             .identified, .why, .misfit    the ceiling in words; misfit is empty where a curve fits
             .window.AXIS      interval of the compute that was fitted
-            .curve            {compute: {AXIS: [...]}, line, low, high}: the mean that tables give as the
-                              forecast, and the interval; of the part that holds where there is a misfit,
+            .curve            {compute: {AXIS: [...]}, line, low, high}: the median of the mean curve,
+                              and the interval; of the part that holds where there is a misfit,
                               None where there is no such part
             .of_part          whether the curve is of that part alone
         runs[].forecasts[]    those frozen during the run:
             .axis, .step, .made.AXIS, .target.AXIS    when it was made, and for which compute
-            .mean, .interval  of one evaluation at the target
+            .median, .interval  of one evaluation at the target
             .measured, .outcome    the pass rate at the target; "inside", "outside" or "not measured"
             .leads            whether it is the forecast made nearest to half of the compute
-            .curve            as above, as it was frozen (the line is its median), or None
+            .curve            as above, as it was frozen, or None
     """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
@@ -208,7 +208,7 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
     if drawn is not None:
         last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
         compute_M = places_between(drawn.points.compute_N, float(last), places)
-        curve = _curve(along, compute_M, mean_band(drawn, compute_M))
+        curve = _curve(along, compute_M, drawn.band(compute_M))
     return {
         "A": None if fit.misfit else _spread(median.A, intervals.A),
         "B": _spread(median.B, intervals.B),
@@ -238,13 +238,6 @@ def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) ->
     if last > 4 * known:
         beyond_M = np.union1d(beyond_M, np.geomspace(known, last, _PLACES_BEYOND)[:-1])
     return np.union1d(within_M[within_M < known], beyond_M)
-
-
-def mean_band(fit: Fit, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean curve, as `Fit.forecast` has it, and its interval: three arrays (M,), for plots."""
-    post, (_, low_M, high_M) = fit.posterior, fit.band(compute_M)
-    mean_M = np.array([np.sum(post.curve_at(float(compute)) * post.weight) for compute in compute_M])
-    return np.clip(mean_M, 0.0, 1.0), low_M, high_M
 
 
 def _curve(
@@ -277,7 +270,7 @@ def _forecast(
         "step": _number(forecast.made_at_step),
         "made": {axis: end[0] for axis, end in ends.items()},
         "target": {axis: end[1] for axis, end in ends.items()},
-        "mean": _number(forecast.mean),
+        "median": _number(forecast.median),
         "interval": _numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
         "measured": _number(outcome.measured.pass_rate) if outcome.measured else None,
         "outcome": outcome.word,

@@ -70,8 +70,8 @@ def curves_table(view: RunsView) -> Table:
             header = f"reaches {rate(view.target)}?"
             columns.append(TableColumn(header, ("verdict", "probability"), prose=True))
         note += (
-            " The forecast is the mean curve at the budget with the interval of one evaluation there, its "
-            "noise included; another seed: the mean curve of a rerun of the recipe."
+            " The forecast is the median of the mean curve at the budget with the interval of one evaluation "
+            "there, its noise included; another seed: that of the mean curve of a rerun of the recipe."
         )
         note += "".join(f" Warning: {text}." for text in view.beyond)
     columns.append(TableColumn("ceiling identified", ("identified", "why"), prose=True))
@@ -106,8 +106,8 @@ def _forecast_cells(fit: Fit | None, budget: float) -> list[Cell]:
     if fit is None:
         return [rate_cell(None), Cell(DASH, (None, None))]
     forecast = fit.forecast(budget)
-    mean = rate_cell(Estimate(forecast.mean, forecast.prediction))
-    return [mean, Cell(rate_interval(forecast.rerun), forecast.rerun)]
+    median = rate_cell(Estimate(forecast.median, forecast.prediction))
+    return [median, Cell(rate_interval(forecast.rerun), forecast.rerun)]
 
 
 def _verdict_cell(fit: Fit | None, target: float, budget: float) -> Cell:
@@ -255,7 +255,7 @@ def frozen_table(
             number(step, f"{step:.0f}" if step >= 0 else DASH),
             number(forecast.share, percent(forecast.share)),
             Cell(unit_for(forecast.axis, target).show(target), (forecast.axis, target)),
-            rate_cell(Estimate(forecast.mean, forecast.prediction)),
+            rate_cell(Estimate(forecast.median, forecast.prediction)),
             number(measured, rate(measured)),
             words(outcome.word),
         )

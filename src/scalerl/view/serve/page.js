@@ -101,7 +101,7 @@
   function forecast(run) {
     const made = node("td", { "data-label": "forecast", class: "wide" });
     if (run.forecast) {
-      made.append(`${rate(run.forecast.mean)} ${spread(run.forecast.prediction)}`,
+      made.append(`${rate(run.forecast.median)} ${spread(run.forecast.prediction)}`,
         node("small", {}, `at ${run.end_shown}, ${run.end_known ? "the budget" : "twice its compute so far"}`));
     } else if (run.waits) made.append("…");
     else {
@@ -140,7 +140,7 @@
     const by = at("order").value;
     const value = ({ run }) => {
       if (by === "name") return 0;
-      return (by === "forecast" ? run.forecast && run.forecast.mean : run[by]) ?? -1;
+      return (by === "forecast" ? run.forecast && run.forecast.median : run[by]) ?? -1;
     };
     const found = [...rows.values()].sort((a, b) =>
       value(b) - value(a) || a.run.name.localeCompare(b.run.name) || a.run.path.localeCompare(b.run.path));

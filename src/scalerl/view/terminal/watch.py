@@ -101,7 +101,7 @@ def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
     fit_json = fit.to_json()
     known = known_ceiling(run.record) if run.record is not None else math.nan
     rows = [
-        ("forecast", f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}  {at}"),
+        ("forecast", f"{rate(forecast.median)} {rate_interval(forecast.prediction)}  {at}"),
         ("ceiling A", ceiling_text(fit_json, known)),
     ]
     if fit.misfit:

@@ -133,7 +133,7 @@ var scalerlChart = (() => {
       if (place === undefined || place === null) return [];
       const middle = (lead.interval[0] + lead.interval[1]) / 2;
       const text = `${plain(run.name)}<br>frozen at ${lead.step === null ? "an unknown step" : "step " + amount(lead.step)}: ` +
-        `${rate(lead.mean)} [${rate(lead.interval[0])}, ${rate(lead.interval[1])}]<br>` +
+        `${rate(lead.median)} [${rate(lead.interval[0])}, ${rate(lead.interval[1])}]<br>` +
         (lead.measured === null ? "not measured yet" : `measured ${rate(lead.measured)}: ${lead.outcome}`);
       return [{ x: [place / unit().size], y: [middle], mode: "markers", opacity: dimmed(run) ? 0.25 : 1,
         marker: { color: colour, symbol: "line-ew-open", size: 9, line: { width: 1.5, color: colour } },
