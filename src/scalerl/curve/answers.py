@@ -209,7 +209,7 @@ def identify(post: Posterior, sample: Sample) -> Identification:
         "B": (post.log_b_cells, *post.prior.log_b),
         "C_mid": (post.log_mid_cells, *log_mid_range(sample)),
     }
-    # Near an edge, by .05 in logs or .01 for A: nodes of A are midpoints, and never lie on the bound.
+    # Near an edge, by .05 in logs or .01 for A: nodes lie inside of a range, and not on its ends.
     at_bounds = {"A": float(post.weight[post.A > 0.99].sum())}
     for name, (value, start, stop) in edges.items():
         at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())

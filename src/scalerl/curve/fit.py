@@ -12,8 +12,8 @@ import numpy as np
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
 from scalerl.curve.evidence import outliers
-from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family
-from scalerl.curve.least_squares import STEPS, LeastSquares, least_squares
+from scalerl.curve.families import LOG_LOGISTIC, Curve, Family
+from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.own_families import with_extra
 from scalerl.curve.points import Points
@@ -76,15 +76,18 @@ def fit(
         raise InputError(f"no prior is named {prior!r}: {', '.join(PRIORS)}")
     given = None if r0 is None or r0 == "free" else float(r0)
     points, keep_N = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
-    failed_N, failed = _failed(points.select(keep_N), given)
+    kept = points.select(keep_N)
+    sample = make_sample(kept, given)
+    best = least_squares(sample, LOG_LOGISTIC)
+    failed_N, failed = _failed(kept, sample, best)
     keep_N[keep_N] = ~failed_N
     points, excluded = points.select(keep_N), points.select(~keep_N)
-    sample = make_sample(points, given)
+    if failed:
+        sample = make_sample(points, given)
+        best = least_squares(sample, LOG_LOGISTIC)
     # The minima of the other families are starts of the posterior alone: in a long valley a rough one does.
-    families = with_extra(extra_families)
-    steps = (STEPS if family is LOG_LOGISTIC else _ROUGH_STEPS for family in families)
-    found = [least_squares(sample, one, steps=most) for one, most in zip(families, steps, strict=True)]
-    best = found[FAMILIES.index(LOG_LOGISTIC)]
+    others = [family for family in with_extra(extra_families) if family is not LOG_LOGISTIC]
+    found = [best, *least_squares_many([sample] * len(others), others, steps=_ROUGH_STEPS)]
     floor = _noise_floor(points)
     rmse = float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2)))
     if chosen is FLAT:
@@ -142,17 +145,16 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
     )
 
 
-def _failed(points: Points, given: float | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def _failed(points: Points, sample: Sample, best: LeastSquares) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return which single evaluations are off the curve as none of the others, (N,), and warnings of them.
 
     Of a server that died, or a checkpoint that was not loaded. The first and the last are kept: alone they
     are as well the start of something.
     """
-    sample, none_N = make_sample(points, given), np.zeros(len(points), dtype=bool)
+    none_N = np.zeros(len(points), dtype=bool)
     if len(sample) < MIN_TO_FIT + 1 or len(sample) < len(points):
         return none_N, ()
-    curve = least_squares(sample, LOG_LOGISTIC).curve
-    residual_N = points.pass_rate_N - curve(points.compute_N)
+    residual_N = points.pass_rate_N - best.curve(points.compute_N)
     apart_N, single_N = outliers(residual_N, _FAILED)
     single_N &= np.abs(apart_N) > _LEAST_FAILED
     single_N[[0, -1]] = False

@@ -1,4 +1,4 @@
-"""Least squares for one family and many runs at once, by a global search.
+"""Least squares for many runs at once, by a global search.
 
 Given (B, C_mid) the curve is linear in (R_0, A), so the search is over two numbers only (variable projection;
 Golub and Pereyra, 1973): a grid over their whole range, then Levenberg-Marquardt from its deepest valleys
@@ -61,12 +61,16 @@ def least_squares(
 
 def least_squares_many(
     samples: Sequence[Sample],
-    family: Family,
+    family: Family | Sequence[Family],
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
     steps: int = STEPS,
 ) -> list[LeastSquares]:
-    """Fit every run as `least_squares`; R_0 must be free in all of them, or given in all of them."""
+    """Fit every run as `least_squares`, with one family or with one for each of them.
+
+    R_0 must be free in all of them, or given in all of them.
+    """
+    each = [family] * len(samples) if isinstance(family, Family) else family
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
     found: list[LeastSquares] = [None] * len(samples)  # pyright: ignore[reportAssignmentType]
     # Runs go together that the grid averages alike, so that other runs do not change the answer of one.
@@ -74,28 +78,30 @@ def least_squares_many(
         mine = list(alike)
         for first in range(0, len(mine), _CHUNK):
             chunk = mine[first : first + _CHUNK]
-            together = [samples[i] for i in chunk]
-            results = _search(together, RunRows.stack(together, bounds), family, steps)
+            together, curves = [samples[i] for i in chunk], [each[i] for i in chunk]
+            results = _search(together, curves, RunRows.stack(together, curves, bounds), steps)
             for i, result in zip(chunk, results, strict=True):
                 found[i] = result
     return found
 
 
-def _search(samples: Sequence[Sample], rows: RunRows, family: Family, steps: int) -> list[LeastSquares]:
+def _search(
+    samples: Sequence[Sample], families: Sequence[Family], rows: RunRows, steps: int
+) -> list[LeastSquares]:
     """Search a grid, descend from its valleys, and return the distinct minima of every run."""
     reach, span = math.log(SEARCH_REACH), np.array([s.log_c_range for s in samples])
     box = np.empty((2, 2, len(samples)))  # low and high of theta
     box[:, 0] = np.array(LOG_B_RANGE)[:, None]
     box[0, 1], box[1, 1] = span[:, 0] - reach, span[:, 1] + reach
-    run, theta = _starts(rows, family, span)
+    run, theta = _starts(rows, span)
     if len(run) > 1:
         rows, box = rows.take(run), box[:, :, run]
-    theta, R_0, A, kept = descend(rows, run, family, theta, box, steps)
+    theta, R_0, A, kept = descend(rows, run, theta, box, steps)
     if len(kept) < len(run):
         rows, box, run = rows.take(kept), box[:, :, kept], run[kept]
         theta, R_0, A = theta[:, kept], R_0[kept], A[kept]
     (log_b, log_mid), at = theta, np.exp(theta)
-    g = family.share(at[0][:, None], rows.log_c - log_mid[:, None])
+    g = rows.share(at[0][:, None], rows.log_c - log_mid[:, None])
     residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
     rss = (rows.w * residual * residual).sum(axis=1)
     # A descent may end a last step before its bound.
@@ -109,21 +115,23 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family, steps: int
         if all(max(abs(log_b[i] - log_b[j]), abs(log_mid[i] - log_mid[j])) > 1e-3 for j in mine):
             mine.append(i)
     results = []
-    for sample, mine in zip(samples, found, strict=True):
+    for sample, family, mine in zip(samples, families, found, strict=True):
         basins = tuple((Curve(family, *curves[i]), float(rss[i]) + sample.within) for i in mine)
         on_bound = zip(("A", "B", "C_mid", "R_0"), bounds[mine[0]], strict=True)
         results.append(LeastSquares(*basins[0], tuple(name for name, on in on_bound if on), basins))
     return results
 
 
-def _starts(rows: RunRows, family: Family, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _starts(rows: RunRows, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the deepest local minima of the grid of every run, and a step; (run (M,), theta (2, M))."""
     coarse = rows.coarse()
     log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
     log_b = LOG_B_RANGE[0] + (LOG_B_RANGE[1] - LOG_B_RANGE[0]) * _EVEN
     s, nb, nm = len(span), len(log_b), log_mid.shape[1]
-    x = coarse.log_c[:, None] - log_mid[:, :, None]
-    g = family.share(np.exp(log_b)[:, None, None], x[:, None]).reshape(s, nb * nm, -1)
+    x = np.broadcast_to(
+        (coarse.log_c[:, None] - log_mid[:, :, None])[:, None], (s, nb, nm, coarse.y.shape[1])
+    )
+    g = rows.share(np.broadcast_to(np.exp(log_b)[:, None, None], (s, nb, 1, 1)), x).reshape(s, nb * nm, -1)
     rss = np.full((s, nb + 2, nm + 2), np.inf)
     inner = rss[:, 1:-1, 1:-1]
     inner[...] = _rough_rss(coarse, g).reshape(s, nb, nm)

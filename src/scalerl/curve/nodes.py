@@ -1,84 +1,130 @@
-"""Where the nodes of the posterior lie: a grid along the ridge of every family, and (R_0, A) in its cells.
+"""Where the nodes of the posterior lie: rows of C_mid, columns of B along them, and (R_0, A) in these cells.
 
-For every C_mid of a row of values, and every model of the noise, the range of log B with mass is found and
-covered evenly; (R_0, A) follow from the quadratic of every such cell.
+The ridge of every family is followed through the whole range of C_mid. Rows, and the columns of each, lie
+evenly in the posterior, tempered so that its tails have nodes as well. (R_0, A) follow from the quadratic of
+every such cell.
 
-Shapes: as in `scalerl.curve.posterior`.
+Shapes: as in `scalerl.curve.posterior`; F families, all of which are searched at once.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from scalerl.curve.families import Family
-from scalerl.curve.noise import Noise, Quadratic
+from scalerl.curve.noise import Noise
 from scalerl.curve.prior import Prior, log_mid_range
 from scalerl.curve.sample import Sample
 
 _CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
-# Evenly spaced nodes a standard deviation apart integrate a Gaussian to nine digits: few are enough.
-_ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 17, 9, 8, 4
-_REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
+_CUT_OWN = 7.0  # the same below the best of a family that is itself far below the others
+_TEMPER = 4.0  # rows and columns lie evenly in the posterior to the power of 1 over this
+WORTH = _CUT + 2.0
+"""The same of the best on a ridge, which is rough, and has no volume yet."""
+# Nodes of A are 1.8 standard deviations apart, which integrates a Gaussian to .5 %; those of R_0 2.4, to 7 %.
+# They are shifted from cell to cell, so that what one misses another counts twice.
+_ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 17, 11, 4, 3
+_SHIFTS = 0.6180339887498949, 0.7548776662466927, 0.5698402909980532  # of B, A and R_0, in widths of a node
+_REACH = 3.6  # standard deviations that nodes of A and R_0 span to either side
 
 
-def family_nodes(
-    sample: Sample, family: Family, noise: Noise, prior: Prior, log_mid: float
-) -> dict[str, np.ndarray]:
-    """Lay the nodes of one family around the ridge through `log_mid`, that of its least-squares curve.
+@dataclass(frozen=True)
+class Ridges:
+    """The likeliest `log_b_FM` for every `log_mid_FM`, and what each model of the noise makes of it."""
 
-    Returns the columns of `Posterior`, not yet normalised, the sum of squares `rss`, the `walk` and `slope`
-    that are expected at the last evaluation (cells, a, r), and the model of the noise of every cell.
-    """
-    seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *log_mid_range(sample)))
+    families: tuple[Family, ...]
+    log_mid_FM: np.ndarray
+    log_b_FM: np.ndarray
+    level_PFM: np.ndarray
+
+    @property
+    def level(self) -> float:
+        """The highest log-density on a ridge."""
+        return float(self.level_PFM.max())
+
+
+def find_ridges(
+    sample: Sample, families: tuple[Family, ...], noise: Noise, prior: Prior, log_mid_F: Sequence[float]
+) -> Ridges:
+    """Follow the ridge of every family from `log_mid_F`, those of its least-squares curve."""
+    log_mid_FM = np.add.outer(np.clip(log_mid_F, *log_mid_range(sample)), _offsets(0.016, 11))
+    log_mid_FM = np.clip(log_mid_FM, *log_mid_range(sample))
+    log_b_FMK = np.broadcast_to(np.linspace(*prior.log_b, 11), (*log_mid_FM.shape, 11))
+    step = (prior.log_b[1] - prior.log_b[0]) / 10
     # The ridge hardly moves with the correlation, so that one of them finds it for all.
-    plain = noise.only(len(noise.phi_P) // 2)
-    ridge_M = _ridge(sample, family, plain, prior, seek_M)
-    level_M = _level(sample, family, noise, ridge_M[:, None], seek_M).max(axis=(0, 2))
-    level_M = level_M + prior.log_cells(sample, family, ridge_M, seek_M)
-    low, high = _extent(seek_M, level_M)
-    log_mid_M = np.linspace(low, high, _ROWS)
-    centre_M = _ridge(sample, family, plain, prior, log_mid_M)
-    log_b_MK = np.sort(np.clip(centre_M[:, None] + _offsets(0.006, 10), *prior.log_b), axis=1)
-    level_PMK = _level(sample, family, noise, log_b_MK, log_mid_M)
-    low_PM, high_PM = _extent(log_b_MK, level_PMK)
-    log_b_PMK = low_PM[..., None] + (high_PM - low_PM)[..., None] * np.linspace(0, 1, _COLUMNS)
-    area_PM = (log_mid_M[1] - log_mid_M[0]) * (high_PM - low_PM) / (_COLUMNS - 1)
-    area_PMK = np.tile(area_PM[..., None], _COLUMNS)
-    area_PMK[:, [0, -1]] *= 0.5  # the trapezoid rule, along log C_mid and along log B
-    area_PMK[:, :, [0, -1]] *= 0.5
-    quadratics = [
-        noise.only(p).quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
-        for p, log_b_MK in enumerate(log_b_PMK)
-    ]
-    q = Quadratic(*(np.concatenate(sums) for sums in zip(*quadratics, strict=True)))
-    return _linear_nodes(sample, family, noise, prior, q, log_b_PMK, log_mid_M, area_PMK)
+    plain = len(noise.phi_P) // 2
+    for last in (False, False, True):  # to 1/27 of the first step
+        few = noise if last else noise.only([plain])
+        level_PFMK = _level(sample, families, few, prior, log_b_FMK, log_mid_FM)
+        found = level_PFMK[plain if last else 0].argmax(axis=2)[..., None]
+        log_b_FM1 = np.take_along_axis(log_b_FMK, found, 2)
+        log_b_FMK = np.clip(log_b_FM1 + np.linspace(-step, step, 7), *prior.log_b)
+        step /= 3
+    return Ridges(families, log_mid_FM, log_b_FM1[..., 0], level_PFMK.max(axis=3))
+
+
+def lay_nodes(
+    sample: Sample, ridges: Ridges, noise: Noise, prior: Prior, best: float
+) -> dict[str, np.ndarray]:
+    """Lay the nodes of some families around their ridges, for models of the noise not far below level `best`.
+
+    Returns the columns of `Posterior`, not yet normalised and without the prior of the families, the sum of
+    squares `rss`, the `walk` and `slope` that are expected at the last evaluation (cells, a, r), and of every
+    cell the model of the noise, and its place in the grid.
+    """
+    families, level_FM = ridges.families, ridges.level_PFM.max(axis=0)
+    models = np.flatnonzero(ridges.level_PFM.max(axis=(1, 2)) > min(best, ridges.level) - WORTH)
+    few = noise.only(models)
+    edge_FM = _edges(ridges.log_mid_FM, level_FM, _ROWS)
+    log_mid_FM, row_FM = 0.5 * (edge_FM[:, 1:] + edge_FM[:, :-1]), np.diff(edge_FM)
+    known = zip(log_mid_FM, ridges.log_mid_FM, ridges.log_b_FM, strict=True)
+    centre_FM = np.stack([np.interp(*columns) for columns in known])
+    log_b_FMK = np.sort(np.clip(centre_FM[..., None] + _offsets(0.02, 8), *prior.log_b))
+    level_FMK = _level(sample, families, few, prior, log_b_FMK, log_mid_FM).max(axis=0)
+    edge_FMK = _edges(log_b_FMK, level_FMK, _COLUMNS)
+    column_FMK = np.diff(edge_FMK)
+    shift_FM1 = (0.5 + _SHIFTS[0] * np.arange(row_FM.size).reshape(*row_FM.shape, 1)) % 1.0
+    log_b_FMK, area_FMK = edge_FMK[..., :-1] + shift_FM1 * column_FMK, row_FM[..., None] * column_FMK
+    return _linear_nodes(sample, families, few, models, prior, log_b_FMK, log_mid_FM, area_FMK)
 
 
 def _linear_nodes(
     sample: Sample,
-    family: Family,
+    families: tuple[Family, ...],
     noise: Noise,
+    models: np.ndarray,
     prior: Prior,
-    q: Quadratic,
-    log_b_PMK: np.ndarray,
-    log_mid_M: np.ndarray,
-    area_PMK: np.ndarray,
+    log_b_FMK: np.ndarray,
+    log_mid_FM: np.ndarray,
+    area_FMK: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic."""
-    best = q.rss(*q.best(sample.r0)) + sample.within
-    level = noise.log_weight(best) + np.log(np.maximum(area_PMK, 1e-300))
-    index = np.nonzero(level > level.max() - _CUT)
-    p, m, _ = index
-    cell = q.take(index)
-    _, A_best = cell.best(sample.r0)
+    """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic.
+
+    `models` numbers those of `noise` in the prior.
+    """
+    share = _share(sample, families, log_b_FMK, log_mid_FM)
+    q = noise.quadratic(share, sample.y_N)
+    R_0, A = q.best(sample.r0)
+    best = q.rss(R_0, A) + sample.within
+    density_FMK = _log_density(sample, families, prior, log_b_FMK, log_mid_FM)
+    density_FMK = density_FMK + np.log(np.maximum(area_FMK, 1e-300))
+    level = noise.log_weight(best) + density_FMK
+    # Of each family some beside its own best, however little its weight: answers may be asked given it alone.
+    top_F = level.max(axis=(0, 2, 3), keepdims=True)
+    index = np.nonzero(level > np.clip(top_F.max() - _CUT, top_F - _CUT, top_F - _CUT_OWN))
+    p, f, m, k = index
+    place = np.ravel_multi_index((models[p], f, m, k), (models[-1] + 1, *level.shape[1:]))
+    cell, A_best = q.take(index), A[index]
     dof = max(sample.n_points - 2 - sample.n_linear, 1)
     sd = np.sqrt(np.maximum(best[index] / dof, noise.sd_J[0] ** 2))
     hh = np.maximum(cell.hh, 1e-12)
     information = cell.gg if sample.r0 is not None else cell.gg - cell.hg**2 / hh
     spread_A = sd / np.sqrt(np.maximum(information, 1e-12))
-    A, dA = _midpoints(A_best, spread_A, np.full_like(A_best, sample.r0 or 0.0), 1.0, _A_NODES)
+    A, dA = _even(A_best, spread_A, sample.r0 or 0.0, 1.0, _A_NODES, place * _SHIFTS[1])
     if prior.certain:
         # A node for A = 1 itself: it has a probability, and no width.
         one = np.ones((len(A), 1))
@@ -87,81 +133,75 @@ def _linear_nodes(
     if sample.r0 is None:
         centre = np.clip((cell.hy[:, None] - A * cell.hg[:, None]) / hh[:, None], 0, A)
         spread = np.broadcast_to((sd / np.sqrt(hh))[:, None], A.shape)
-        R_0, dR_0 = _midpoints(centre, spread, np.zeros_like(A), A, _R_0_NODES)
+        place_A = place[:, None] * A.shape[1] + np.arange(A.shape[1])
+        R_0, dR_0 = _even(centre, spread, 0.0, A, _R_0_NODES, place_A * _SHIFTS[2])
     else:
         R_0, dR_0 = np.full((*A.shape, 1), sample.r0), np.ones((*A.shape, 1))
-    wide = cell.take((slice(None), None, None))
-    rss = wide.rss(R_0, A[:, :, None]) + sample.within
-    volume = area_PMK[index][:, None, None] * dA[:, :, None] * dR_0
-    log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
-    log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
-    log_b_cells, log_mid_cells = log_b_PMK[index], log_mid_M[m]
-    log_weight = log_weight + prior.log_cells(sample, family, log_b_cells, log_mid_cells)[:, None, None]
-    log_weight = log_weight + prior.log_ends(A[:, :, None], R_0)
-    nodes = {
-        "log_b_cells": log_b_cells,
-        "log_mid_cells": log_mid_cells,
+    rss = cell.take((slice(None), None, None)).rss(R_0, A[:, :, None]) + sample.within
+    log_weight = noise.of_rss(rss) + np.log(np.maximum(dA[:, :, None] * dR_0, 1e-300))
+    log_weight = log_weight + (noise.log_prior_P[p] + density_FMK[f, m, k])[:, None, None]
+    walk, slope = noise.walks.expected(p, sample.y_N, noise.walks.of(share)[:, *index], A, R_0)
+    return {
+        "family_cells": f,
+        "log_b_cells": log_b_FMK[f, m, k],
+        "log_mid_cells": log_mid_FM[f, m],
         "phi_cells": noise.phi_P[p],
         "A": A,
         "R_0": R_0,
-        "log_weight": log_weight,
+        "log_weight": log_weight + prior.log_ends(A[:, :, None], R_0),
         "rss": rss,
-        "model_cells": p,
-        "place_cells": np.ravel_multi_index(index, level.shape),
+        "walk": walk,
+        "slope": slope,
+        "model_cells": models[p],
+        "place_cells": place,
     }
-    return nodes | _expected(sample, family, noise, nodes)
 
 
-def _expected(
-    sample: Sample, family: Family, noise: Noise, nodes: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Return `walk` and `slope` expected at the last evaluation, given each node's curve, (cells, a, r)."""
-    found = np.zeros((2, *nodes["R_0"].shape))
-    mine = noise.walks.of_model(nodes["model_cells"])
-    if len(mine):
-        names = ("model_cells", "log_b_cells", "log_mid_cells", "A", "R_0")
-        cell = {name: nodes[name][mine] for name in names}
-        x_cN = sample.log_c_N - cell["log_mid_cells"][:, None]
-        share_cN = family.share(np.exp(cell["log_b_cells"])[:, None], x_cN)
-        found[:, mine] = noise.walks.expected(
-            cell["model_cells"], sample.y_N, share_cN, cell["A"], cell["R_0"]
-        )
-    return {"walk": found[0], "slope": found[1]}
-
-
-def _midpoints(
-    centre: np.ndarray, spread: np.ndarray, low: np.ndarray, high: np.ndarray | float, n: int
+def _even(
+    centre: np.ndarray,
+    spread: np.ndarray,
+    low: np.ndarray | float,
+    high: np.ndarray | float,
+    n: int,
+    shift: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return n even nodes over centre +- `_REACH` spread within [low, high] (..., n), and their width."""
     start = np.clip(centre - _REACH * spread, low, high)[..., None]
     each = (np.clip(centre + _REACH * spread, low, high)[..., None] - start) / n
-    return start + each * (np.arange(n) + 0.5), each
-
-
-def _ridge(sample: Sample, family: Family, noise: Noise, prior: Prior, log_mid_M: np.ndarray) -> np.ndarray:
-    """Return the likeliest log B for every C_mid, (M,)."""
-    nodes = np.broadcast_to(np.linspace(*prior.log_b, 13), (len(log_mid_M), 13))
-    step = (prior.log_b[1] - prior.log_b[0]) / 12
-    best_M = np.zeros(len(log_mid_M))
-    for _ in range(3):  # to 1/27 of the first step
-        level = _level(sample, family, noise, nodes, log_mid_M).max(axis=0)
-        best_M = np.take_along_axis(nodes, level.argmax(axis=1)[:, None], 1)[:, 0]
-        nodes = np.clip(best_M[:, None] + np.linspace(-step, step, 7), *prior.log_b)
-        step /= 3
-    return best_M
+    return start + each * (np.arange(n) + (0.5 + shift[..., None]) % 1.0), each
 
 
 def _level(
-    sample: Sample, family: Family, noise: Noise, log_b_MK: np.ndarray, log_mid_M: np.ndarray
+    sample: Sample,
+    families: tuple[Family, ...],
+    noise: Noise,
+    prior: Prior,
+    log_b_FMK: np.ndarray,
+    log_mid_FM: np.ndarray,
 ) -> np.ndarray:
-    """Return the log-likelihood of every cell at its best (R_0, A), with the prior of phi; (P, M, K)."""
-    q = noise.quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
-    return noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within)
+    """Return the log-density of every cell at its best (R_0, A), without the prior of these; (P, F, M, K)."""
+    q = noise.quadratic(_share(sample, families, log_b_FMK, log_mid_FM), sample.y_N)
+    level = noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within)
+    return level + _log_density(sample, families, prior, log_b_FMK, log_mid_FM)
 
 
-def _share(sample: Sample, family: Family, log_b_MK: np.ndarray, log_mid_M: np.ndarray) -> np.ndarray:
-    """Return the share of the gain at every evaluation for every cell, (M, K, N)."""
-    return family.share(np.exp(log_b_MK)[..., None], (sample.log_c_N - log_mid_M[:, None])[:, None])
+def _log_density(
+    sample: Sample, families: tuple[Family, ...], prior: Prior, log_b_FMK: np.ndarray, log_mid_FM: np.ndarray
+) -> np.ndarray:
+    """Return the prior of (log B, log C_mid) in every cell, (F, M, K)."""
+    log_mid_FMK = np.broadcast_to(log_mid_FM[..., None], log_b_FMK.shape)
+    cells = zip(families, log_b_FMK, log_mid_FMK, strict=True)
+    found = [prior.log_cells(sample, family, b.ravel(), mid.ravel()) for family, b, mid in cells]
+    return np.concatenate(found).reshape(log_b_FMK.shape)
+
+
+def _share(
+    sample: Sample, families: tuple[Family, ...], log_b_FMK: np.ndarray, log_mid_FM: np.ndarray
+) -> np.ndarray:
+    """Return the share of the gain at every evaluation for every cell, (F, M, K, N)."""
+    b_FMK1, x_FM1N = np.exp(log_b_FMK)[..., None], (sample.log_c_N - log_mid_FM[..., None])[:, :, None]
+    cells = zip(families, b_FMK1, x_FM1N, strict=True)
+    return np.stack([family.share(b, x) for family, b, x in cells])
 
 
 def _offsets(first: float, n: int) -> np.ndarray:
@@ -170,23 +210,18 @@ def _offsets(first: float, n: int) -> np.ndarray:
     return np.concatenate([-far[::-1], [0.0], far])
 
 
-def _extent(nodes: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the level has fallen by `_CUT` on either side of its maximum along the last axis.
+def _edges(nodes: np.ndarray, level: np.ndarray, n: int) -> np.ndarray:
+    """Return the edges (..., n + 1) of parts that hold as much of exp(level / `_TEMPER`) each."""
+    between, shape = _between(nodes.shape[-1]), nodes.shape[:-1]
+    fine, density = nodes @ between, np.exp((level - level.max(axis=-1, keepdims=True)) / _TEMPER @ between)
+    held = np.cumsum(0.5 * (density[..., 1:] + density[..., :-1]) * np.diff(fine), axis=-1)
+    held = np.concatenate([np.zeros((*shape, 1)), held], axis=-1).reshape(-1, between.shape[1])
+    wanted, fine = held[:, -1:] * np.linspace(0.0, 1.0, n + 1), fine.reshape(held.shape)
+    return np.stack([np.interp(*row) for row in zip(wanted, held, fine, strict=True)]).reshape(*shape, n + 1)
 
-    `nodes` broadcasts to `level`; both ends have its shape without the last axis.
-    """
-    nodes = np.broadcast_to(nodes, level.shape)
-    drop = level.max(axis=-1, keepdims=True) - level
-    worth = drop < _CUT
-    n = level.shape[-1]
-    first, last = worth.argmax(axis=-1), n - 1 - worth[..., ::-1].argmax(axis=-1)
-    ends = []
-    for inner, outer in ((first[..., None], -1), (last[..., None], 1)):
-        beyond = np.clip(inner + outer, 0, n - 1)
-        x0, x1 = (np.take_along_axis(nodes, i, -1)[..., 0] for i in (inner, beyond))
-        # Drops grow as a square about the best: their roots are interpolated.
-        d0, d1 = (np.sqrt(np.take_along_axis(drop, i, -1)[..., 0]) for i in (inner, beyond))
-        part = np.where(d1 > d0, (math.sqrt(_CUT) - d0) / np.maximum(d1 - d0, 1e-12), 1.0)
-        ends.append(x0 + (x1 - x0) * np.clip(part, 0.0, 1.0))
-    low, high = ends
-    return low, np.maximum(high, low + 1e-9)
+
+@functools.cache
+def _between(n: int) -> np.ndarray:
+    """Return the matrix (n, 8 (n - 1) + 1) that interpolates seven values between each two of n."""
+    at_F = np.arange(8 * (n - 1) + 1) / 8.0
+    return np.maximum(1.0 - np.abs(at_F - np.arange(n)[:, None]), 0.0)

@@ -54,26 +54,30 @@ class Walks:
     filter_PsN: np.ndarray
     left_Pss: np.ndarray
 
-    def only(self, p: int) -> Walks:
-        """Return those of one model, P = 1."""
+    def only(self, models: Sequence[int] | np.ndarray) -> Walks:
+        """Return those of some models."""
         names = ("wander_P", "trend_P", "shrink_Pk", "filter_PsN", "left_Pss")
-        return replace(self, **{name: getattr(self, name)[p : p + 1] for name in names})
+        return replace(self, **{name: getattr(self, name)[models] for name in names})
 
     def of_model(self, model_cells: np.ndarray) -> np.ndarray:
         """Return the indices of the cells whose model has a walk."""
         return np.flatnonzero((self.wander_P + self.trend_P)[model_cells])
 
-    def expected(
-        self, model_cells: np.ndarray, y_N: np.ndarray, share_cN: np.ndarray, A: np.ndarray, R_0: np.ndarray
-    ) -> np.ndarray:
-        """Return (walk, slope) expected at the last evaluation of cells of such models, (2, cells, a, r).
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Return (walk, slope) expected at the last evaluation for residuals (..., N), (2, P, ...)."""
+        p, s, n = self.filter_PsN.shape
+        found = self.filter_PsN.swapaxes(0, 1).reshape(s * p, n) @ values.reshape(-1, n).T
+        return found.reshape(s, p, *values.shape[:-1])
 
-        `share_cN` is the share of the gain at every evaluation; A is (cells, a), R_0 (cells, a, r).
+    def expected(
+        self, model_cells: np.ndarray, y_N: np.ndarray, of_g: np.ndarray, A: np.ndarray, R_0: np.ndarray
+    ) -> np.ndarray:
+        """Return (walk, slope) expected at the last evaluation, (2, cells, a, r).
+
+        `of_g` is what `of` has of the share of the gain, (2, cells); A is (cells, a), R_0 (cells, a, r).
         """
-        filter_scN = np.moveaxis(self.filter_PsN[model_cells], 1, 0)
-        of_g = np.sum(filter_scN * share_cN, axis=2)[..., None, None]
-        of_1, of_y = filter_scN.sum(axis=2)[..., None, None], (filter_scN @ y_N)[..., None, None]
-        return of_y - R_0 * (of_1 - of_g) - A[:, :, None] * of_g
+        of_g, wide = of_g[..., None, None], (slice(None), model_cells, None, None)
+        return self.of(y_N)[wide] - R_0 * (self.of(np.ones_like(y_N))[wide] - of_g) - A[:, :, None] * of_g
 
     def drawn(
         self, model_cells: np.ndarray, place_cells: np.ndarray, expected: np.ndarray, sd: np.ndarray
@@ -117,11 +121,11 @@ class Noise:
     log_weight_T: np.ndarray
     sd_given_TJ: np.ndarray
 
-    def only(self, p: int) -> Noise:
-        """Return the noise given one model, P = 1."""
+    def only(self, models: Sequence[int] | np.ndarray) -> Noise:
+        """Return the noise given some of its models."""
         names = ("phi_P", "diagonal_PN", "below_PN", "log_prior_P")
-        kept = {name: getattr(self, name)[p : p + 1] for name in names}
-        return replace(self, walks=self.walks.only(p), **kept)
+        kept = {name: getattr(self, name)[models] for name in names}
+        return replace(self, walks=self.walks.only(models), **kept)
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Return the log marginal likelihood (up to a constant) of sums of squares (P, ...)."""
@@ -129,19 +133,28 @@ class Noise:
 
     def of_rss(self, rss: np.ndarray) -> np.ndarray:
         """Return the same given phi."""
-        return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, self.log_weight_T)
+        return self._looked_up(self.log_weight_T, rss)
 
     def sd_weights(self, rss: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return the posterior of the sd on `sd_J`, from the sums of squares of weighted nodes."""
-        step = self.log_rss_T[1] - self.log_rss_T[0]
-        index = np.round((np.log(np.maximum(rss, 1e-300)) - self.log_rss_T[0]) / step).astype(int)
-        index = np.clip(index, 0, len(self.log_rss_T) - 1)
+        index = np.round(self._place(rss)).astype(int)
         return np.bincount(index, weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
     def sd_at(self, rss: np.ndarray) -> np.ndarray:
         """Return the root mean square of sd given sums of squares, in their shape."""
-        sd_T = np.sqrt(self.sd_given_TJ @ self.sd_J**2)
-        return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, sd_T)
+        return self._looked_up(np.sqrt(self.sd_given_TJ @ self.sd_J**2), rss)
+
+    def _place(self, rss: np.ndarray) -> np.ndarray:
+        """Return where sums of squares lie in the table, 0 to T - 1."""
+        each = self.log_rss_T[1] - self.log_rss_T[0]
+        place = (np.log(np.maximum(rss, _TINY)) - self.log_rss_T[0]) / each
+        return np.minimum(np.maximum(place, 0.0), len(self.log_rss_T) - 1.0)
+
+    def _looked_up(self, value_T: np.ndarray, rss: np.ndarray) -> np.ndarray:
+        """Interpolate in the table, whose places are even: several times faster than `np.interp`."""
+        place = self._place(rss)
+        index = np.minimum(place.astype(int), len(value_T) - 2)
+        return value_T[index] + (place - index) * np.diff(value_T)[index]
 
     def _times(self, a_N: np.ndarray) -> np.ndarray:
         """Return K^-1 a, shape (P, N)."""

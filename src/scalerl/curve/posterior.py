@@ -24,7 +24,7 @@ import numpy as np
 
 from scalerl.curve.families import LOG_LOGISTIC, Family, log_compute, log_compute_to, of_families
 from scalerl.curve.least_squares import LeastSquares, least_squares
-from scalerl.curve.nodes import family_nodes
+from scalerl.curve.nodes import WORTH, find_ridges, lay_nodes
 from scalerl.curve.noise import Noise, make_noise
 from scalerl.curve.prior import USUAL_MID, Prior
 from scalerl.curve.sample import Sample, clock
@@ -180,15 +180,15 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     """
     noise = make_noise(sample, floor, prior)
     families, prior_F = prior.families([found.curve.family for found in best])
-    parts = []
-    for found in best:
-        if found.curve.family in families:
-            family, log_mid = families.index(found.curve.family), math.log(found.curve.C_mid)
-            rises = prior_F[family] - (prior.falls if found.curve.family == LOG_LOGISTIC else 0.0)
-            part = family_nodes(sample, found.curve.family, noise, prior, log_mid)
-            parts.append(_weighted(part, family, rises))
-    if prior.falls:
-        parts.append(_weighted(_falling(sample, noise, prior), families.index(LOG_LOGISTIC), prior.falls))
+    log_mid_F = [math.log(found.curve.C_mid) for found in best if found.curve.family in families]
+    ridges = find_ridges(sample, families, noise, prior, log_mid_F)
+    own_F = np.array([family == LOG_LOGISTIC for family in families])
+    rising = lay_nodes(sample, ridges, noise, prior, ridges.level)
+    rising["log_weight"] += np.log(prior_F - prior.falls * own_F)[rising["family_cells"], None, None]
+    falling = _falling(sample, noise, prior, ridges.level) if prior.falls else None
+    if falling:
+        falling["family_cells"] += families.index(LOG_LOGISTIC)
+    parts = [rising, falling] if falling else [rising]
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     rss, log_weight = joined.pop("rss"), _normalised(joined.pop("log_weight"))
     model_cells, weight = joined.pop("model_cells"), np.exp(log_weight)
@@ -209,20 +209,21 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     )
 
 
-def _weighted(part: dict[str, np.ndarray], family: int, probability: float) -> dict[str, np.ndarray]:
-    """Return nodes with their family, and its prior in their weights."""
-    family_cells = np.full(len(part["A"]), family)
-    return part | {"family_cells": family_cells, "log_weight": part["log_weight"] + math.log(probability)}
+def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> dict[str, np.ndarray] | None:
+    """Lay the nodes of log-logistic curves that fall, A below R_0: those that rise, upside down.
 
-
-def _falling(sample: Sample, noise: Noise, prior: Prior) -> dict[str, np.ndarray]:
-    """Lay the nodes of log-logistic curves that fall, A below R_0: those that rise, upside down."""
+    None where they are so far below level `best` that they have no mass.
+    """
     upside = replace(sample, y_N=1.0 - sample.y_N, r0=None if sample.r0 is None else 1.0 - sample.r0)
     curve = least_squares(upside, LOG_LOGISTIC, steps=8).curve
     # A run that rises has no C_mid of a fall: the search starts where most runs have theirs.
     falls = curve.A - curve.R_0 > _LITTLE
     log_mid = math.log(curve.C_mid) if falls else sample.log_c_range[1] + USUAL_MID
-    part = family_nodes(upside, LOG_LOGISTIC, noise, prior, log_mid)
+    ridges = find_ridges(upside, (LOG_LOGISTIC,), noise, prior, [log_mid])
+    if ridges.level < best - WORTH:
+        return None
+    part = lay_nodes(upside, ridges, noise, prior, best)
+    part["log_weight"] += math.log(prior.falls)
     turned = {name: 1.0 - part[name] for name in ("A", "R_0")}
     return part | turned | {name: -part[name] for name in ("walk", "slope")}
 

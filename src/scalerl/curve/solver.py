@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.curve.families import Family
+from scalerl.curve.families import Family, of_families
 from scalerl.curve.sample import Sample
 
 TOLERANCE = 5.0
@@ -40,7 +40,7 @@ _TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
 
 
 def descend(
-    rows: RunRows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray, steps: int
+    rows: RunRows, run: np.ndarray, theta: np.ndarray, box: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Minimise by Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, M searches side by side.
 
@@ -49,14 +49,14 @@ def descend(
     """
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
-    state, trust = _evaluate(rows, family, theta), np.ones((2, m))
+    state, trust = _evaluate(rows, theta), np.ones((2, m))
     trust[0] = 1e-3
     for count in range(1, steps + 1):
-        bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
+        bend = None if count <= _GAUSS_NEWTON else _bend(rows, state)
         trial = clip(state[_THETA] + _step(rows, state, box, trust, bend), *box)
         moved = np.abs(trial - state[_THETA])
         ends = np.maximum(moved[0], moved[1]) < _CLOSE
-        new = _evaluate(rows, family, trial)
+        new = _evaluate(rows, trial)
         better = new[_RSS] <= state[_RSS] + rows.exact
         # The searches that still run with the second derivatives are in bent valleys: relax them slower.
         relief = 0.03 if bend is None else 0.2
@@ -98,11 +98,11 @@ def _hopeless(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
     return far | near
 
 
-def _evaluate(rows: RunRows, family: Family, theta: np.ndarray) -> np.ndarray:
+def _evaluate(rows: RunRows, theta: np.ndarray) -> np.ndarray:
     """Return the state (40, M) at theta (2, M)."""
     m, n = rows.y.shape
     basis, state = np.empty((m, 5, n)), np.empty((40, m))
-    g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
+    g, basis[:, 2], by_log_c = rows.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
     np.subtract(1.0, g, out=basis[:, 0])
     basis[:, 1] = g
     np.negative(by_log_c, out=basis[:, 3])
@@ -171,7 +171,7 @@ def _solve(
     return step * (reach / np.maximum(far, reach))
 
 
-def _bend(rows: RunRows, family: Family, state: np.ndarray) -> np.ndarray:
+def _bend(rows: RunRows, state: np.ndarray) -> np.ndarray:
     """Return by differences what Gauss-Newton leaves out of the Hessian of half the sum of squares, (3, M).
 
     By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
@@ -184,7 +184,7 @@ def _bend(rows: RunRows, family: Family, state: np.ndarray) -> np.ndarray:
     near = np.concatenate([state[_THETA], state[_THETA]], axis=1)
     near[0, :m] += h[0]
     near[1, m:] += h[1]
-    there = _evaluate(rows.take(np.tile(np.arange(m), 2)), family, near)
+    there = _evaluate(rows.take(np.tile(np.arange(m), 2)), near)
     slope = ((there[_A] - there[_R_0]) * there[_TOWARD]).reshape(2, 2, m)
     (bb, bc), (cb, cc) = ((gain * state[_TOWARD])[:, None] - slope) / h
     bend = np.array([bb, 0.5 * (bc + cb), cc])
@@ -201,7 +201,10 @@ def rows_averaged(n: int) -> int:
 
 
 class RunRows(NamedTuple):
-    """Runs side by side; `y` is measured from `base`, the mean of the run or its given R_0."""
+    """Runs side by side, each with a curve of the family that `family` indexes.
+
+    `y` is measured from `base`, the mean of the run or its given R_0.
+    """
 
     log_c: np.ndarray
     y: np.ndarray
@@ -213,11 +216,13 @@ class RunRows(NamedTuple):
     base: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    family: np.ndarray
+    families: tuple[Family, ...]
     free: bool
 
     @classmethod
-    def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> RunRows:
-        """Pad and stack runs with `bounds` of (R_0, A), either of which may be infinite."""
+    def stack(cls, samples: Sequence[Sample], each: Sequence[Family], bounds: tuple[float, float]) -> RunRows:
+        """Pad and stack runs, `each` with a family; `bounds` of (R_0, A) may be infinite."""
         n = max(len(s) for s in samples)
         n += -n % rows_averaged(n)
         log_c, y, w = np.zeros((3, len(samples), n))
@@ -229,13 +234,31 @@ class RunRows(NamedTuple):
         y -= base[:, None]
         count = np.array([len(s) for s in samples], dtype=float)
         yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
-        return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, free)
+        families = tuple(dict.fromkeys(each))
+        family = np.array([families.index(one) for one in each])
+        return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, family, families, free)
 
     def take(self, index: np.ndarray) -> RunRows:
         """Return the rows of the runs `index`, with repetitions."""
         if len(index) == 1 == len(self.y):
             return self
-        return RunRows(*[v[index] for v in self[:-1]], free=self.free)
+        return RunRows(*[v[index] for v in self[:-2]], families=self.families, free=self.free)
+
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return `Family.share` of every run, the first axis of both."""
+        if len(self.families) == 1:
+            return self.families[0].share(b, x)
+        return of_families(self.families, self.family, "share", b, x)
+
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, ...] | np.ndarray:
+        """Return `Family.slopes` of every run, the first axis of both."""
+        if len(self.families) == 1:
+            return self.families[0].slopes(b, x)
+        found = np.empty((3, *x.shape))
+        for index, family in enumerate(self.families):
+            mine = self.family == index
+            found[:, mine] = family.slopes(b[mine], x[mine])
+        return found
 
     def coarse(self) -> RunRows:
         """Average consecutive rows to `GRID_ROWS` or fewer, for the grid search."""
