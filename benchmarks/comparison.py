@@ -5,26 +5,32 @@
 A group is one recipe: its curve (R_0 .25-.40, a gain of .20-.42, B 1.2-2.4; a fifth Weibull, the others
 log-logistic), the tau of its seeds, its evaluations (data to 3-6 C_mid, 14-40 of them and one at step 0) and
 their noise (sd .0045-.01, AR(1) 0-.8). Its runs differ by seed effect and noise. `any` is the share of pairs
-with any verdict, `ceiling` and `efficiency` with that one, `inconclusive` where a ceiling was not identified,
-`A .05` and `C .05` the two p-values before Holm, `runs alone` any without the seed variance (Bonferroni). The
-standard error counts groups, not pairs. Variants are compared in half as many pairs; three seeds with three
-once in each group.
+with any verdict, `seen`, `ceiling` and `efficiency` with that one, `inconclusive` where a ceiling was not
+identified, `A .05` and `C .05` the two p-values before Holm, `runs alone` any without the seed variance
+(Bonferroni); below each line, how often every verdict came. The standard error counts groups, not pairs.
+Variants are compared in half as many pairs; three seeds with three once in each group.
 
 One recipe against itself: what is found is false. A higher by .03-.06 alone: an efficiency verdict is
-false, a ceiling verdict is power. C_mid lower by 25-45 % alone: the other way round.
+false, a ceiling verdict is power. C_mid lower by 25-45 % alone: the other way round. The same A and a slower
+tail (.4-.8 of the gain as the recipe, the rest 4-20 times later and less steep), both to 2, 4, 8 and 16 C_mid
+of the recipe: a ceiling verdict is false, lower at the compute seen and later are true.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Fit, Points, fit
+from scalerl.curve.families import TwoSpeeds
 from scalerl.errors import CannotAnswerError
-from scalerl.forecast import Claim, compare
+from scalerl.forecast import compare
+from scalerl.forecast.comparison import Pair
 from simulation import noise
 
 
@@ -83,22 +89,31 @@ def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
         return None
 
 
-Claims = tuple[Claim, Claim]
-SAME, HIGHER, SOONER = "one recipe", "A higher", "C_mid lower"
+SAME, HIGHER, SOONER, SLOWER = "one recipe", "A higher", "C_mid lower", "slower tail"
+TOPS = (2, 4, 8, 16)
+NOTHING = ("not significant", "inconclusive")
 
 
-def compared(base: list[Fit], recipe: list[Fit]) -> Claims:
-    """The claims on (ceiling, efficiency) between two sets of runs."""
+def slower(curve: Curve, rng: np.random.Generator) -> Curve:
+    """A curve to the same ceiling at two speeds, of which the first has the B and the C_mid of `curve`."""
+    early, later, slow = rng.uniform(0.4, 0.8), rng.uniform(4, 20), rng.uniform(0.6, 1)
+    family = TwoSpeeds("slower", "slower", early, curve.B * math.log(later), slow / curve.B)
+    # A family's C_mid is at half of the whole gain; u at which the first part has half of its own is -_shift.
+    return replace(curve, family=family, C_mid=curve.C_mid * math.exp(family._shift / curve.B))
+
+
+def compared(base: list[Fit], recipe: list[Fit]) -> Pair:
+    """The comparison of two sets of runs."""
     (pair,) = compare({"base": base, "recipe": recipe}).pairs
-    return pair.ceiling, pair.efficiency
+    return pair
 
 
 def study(
     group: Group, runs: int, pairs: int, rng: np.random.Generator, variants: bool
-) -> dict[str, list[Claims]]:
-    """All comparisons of one group: its runs among themselves, and with the runs of two variants."""
+) -> dict[str, list[Pair]]:
+    """All comparisons of one group: its runs among themselves, and with the runs of its variants."""
 
-    def fitted(curve: Curve, n: int) -> list[Fit]:
+    def fitted(curve: Curve, n: int, group: Group = group) -> list[Fit]:
         return [result for result in (run(group, curve, rng) for _ in range(n)) if result is not None]
 
     own = fitted(group.curve, runs)
@@ -118,6 +133,13 @@ def study(
                 for i in rng.permutation(len(crossed))[: pairs // 2]
             ]
             found[f"{title}, 3 and 3 seeds"] = [compared(own[:3], others)]
+        slow, n = slower(group.curve, rng), len(group.setting.ratio_N)
+        for top in TOPS:
+            setting = replace(group.setting, ratio_N=np.linspace(0, top, n))
+            sides = [fitted(curve, 3, replace(group, setting=setting)) for curve in (group.curve, slow)]
+            title = f"{SLOWER}, to {top} C_mid"
+            found[title] = [compared([base], [other]) for base, other in zip(*sides, strict=False)]
+            found[f"{title}, 3 and 3"] = [compared(*sides)]
     return found
 
 
@@ -125,25 +147,28 @@ def _at_most(p: float | None, alpha: float) -> bool:
     return p is not None and p <= alpha
 
 
-def line(title: str, claims: list[Claims], group_P: np.ndarray) -> str:
-    """One line of the table: shares of the pairs, with a standard error over groups."""
-    made = np.array([[c.verdict not in ("not significant", "inconclusive") for c in pair] for pair in claims])
-    raw = np.array([[_at_most(c.p, 0.05) for c in pair] for pair in claims])
-    runs_only = np.array([any(_at_most(c.p_runs_only, 0.025) for c in pair) for pair in claims])
+def line(title: str, pairs: list[Pair], group_P: np.ndarray) -> str:
+    """Shares of the pairs with a standard error over groups, and below them those of every verdict."""
+    claims = [tuple(pair.claims.values()) for pair in pairs]
+    made = np.array([[c.verdict not in NOTHING for c in of_pair] for of_pair in claims])
+    raw = np.array([[_at_most(c.p, 0.05) for c in of_pair] for of_pair in claims])
+    runs_only = np.array([any(_at_most(c.p_runs_only, 0.05 / 3) for c in of_pair) for of_pair in claims])
+    verdicts = Counter(c.verdict for of_pair in claims for c in of_pair if c.verdict not in NOTHING)
+    each = ", ".join(f"{verdict} {n / len(pairs):.3f}" for verdict, n in verdicts.most_common())
     anything: np.ndarray = np.any(made, axis=1)
     by_group = [anything[group_P == g].mean() for g in np.unique(group_P)]
     error = np.std(by_group, ddof=1) / np.sqrt(len(by_group))
-    unclaimed = np.mean([pair[0].verdict == "inconclusive" for pair in claims])
+    unclaimed = np.mean([pair.ceiling.verdict == "inconclusive" for pair in pairs])
     return (
-        f"{title:<36} {len(claims):>5} {anything.mean():>6.3f} +-{error:.3f} {made[:, 0].mean():>8.3f} "
-        f"{made[:, 1].mean():>10.3f} {unclaimed:>12.3f} {raw[:, 0].mean():>7.3f} {raw[:, 1].mean():>7.3f} "
-        f"{runs_only.mean():>10.3f}"
+        f"{title:<44} {len(pairs):>5} {anything.mean():>6.3f} +-{error:.3f} {made[:, 0].mean():>6.3f} "
+        f"{made[:, 1].mean():>8.3f} {made[:, 2].mean():>10.3f} {unclaimed:>12.3f} {raw[:, 1].mean():>7.3f} "
+        f"{raw[:, 2].mean():>7.3f} {runs_only.mean():>10.3f}\n    {each or 'no verdict'}"
     )
 
 
 def table(scale: float, groups: int, runs: int, pairs: int, seed: int, variants: bool) -> list[str]:
     """The lines for seed effects of `scale` times the prior."""
-    claims: dict[str, list[Claims]] = {}
+    claims: dict[str, list[Pair]] = {}
     group_of: dict[str, list[int]] = {}
     for g in range(groups):
         rng = np.random.default_rng([seed, round(10 * scale), g])
@@ -163,7 +188,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(f"{'pairs of':<36} {'n':>5} {'any':>6} {'':>7} {'ceiling':>8} {'efficiency':>10} "
+    print(f"{'pairs of':<44} {'n':>5} {'any':>6} {'':>7} {'seen':>6} {'ceiling':>8} {'efficiency':>10} "
           f"{'inconclusive':>12} {'A .05':>7} {'C .05':>7} {'runs alone':>10}")  # fmt: skip
     for scale in args.scales:
         for text in table(scale, args.groups, args.runs, args.pairs, args.seed, variants=scale == 1.0):

@@ -7,7 +7,7 @@ step 0, AR(1) 0-.8), fitted up to a multiple of C_mid, by the sd of the noise; f
 then of all shapes. `forecast` is the median width of the 95 % interval of the mean curve at 6 C_mid, `holds`
 the share of them that hold it, `A` the median width of the ceiling's interval, `A|LL` the same given the
 log-logistic, and `too early` the share of runs whose ceiling is not called identified. `seeds` is how many of
-each recipe tell ceilings apart that differ by .04, with power .8 and both questions of a comparison corrected
+each recipe tell ceilings apart that differ by .04, with power .8 and three questions of a comparison corrected
 for; a run has the variance of the seed prior and of A given the log-logistic, which both sides share.
 """
 
@@ -26,8 +26,8 @@ from simulation import GAINS, PHIS, RATIO, SDS, SPACINGS, TRUTHS, Cell, Truth, s
 
 LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5)
 """Compute seen, in C_mid."""
-DIFFERENCE, ALPHA = 0.04, 0.05 / 2
-"""Of the ceilings that are to be told apart; for each of the two questions of a comparison."""
+DIFFERENCE, ALPHA = 0.04, 0.05 / 3
+"""Of the ceilings that are to be told apart; for each of the three questions of a comparison."""
 
 
 def look(cell: Cell, length: float, rng: np.random.Generator) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from scalerl.forecast import compare
 from scalerl.forecast.sides import given_family
 
 
-def run(seed, A=0.61, C_mid=2500.0, sd=0.003, top=12_000.0, n=20, block=(0.0, 0.0)):
+def run(seed, A=0.61, C_mid=2500.0, sd=0.003, top=25_000.0, n=20, block=(0.0, 0.0)):
     """One fitted run whose block moves A and log C_mid."""
     truth = Curve(LOG_LOGISTIC, A + block[0], 1.92, C_mid * math.exp(block[1]), 0.35)
     compute_N = np.linspace(0, top, n)

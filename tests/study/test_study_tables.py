@@ -59,10 +59,11 @@ def test_a_cell_shows_its_number_in_the_unit_of_its_heading(verdict):
 
 
 def test_what_moves_what_is_told_apart_from_noise(verdict):
-    base, ceiling, efficiency, noise, failed = answers(verdict)
-    kinds = [one.kind for one in (base, ceiling, efficiency, noise, failed)]
-    assert kinds == ["base", "ceiling", "efficiency", "noise", "not compared"]
-    assert ceiling.text.startswith("lowers the ceiling: A −.0")
+    base, seen, efficiency, noise, failed = answers(verdict)
+    kinds = [one.kind for one in (base, seen, efficiency, noise, failed)]
+    assert kinds == ["base", "seen", "efficiency", "noise", "not compared"]
+    assert seen.text.startswith("is lower at the compute seen: pass rate −.0")
+    assert "the difference in ceiling is not significant" in seen.text
     assert efficiency.text.startswith("gets to 3/4 of its own gain sooner: compute ×0.6")
     assert "seeds would tell" in noise.text
     assert failed.text.startswith("is not compared: none of its 2 runs could be fitted: no memory")
@@ -73,7 +74,7 @@ def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
     assert [row.cells[1].text for row in rows] == ["the base", *["inconclusive"] * 3]
     assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
     assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
-    assert rows[1].cells[3].text == "withheld"
+    assert rows[1].cells[4].text == "withheld"
     pair = misfit.pairs["loss=dapo"]
     assert kind_of(pair) == "inconclusive"
     assert forest_figure(misfit) is not None

@@ -1,9 +1,10 @@
 """Comparison of recipes: ceilings and efficiencies, with the uncertainty of fits and of seeds.
 
 Draws of two recipes' posteriors are paired given one and the same family, so that a difference is never one
-of families; and each recipe gets the seed effects that its runs leave open (`sides`, `seeds`). Runs that have
-a partner in the other recipe, with the same base model and prompts, are compared with it. Both questions
-about every recipe enter Holm's correction, so that 1 - level is the family-wise error of all verdicts.
+of families, but for ceilings (`sides`); and each recipe gets the seed effects that its runs leave open
+(`seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are compared
+with it. Three questions about every recipe enter Holm's correction, so that 1 - level is the family-wise
+error of all verdicts.
 
 Shapes: n paired draws.
 """
@@ -11,6 +12,7 @@ Shapes: n paired draws.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,16 +32,12 @@ from scalerl.forecast.sides import (
     Quantity,
     Recipes,
     Sides,
-    ceiling,
     draw_sides,
-    efficiency,
     given_family,
     mostly_identified,
     quantities,
 )
 
-LITTLE_OF_CEILING = 0.01
-"""Two answers for a difference of ceilings, given one family or others, that differ less are the same."""
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
@@ -47,17 +45,19 @@ _BEYOND = 10.0  # crossings are sought up to so many times the last compute
 
 @dataclass(frozen=True)
 class _Question:
-    """A quantity, the verdicts when the recipe has more and less of it, and if it needs known ceilings."""
+    """A quantity by name, the verdicts when the recipe has more and less of it."""
 
-    quantity: Quantity
+    name: str
     more: Verdict
     less: Verdict
-    of_ceiling: bool
+    of_ceiling: bool = False
+    """Needs ceilings that are identified."""
 
 
 _QUESTIONS = (
-    _Question(ceiling, "higher ceiling", "lower ceiling", True),
-    _Question(efficiency, "reaches it later", "reaches it sooner", False),
+    _Question("pass_rate_seen", "higher at the compute seen", "lower at the compute seen"),
+    _Question("A", "higher ceiling", "lower ceiling", of_ceiling=True),
+    _Question("compute_to_own", "reaches it later", "reaches it sooner"),
 )
 
 
@@ -95,30 +95,36 @@ def compare(
     # Every pair asks for the same posteriors given a family, and for the same tau.
     given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
     sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
-    asked = [(side, question) for side in sides for question in _QUESTIONS]
-    # What is withheld still counts as a test: leaving it out would correct the others for less.
-    p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
-    claims = [
-        _claim(side, question, raw, adjusted, level, tests=len(p))
-        for (side, question), raw, adjusted in zip(asked, p, holm(p), strict=True)
+    known = [quantities(budget, target, side.seen) for side in sides]
+    asked = [
+        (side.comparing(question.name), question, of[question.name])
+        for side, of in zip(sides, known, strict=True)
+        for question in _QUESTIONS
     ]
+    # What is withheld still counts as a test: leaving it out would correct the others for less.
+    p = [1.0 if side.misfit else side.p(quantity) for side, _, quantity in asked]
+    claims = iter(
+        _claim(*one, raw, adjusted, level, tests=len(p))
+        for one, raw, adjusted in zip(asked, p, holm(p), strict=True)
+    )
     pairs = [
         Pair(
-            recipe=side.names[1],
-            base=base,
-            families=side.families,
-            ceiling=claims[2 * i],
-            efficiency=claims[2 * i + 1],
+            side.names[1],
+            base,
+            side.families,
+            side.one_family,
+            *itertools.islice(claims, len(_QUESTIONS)),
+            compute_seen=side.seen,
             differences={
-                name: _difference(side, name, quantity, level)
-                for name, quantity in quantities(budget, target).items()
+                name: _difference(side.comparing(name), name, quantity, level)
+                for name, quantity in of.items()
                 # A ceiling beside a withheld one would be read as an answer.
                 if not (side.misfit and name == "A")
             },
             crossing=None if side.misfit else _crossing(side, level),
             common_seeds=side.common,
         )
-        for i, side in enumerate(sides)
+        for side, of in zip(sides, known, strict=True)
     ]
     runs = {name: len(fits) for name, fits in recipes.items()}
     # Of one metric the prompts may be known of some runs alone.
@@ -148,41 +154,32 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
     return None if n > MOST_SEEDS else max(math.ceil(n), 1)
 
 
-def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: float, tests: int) -> Claim:
+def _claim(
+    side: Sides,
+    question: _Question,
+    quantity: Quantity,
+    p: float,
+    adjusted: float,
+    level: float,
+    tests: int,
+) -> Claim:
     """Give the verdict on one question, and the seeds that would detect the difference."""
     if side.misfit:
         return Claim("inconclusive", None, None, None, None, side.misfit)
-    base_n, recipe_n = map(question.quantity, side.recipes)
+    base_n, recipe_n = map(quantity, side.recipes)
     difference = float(np.median(recipe_n - base_n))
     # A further run is taken to be worth what these are.
     n_base, n_recipe = (len(fits) for fits in side.fits)
     variance = n_base * float(base_n.var()) + n_recipe * float(recipe_n.var())
     why = _vague(side) if question.of_ceiling else ""
     verdict = question.more if difference > 0 else question.less
-    if not why and adjusted > 1 - level:
-        verdict = "not significant"
-    else:
-        why = why or _decided_by_the_family(side)
     if why:
         verdict = "inconclusive"
+    elif adjusted > 1 - level:
+        verdict = "not significant"
     # At the level of Holm's first step, the strictest: the order of a later comparison is not known.
     seeds = seeds_needed(difference, variance, (1 - level) / tests)
-    return Claim(verdict, p, adjusted, side.p(question.quantity, runs_only=True), seeds, why)
-
-
-def _decided_by_the_family(side: Sides) -> str:
-    """Return a reason where the ceilings lie the other way round given the families of either side alone.
-
-    With its ceiling a recipe's own gain is open too, and with that the compute to a share of it.
-    """
-    base_n, recipe_n = map(ceiling, side.recipes)
-    shared = float(np.median(recipe_n - base_n))
-    if side.alone * shared >= 0 or abs(side.alone - shared) < LITTLE_OF_CEILING:
-        return ""
-    return (
-        f"A differs by {shared:+.3f} given one family for both sides, and by {side.alone:+.3f} given the "
-        "families that either favours: the curve decides, not the data"
-    )
+    return Claim(verdict, p, adjusted, side.p(quantity, runs_only=True), seeds, why)
 
 
 def _vague(side: Sides) -> str:

@@ -16,6 +16,8 @@ from scalerl.jsonl import plain
 from scalerl.record.metric import Metric
 
 Verdict = Literal[
+    "higher at the compute seen",
+    "lower at the compute seen",
     "higher ceiling",
     "lower ceiling",
     "reaches it sooner",
@@ -79,10 +81,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Pair:
-    """One recipe against the base.
+    """One recipe against the base: what is measured, and what is extrapolated.
 
-    `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
-    (to three quarters of a recipe's own gain) and, with a budget or a target, `pass_rate` at the budget and
+    `families` are the weights of the family that both share, and `one_family` is the probability that they
+    do; where they do not, ceilings are compared with the families of either. `seen` is about the pass rates
+    at `compute_seen`, the largest compute that all runs of both sides have reached: what is measured.
+    `differences` has A, B, C_mid, `compute_to_own` (to three quarters of a recipe's own gain),
+    `pass_rate_seen` (at `compute_seen`) and, with a budget or a target, `pass_rate` at the budget and
     `compute_to_target`, infinite where the target is above the ceiling. Where no saturating curve describes a
     run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds both sides have,
     where they are compared within these alone; None where runs are not paired.
@@ -91,11 +96,19 @@ class Pair:
     recipe: str
     base: str
     families: dict[str, float]
+    one_family: float
+    seen: Claim
     ceiling: Claim
     efficiency: Claim
+    compute_seen: float
     differences: dict[str, Difference]
     crossing: Crossing | None
     common_seeds: int | None = None
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """The answers by the quantity of `differences` that they are about."""
+        return {"pass_rate_seen": self.seen, "A": self.ceiling, "compute_to_own": self.efficiency}
 
 
 @dataclass(frozen=True)
@@ -124,8 +137,8 @@ class Comparison:
     def to_frame(self) -> Any:
         """Make a `pandas.DataFrame` with a row for every difference: `median`, `low`, `high`.
 
-        `verdict` and `p_adjusted` stand in the rows of their quantities: the ceiling `A`, and
-        `compute_to_own`, the efficiency.
+        `verdict` and `p_adjusted` stand in the rows of their quantities: `pass_rate_seen`, the ceiling `A`,
+        and `compute_to_own`, the efficiency.
 
         Raises:
             InputError: pandas is not installed.
@@ -133,11 +146,10 @@ class Comparison:
         names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
         rows = []
         for pair in self.pairs:
-            claims = {"A": pair.ceiling, "compute_to_own": pair.efficiency}
             for name, found in pair.differences.items():
                 values = found.kind, found.base, found.recipe, found.median, *found.interval
                 row = dict(zip(names, (pair.recipe, pair.base, name, *values), strict=True))
-                if claim := claims.get(name):
+                if claim := pair.claims.get(name):
                     row |= {"verdict": claim.verdict, "p_adjusted": claim.p_adjusted}
                 rows.append(row)
         return of_rows(rows, (*names, "verdict", "p_adjusted"))
@@ -176,14 +188,23 @@ class Comparison:
             "B": "efficiency B",
             "C_mid": "C_mid",
             "compute_to_own": "compute to 3/4 of own gain",
+            "pass_rate_seen": f"pass rate at {pair.compute_seen:g}",
             "pass_rate": f"pass rate at {self.budget or 0:g}",
             "compute_to_target": f"compute to {self.target or 0:g}",
         }
         rows = [
             ("metric", "; ".join(map(str, self.metrics))),
-            (f"{pair.recipe} against {pair.base}", f"{self.counted(pair)}   {self.axis}   {weights}"),
+            (
+                f"{pair.recipe} against {pair.base}",
+                f"{self.counted(pair)}   {self.axis}   {weights}   one family {pair.one_family:.2f}",
+            ),
         ]
-        rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
+        rows += [
+            (name, str(claim))
+            for name, claim in zip(
+                ("compute seen", "ceiling", "efficiency"), pair.claims.values(), strict=True
+            )
+        ]
         if "A" not in pair.differences:
             rows.append((labels["A"], "withheld"))
         for name, difference in pair.differences.items():

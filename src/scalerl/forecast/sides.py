@@ -1,5 +1,8 @@
 """The two sides of a comparison as paired draws: given one family, of these runs and of their recipes.
 
+Ceilings lie beyond the data, where the family decides. Of two recipes with one ceiling, that with the slower
+end would look lower given one family, so each side may have a family of its own there (`ONE_FAMILY`).
+
 Where runs are in blocks, and two recipes have two or more of them in common, only the runs of these are
 drawn, and a block has the same weight on both sides: its effect cancels in every difference.
 
@@ -8,9 +11,10 @@ Shapes: n paired draws.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,8 +34,11 @@ Quantity = Callable[[Draws], np.ndarray]
 OWN_SHARE = 0.75
 """Efficiency is the compute to this share of a recipe's own gain: compute to an absolute pass rate would mix
 in the ceiling."""
-PASS_RATES = ("A", "pass_rate")
+PASS_RATES = ("A", "pass_rate_seen", "pass_rate")
 """The quantities that are pass rates; the others are logarithms."""
+ONE_FAMILY = 0.7
+"""The probability before the data that both recipes have one family. Chosen by `benchmarks/comparison.py`: .5
+costs power, from .8 on ceilings of recipes with one ceiling and different ends are told apart too often."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384
@@ -43,17 +50,24 @@ class Sides:
     """Paired draws (base, recipe) of equal weight: `runs` the mean curves of these runs, `recipes` of any.
 
     `fits` are the runs that were drawn from, and `common` the number of blocks that both sides have, None
-    where they are not paired. `families` are the weights of the family that both sides share.
+    where they are not paired. `families` are the weights of the family that both sides share, `one_family`
+    is the probability that they do, and `ceilings` has `runs` and `recipes` with the families of either side
+    where they do not.
     """
 
     names: tuple[str, str]
     fits: tuple[Sequence[Fit], Sequence[Fit]]
     common: int | None
     families: dict[str, float]
-    alone: float
-    """By how much the recipe's A is higher where each side has the families that its own runs favour."""
+    one_family: float
     runs: tuple[Draws, Draws]
     recipes: tuple[Draws, Draws]
+    ceilings: tuple[tuple[Draws, Draws], tuple[Draws, Draws]]
+
+    @property
+    def seen(self) -> float:
+        """The largest compute that all runs of both sides have reached."""
+        return min(float(fit.points.compute_N.max()) for fits in self.fits for fit in fits)
 
     @property
     def misfit(self) -> str:
@@ -63,6 +77,10 @@ class Sides:
         return "; ".join(
             f"no saturating curve describes a run of {name}: {fit.why}" for name, fit in first if fit
         )
+
+    def comparing(self, name: str) -> Sides:
+        """Return the sides with the draws in which a quantity is compared."""
+        return replace(self, runs=self.ceilings[0], recipes=self.ceilings[1]) if name == "A" else self
 
     def p(self, quantity: Quantity, runs_only: bool = False) -> float:
         """Return the two-sided tail mass at no difference, not below the resolution of the draws."""
@@ -118,35 +136,34 @@ def draw_sides(
         common = [blocks[base][i] for i in rows[0]]
         groups = [block[0] if isinstance(block, tuple) else block for block in common]
     weight_F = joint_weights([*own, *other])
-    parts = [_draw_pair(given(family), names, chosen, groups, family, n) for family, n in _draws_of(weight_F)]
-    runs_base, runs_name, recipe_base, recipe_name = map(Draws.joined, zip(*parts, strict=True))
+    one_family = _one_family(own, other)
+    # Seeds of one recipe share a shape, which is none of the families exactly: no evidence adds up there.
+    apart_FF = np.outer(_weights_of_one(own), _weights_of_one(other))
+
+    def drawn(weight_FF: np.ndarray) -> tuple[tuple[Draws, Draws], tuple[Draws, Draws]]:
+        of = _draws_of(weight_FF)
+        parts = [_draw_pair((given(f), given(g)), names, chosen, groups, f + g, n) for (f, g), n in of]
+        base_mean, mean, base_moved, moved = map(Draws.joined, zip(*parts, strict=True))
+        return (base_mean, mean), (base_moved, moved)
+
+    runs, of_recipes = drawn(np.diag(weight_F))
     shared = own[0].posterior.families
     return Sides(
         names,
         fits=(own, other),
         common=len(rows[0]) if rows else None,
         families={family.name: float(w) for family, w in zip(shared, weight_F, strict=True)},
-        # `compare` calls a verdict inconclusive where this has the other sign: the family decides then.
-        alone=_own_ceiling(other) - _own_ceiling(own),
-        runs=(runs_base, runs_name),
-        recipes=(recipe_base, recipe_name),
+        one_family=one_family,
+        runs=runs,
+        recipes=of_recipes,
+        ceilings=drawn(one_family * np.diag(weight_F) + (1 - one_family) * apart_FF),
     )
-
-
-def _own_ceiling(fits: Sequence[Fit]) -> float:
-    """Return the posterior mean of A over runs, with the family weights of these runs alone."""
-    weight_F = joint_weights(fits)
-    means_F = [
-        float(np.mean([(post.A * post.weight).sum() for post in posts]))
-        for posts in ([fit.posterior.only(family) for fit in fits] for family in range(len(weight_F)))
-    ]
-    return float(weight_F @ means_F)
 
 
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
     """Draw curves of one recipe alone, with the effects of seeds, and the family weights of its own runs."""
     parts = []
-    for family, n in _draws_of(joint_weights(fits)):
+    for (family,), n in _draws_of(joint_weights(fits)):
         # Given the family, as B and C_mid of several families cannot be averaged over runs.
         known = given(family)
         runs = [post.draws(n, seed=run) for run, post in enumerate(known.posteriors[name])]
@@ -181,9 +198,10 @@ def efficiency(draws: Draws) -> np.ndarray:
     return draws.log_mid_n + of_families(draws.families, draws.family_n, "inverse", b, share_n)
 
 
-def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
+def quantities(budget: float | None, target: float | None, seen: float | None = None) -> dict[str, Quantity]:
     """Return the quantities of a recipe by name; those that are not `PASS_RATES` are logarithms.
 
+    `pass_rate_seen` is that at the compute `seen`, `pass_rate` that at the budget.
     `compute_to_target` is log C at which a curve reaches a pass rate: -inf from R_0 down, inf from A up.
     """
     found: dict[str, Quantity] = {
@@ -192,53 +210,82 @@ def quantities(budget: float | None, target: float | None) -> dict[str, Quantity
         "C_mid": lambda draws: draws.log_mid_n,
         "compute_to_own": efficiency,
     }
-    if budget is not None:
-        found["pass_rate"] = lambda draws: draws.curves_at(np.array([budget]))[:, 0]
+    for name, compute in (("pass_rate_seen", seen), ("pass_rate", budget)):
+        if compute is not None:
+            found[name] = functools.partial(_curve_at, compute)
     if target is not None:
         found["compute_to_target"] = lambda draws: draws.log_compute_to(target)
     return found
 
 
+def _curve_at(compute: float, draws: Draws) -> np.ndarray:
+    return draws.curves_at(np.array([compute]))[:, 0]
+
+
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     """Return family weights if all runs share the family: the product of theirs, its prior counted once."""
+    log_RF = _log_weights(fits)
+    return _normalised(log_RF.sum(axis=0) + (1 - len(fits)) * np.log(_family_prior(fits)))
+
+
+def _weights_of_one(fits: Sequence[Fit]) -> np.ndarray:
+    """Return the family weights of one run like these: the geometric mean of theirs."""
+    return _normalised(_log_weights(fits).mean(axis=0))
+
+
+def _one_family(base: Sequence[Fit], recipe: Sequence[Fit]) -> float:
+    """Return the probability that both sides have one family, by the evidence for it against one of each."""
+    favour = np.sum(joint_weights(base) * joint_weights(recipe) / _family_prior(base))
+    return float(ONE_FAMILY * favour / (ONE_FAMILY * favour + 1 - ONE_FAMILY))
+
+
+def _family_prior(fits: Sequence[Fit]) -> np.ndarray:
+    posterior = fits[0].posterior
+    return np.maximum(posterior.prior.families(posterior.families)[1], 1e-300)
+
+
+def _log_weights(fits: Sequence[Fit]) -> np.ndarray:
+    """Return the logarithms of the family weights of every run, (R, F)."""
     families = fits[0].posterior.families
-    log_F = (1 - len(fits)) * np.log(fits[0].posterior.prior.families(families)[1])
     for fit in fits:
         if fit.posterior.families != families:
             raise InputError(f"{fit.points.source}: fit all runs with the same families to compare them")
-        # A family without weight in one run gets none together, but log 0 would make sums of -inf.
-        weights = fit.posterior.family_weights()
-        log_F += np.log([max(weights[family.name], 1e-300) for family in families])
+    weights = [fit.posterior.family_weights() for fit in fits]
+    # A family without weight in one run gets none together, but log 0 would make sums of -inf.
+    return np.log([[max(of_run[family.name], 1e-300) for family in families] for of_run in weights])
+
+
+def _normalised(log_F: np.ndarray) -> np.ndarray:
     weight_F = np.exp(log_F - log_F.max())
     return weight_F / weight_F.sum()
 
 
-def _draws_of(weight_F: np.ndarray) -> list[tuple[int, int]]:
-    """Return the families that get draws, and how many."""
-    return [(family, round(_DRAWS * weight)) for family, weight in enumerate(weight_F) if weight > _LITTLE]
+def _draws_of(weight: np.ndarray) -> list[tuple[tuple[int, ...], int]]:
+    """Return the families, one for each axis, that get draws, and how many."""
+    return [(at, round(_DRAWS * w)) for at, w in np.ndenumerate(weight) if w > _LITTLE]
 
 
 def _draw_pair(
-    given: GivenFamily,
+    given: tuple[GivenFamily, GivenFamily],
     names: tuple[str, str],
     chosen: Sequence[Sequence[int]],
     groups: Sequence[Hashable] | None,
-    family: int,
+    seed: int,
     n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
-    """Draw mean curves of the chosen runs of base and recipe, then curves of the recipes, of one family."""
+    """Draw mean curves of the chosen runs of base and recipe, then curves of the recipes."""
     # A seed for every run and side: shuffles are independent, while families and tau stay paired.
     base, recipe = (
-        [given.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
-        for side, (name, rows) in enumerate(zip(names, chosen, strict=True))
+        [known.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
+        for side, (known, name, rows) in enumerate(zip(given, names, chosen, strict=True))
     )
+    spreads = [known.spread if groups is None else known.within for known in given]
     if groups is not None:
-        spread = given.within
-        means, share = pooled_alike(base, recipe, spread, groups)
+        means, share = pooled_alike(base, recipe, spreads[0], groups)
         shares = share, share
     else:
-        spread = given.spread
-        means, shares = zip(*(pooled(runs, spread) for runs in (base, recipe)), strict=True)
-    effects = spread.effects(n, seed=family, runs=2)
+        means, shares = zip(*map(pooled, (base, recipe), spreads), strict=True)
+    # From one seed: the two have one quantile of tau, whatever their families.
+    effects = [spread.effects(n, seed=seed, runs=2)[side] for side, spread in enumerate(spreads)]
     moved = [shifted(m, math.sqrt(s) * e) for m, s, e in zip(means, shares, effects, strict=True)]
     return means[0], means[1], moved[0], moved[1]

@@ -44,10 +44,11 @@ from scalerl.view.table import (
 )
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
+_QUESTIONS = ("seen", "ceiling", "efficiency")
 _CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
 _MARKS: dict[Kind, Mark] = {
     **{"base": "base", "noise": "", "inconclusive": "open", "not compared": "open"},
-    **{"both": "moved", "ceiling": "moved", "efficiency": "moved"},
+    **{"both": "moved", "ceiling": "moved", "efficiency": "moved", "seen": "moved"},
 }
 
 
@@ -74,10 +75,11 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         TableColumn("arm", ("arm",), prose=True),
         TableColumn(
             "verdict",
-            ("verdict", *(f"{q}_{name}" for q in ("ceiling", "efficiency") for name in _CLAIMS)),
+            ("verdict", *(f"{q}_{name}" for q in _QUESTIONS for name in _CLAIMS)),
             prose=True,
         ),
         TableColumn("seeds", ("seeds_finished", "seeds_planned")),
+        TableColumn("at the compute seen, against base", spread_keys("pass_rate_seen_difference")),
         TableColumn("A, against base", spread_keys("A_difference")),
         TableColumn("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
         TableColumn("ceiling A", (*spread_keys("A"), "fitted", "identified")),
@@ -93,7 +95,7 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. p is "
-        "corrected (Holm) over both questions about every arm; beside it, how many seeds of each side would "
+        "corrected (Holm) over three questions about every arm; beside it, how many seeds of each side would "
         "tell the difference observed (power .8)."
     )
     return Table("verdict", "Verdicts", tuple(columns), rows, note)
@@ -112,6 +114,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
         words(arm.name),
         _verdict_cell(kind, pair, verdict.not_compared.get(arm.name, "")),
         Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
+        difference_cell(differences.get("pass_rate_seen"), "base" if base else DASH),
         difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
         difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
         _of_runs(ceiling, arm, arm.identified, "identified", (len(arm.fits), arm.identified)),
@@ -132,8 +135,8 @@ def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str, raw: tuple[int, 
 
 def _verdict_cell(kind: Kind, pair: Pair | None, why: str) -> Cell:
     if pair is None:
-        return Cell(WORDS[kind], (WORDS[kind], *(None, None, None, None, why) * 2), why)
-    claims = {"ceiling": pair.ceiling, "efficiency": pair.efficiency}
+        return Cell(WORDS[kind], (WORDS[kind], *(None, None, None, None, why) * 3), why)
+    claims = {name: getattr(pair, name) for name in _QUESTIONS}
     said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
     reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
     raw = (getattr(claim, name) for claim in claims.values() for name in _CLAIMS)

@@ -1,4 +1,4 @@
-"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what neither."""
+"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what none."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ HEADINGS: dict[Kind, str] = {
     "both": "Moves the ceiling and the efficiency",
     "ceiling": "Moves the ceiling",
     "efficiency": "Moves the efficiency",
+    "seen": "Differs at the compute seen",
     "noise": "No significant difference",
     "inconclusive": "Inconclusive",
     "not compared": "Not compared",
 }
 MOVED = {
+    "higher at the compute seen": ("higher", "is higher at the compute seen"),
+    "lower at the compute seen": ("lower", "is lower at the compute seen"),
     "higher ceiling": ("higher", "raises the ceiling"),
     "lower ceiling": ("lower", "lowers the ceiling"),
     "reaches it sooner": ("sooner", "gets to 3/4 of its own gain sooner"),
     "reaches it later": ("later", "gets to 3/4 of its own gain later"),
 }
 """Verdicts by their adverb and their verb."""
+_OF = {
+    "pass_rate_seen": ("pass rate at the compute seen", "pass rate", "pass rate"),
+    "A": ("ceiling", "A", "A"),
+    "compute_to_own": ("efficiency", "compute", "compute to 3/4 of its own gain"),
+}
+"""What a claim is about by its quantity: in a sentence, and the number once it is known of what, and else."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +76,16 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
         return Answer(arm.name, "not compared", f"is not compared: {why}.{_measured(verdict, arm)}")
-    kind, claims = kind_of(pair), (pair.ceiling, pair.efficiency)
+    kind, claims = kind_of(pair), tuple(pair.claims.values())
     if kind == "noise":
-        ceiling, efficiency = (_would_tell(pair, claim) for claim in claims)
-        text = (
-            f"does not differ significantly from {pair.base}, neither in the ceiling ({ceiling}) "
-            f"nor in the efficiency ({efficiency})"
-        )
+        found = (f"in the {_OF[name][0]} ({_would_tell(pair, name)})" for name in pair.claims)
+        text = f"does not differ significantly from {pair.base}, neither {' nor '.join(found)}"
     elif all(claim.verdict == "inconclusive" for claim in claims):
         why = "; ".join(dict.fromkeys(claim.why for claim in claims))
         return Answer(arm.name, kind, f"is inconclusive: {why}.{_measured(verdict, arm)}")
     else:
-        moved_first = sorted(claims, key=is_made, reverse=True)
-        text = "; ".join(_claim_sentence(pair, claim) for claim in moved_first)
+        moved_first = sorted(pair.claims, key=lambda name: is_made(pair.claims[name]), reverse=True)
+        text = "; ".join(_claim_sentence(pair, name) for name in moved_first)
     return Answer(arm.name, kind, f"{text}.")
 
 
@@ -100,24 +106,22 @@ def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
     return "is what the others are compared with" + (f": {', '.join(found)}." if found else ".")
 
 
-def _claim_sentence(pair: Pair, claim: Claim) -> str:
-    what = "ceiling" if claim is pair.ceiling else "efficiency"
+def _claim_sentence(pair: Pair, name: str) -> str:
+    claim, (what, number, _) = pair.claims[name], _OF[name]
     if claim.verdict == "inconclusive":
         return f"its {what} is inconclusive: {claim.why}"
     if not is_made(claim):
-        return f"the difference in {what} is not significant ({_would_tell(pair, claim)})"
-    what = "A" if claim is pair.ceiling else "compute"
-    return f"{MOVED[claim.verdict][1]}: {what} {_difference(pair, claim)}, adjusted {_p(claim)}"
+        return f"the difference in {what} is not significant ({_would_tell(pair, name)})"
+    return f"{MOVED[claim.verdict][1]}: {number} {_difference(pair, name)}, adjusted {_p(claim)}"
 
 
-def _would_tell(pair: Pair, claim: Claim) -> str:
+def _would_tell(pair: Pair, name: str) -> str:
     """Describe the difference that was found, and how many seeds would detect it."""
-    what = "A" if claim is pair.ceiling else "compute to 3/4 of its own gain"
-    return f"{what} {_difference(pair, claim)}, {claim_text(claim)} would tell"
+    return f"{_OF[name][2]} {_difference(pair, name)}, {claim_text(pair.claims[name])} would tell"
 
 
-def _difference(pair: Pair, claim: Claim) -> str:
-    return difference_cell(pair.differences["A" if claim is pair.ceiling else "compute_to_own"]).whole
+def _difference(pair: Pair, name: str) -> str:
+    return difference_cell(pair.differences[name]).whole
 
 
 def _p(claim: Claim) -> str:

@@ -24,13 +24,14 @@ from scalerl.study.verdict.forecast_scores import (
 )
 from scalerl.view.facts.reach import beyond
 
-Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "inconclusive", "not compared"]
+Kind = Literal["base", "both", "ceiling", "efficiency", "seen", "noise", "inconclusive", "not compared"]
 
 WORDS: dict[Kind, str] = {
     "base": "the base",
     "both": "moves the ceiling and the efficiency",
     "ceiling": "moves the ceiling",
     "efficiency": "moves the efficiency",
+    "seen": "differs at the compute seen",
     "noise": "not significant",
     "inconclusive": "inconclusive",
     "not compared": "not compared",
@@ -44,14 +45,16 @@ def is_made(claim: Claim) -> bool:
 
 
 def kind_of(pair: Pair) -> Kind:
-    """Return the verdict on a pair from its two claims."""
+    """Return the verdict on a pair from its claims."""
     ceiling, efficiency = is_made(pair.ceiling), is_made(pair.efficiency)
     if ceiling and efficiency:
         return "both"
     if ceiling or efficiency:
         return "ceiling" if ceiling else "efficiency"
-    # Not significant only if both questions could be answered.
-    is_open = "inconclusive" in (pair.ceiling.verdict, pair.efficiency.verdict)
+    if is_made(pair.seen):
+        return "seen"
+    # Not significant only if all questions could be answered.
+    is_open = any(claim.verdict == "inconclusive" for claim in pair.claims.values())
     return "inconclusive" if is_open else "noise"
 
 

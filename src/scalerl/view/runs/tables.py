@@ -134,6 +134,10 @@ def comparison_table(view: RunsView) -> Table:
     assert found is not None
     columns = [
         TableColumn(f"against {found.base}", ("recipe", "runs"), prose=True),
+        TableColumn("at the compute seen", _claim_keys("seen"), prose=True),
+        TableColumn(
+            "pass rate there, difference", ("compute_seen", *spread_keys("pass_rate_seen_difference"))
+        ),
         TableColumn("ceiling", _claim_keys("ceiling"), prose=True),
         TableColumn("A, difference", spread_keys("A_difference")),
         TableColumn("efficiency", _claim_keys("efficiency"), prose=True),
@@ -150,7 +154,7 @@ def comparison_table(view: RunsView) -> Table:
         )
         asked.append("compute_to_target")
     columns.append(TableColumn("curves cross", ("crossing_probability",)))
-    rows = tuple(_pair_row(found, pair, asked) for pair in found.pairs)
+    rows = tuple(_pair_row(view, found, pair, asked) for pair in found.pairs)
     title = f"Compared with {found.base}"
     return Table("comparison", title, tuple(columns), rows, _how_to_compare(view, found))
 
@@ -166,19 +170,25 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
         f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
         f"Each interval holds with {percent(found.level)} by itself, and counts that seeds of one recipe "
-        "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
-        f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
+        "differ, but for 'these runs'. p is corrected (Holm) over three questions about every recipe, "
+        f"{3 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
         "stand beside 'not significant'. How many seeds of each would tell the difference observed is "
-        f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is "
-        "given one family of curves, so that its difference is not that of the table above."
+        f"at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
+        "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
+        "rest is extrapolated. A of both sides is given one family of curves, or the families that either "
+        "favours, as probable as that is, so that its difference is not that of the table above."
     )
 
 
-def _pair_row(found: Comparison, pair: Pair, asked: list[str]) -> Row:
+def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -> Row:
+    seen = _difference_cell(pair.differences["pass_rate_seen"], claim=pair.seen)
+    at = f"{seen.beside}\nat {view.unit.show(pair.compute_seen)}"
     differences, crossing = pair.differences, pair.crossing
     probability = crossing.probability if crossing else math.nan
     cells = [
         Cell(pair.recipe, (pair.recipe, found.runs[pair.recipe]), found.counted(pair)),
+        _claim_cell(pair.seen, found.level),
+        replace(seen, raw=(pair.compute_seen, *seen.raw), beside=at),
         _claim_cell(pair.ceiling, found.level),
         _difference_cell(differences.get("A"), "withheld", pair.ceiling),
         _claim_cell(pair.efficiency, found.level),
@@ -186,7 +196,7 @@ def _pair_row(found: Comparison, pair: Pair, asked: list[str]) -> Row:
         *(_difference_cell(differences.get(name)) for name in asked),
         number(probability, percent(probability)),
     ]
-    claims = {pair.ceiling.verdict, pair.efficiency.verdict}
+    claims = {claim.verdict for claim in pair.claims.values()}
     moved = claims - {"inconclusive", "not significant"}
     return Row(tuple(cells), "moved" if moved else "open" if "inconclusive" in claims else "")
 
