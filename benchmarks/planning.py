@@ -7,8 +7,9 @@ step 0, AR(1) 0-.8), fitted up to a multiple of C_mid, by the sd of the noise; f
 then of all shapes. `forecast` is the median width of the 95 % interval of the mean curve at 6 C_mid, `holds`
 the share of them that hold it, `A` the median width of the ceiling's interval, `A|LL` the same given the
 log-logistic, and `too early` the share of runs whose ceiling is not called identified. `seeds` is how many of
-each recipe tell ceilings apart that differ by .04, with power .8 and three questions of a comparison corrected
-for; a run has the variance of the seed prior and of A given the log-logistic, which both sides share.
+each recipe tell ceilings apart that differ by .04, with power .8 and the three questions of a comparison
+corrected for; a run has the variance of the seed prior and of A given the log-logistic, which both sides
+share.
 """
 
 from __future__ import annotations
