@@ -140,7 +140,7 @@ def test_json_has_exactly_the_documented_keys():
         "median": {"A", "A_given_family", "B", "C_mid"},
         "intervals": {"level", "A", "A_given_family", "B", "C_mid"},
         "families": {family.name for family in FAMILIES},
-        "noise": {"sd", "phi", "wander", "floor", "seed_sd"},
+        "noise": {"sd", "phi", "wander", "floor", "seed_sd", "floor_from"},
         "at_bounds": {"A", "B", "C_mid"},
         "left_out": {"total", "metric", "reasons", "evaluations", "ending"},
         "target": {

@@ -83,7 +83,9 @@ class NoiseEstimate:
 
     `phi` is the correlation of neighbours, `wander` where the run is off its curve at the last evaluation for
     good (`scalerl.curve.noise`), `floor` the sampling noise on fixed prompts, NaN where not known,
-    and `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`).
+    `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`), and
+    `floor_from` what the floor is known from: the number of samples, or how prompts differ between
+    evaluations (`scalerl.record.prompts`); None where it is not known.
     """
 
     sd: float
@@ -91,6 +93,7 @@ class NoiseEstimate:
     wander: float
     floor: float
     seed_sd: float
+    floor_from: Literal["samples", "prompts"] | None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def fit(
         r0_source=r0_source,
         curve=best.curve,
         rmse=rmse,
-        **_answers(post, sample, level, floor),
+        **_answers(post, sample, level, points),
         prior=prior,
         misfit=misfit,
         basins=_basins(best, len(sample)),
@@ -116,15 +116,17 @@ def fit(
     return _with_campaign(result, prior_from) if prior_from else result
 
 
-def _answers(post: Posterior, sample: Sample, level: float, floor: float) -> dict[str, Any]:
+def _answers(post: Posterior, sample: Sample, level: float, points: Points) -> dict[str, Any]:
     """Return the fields of a `Fit` that follow from its posterior, whichever prior that has."""
     median, intervals = parameters_of(post, level)
     sd, phi = float(post.sd_J @ post.sd_weight_J), float(post.phi_cells @ post.weight_cells)
+    floor = _noise_floor(points)
+    floor_from = None if math.isnan(floor) else points.noise_from
     return {
         "median": median,
         "intervals": intervals,
         "families": post.family_weights(),
-        "noise": NoiseEstimate(sd, phi, post.wander, floor, SEED_PRIOR.A),
+        "noise": NoiseEstimate(sd, phi, post.wander, floor, SEED_PRIOR.A, floor_from),
         "identification": identify(post, sample),
         "posterior": post,
     }
@@ -330,7 +332,7 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
-        **_answers(post, result.sample, result.intervals.level, result.noise.floor),
+        **_answers(post, result.sample, result.intervals.level, result.points),
         warnings=(*warnings, *(() if result.misfit else _other_shape(post))),
     )
     return replace(result, campaign=informed)

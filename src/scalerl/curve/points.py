@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from scalerl.errors import InputError, counted
 from scalerl.record.alarms import warnings_of
 from scalerl.record.left_out import NONE, LeftOut, Omitted
 from scalerl.record.metric import GIVEN, Metric
+from scalerl.record.prompts import noise_between
 from scalerl.record.reader import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
@@ -39,7 +40,8 @@ class Points:
     pass_rate_N: np.ndarray
     """Mean pass rate on the held-out prompts, a share in [0, 1]."""
     noise_sd_N: np.ndarray
-    """Sampling noise of the pass rate on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
+    """Sampling noise of the pass rate on fixed prompts, sqrt(mean p(1-p) / (n k)), or what `noise_from` says;
+    NaN when not known."""
     samples_N: np.ndarray
     """Completions behind the pass rate, prompts times samples per prompt; NaN when not known."""
     step_N: np.ndarray | None = None
@@ -55,6 +57,8 @@ class Points:
     ceiling."""
     metric: Metric = GIVEN
     """What the pass rates are the values of."""
+    noise_from: Literal["samples", "prompts"] = "samples"
+    """What `noise_sd_N` is known from: the number of samples, or how prompts differ between evaluations."""
 
     def __post_init__(self) -> None:
         if self.compute_N.ndim != 1:
@@ -188,10 +192,12 @@ class Points:
         sentences = left_out.sentences()
         # The ending comes first: it makes every answer about the end of the run provisional.
         warnings = (*sentences[: bool(left_out.ending)], *record.warnings, *sentences)
+        noise_sd_N = np.array([point.noise_sd for point in record.evals], dtype=float)
+        between = None if np.isfinite(noise_sd_N).any() else noise_between(record)
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
-            np.array([point.noise_sd for point in record.evals], dtype=float),
+            noise_sd_N if between is None else np.full(len(record.evals), between),
             np.array([point.total_samples for point in record.evals], dtype=float),
             step_N,
             str(record.evals_file),
@@ -200,18 +206,20 @@ class Points:
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
             (
                 *dict.fromkeys(warnings),
-                *(f"{record.evals_file}: {what}" for what in _doubts(record)),
+                *(f"{record.evals_file}: {what}" for what in _doubts(record, between is not None)),
                 *warnings_of(record.alarms, int(step_N.max(initial=0))),
             ),
             left_out,
             record.metric,
+            "samples" if between is None else "prompts",
         )
         return warn_of_repeats(points)
 
 
-def _doubts(record: RunRecord) -> list[str]:
+def _doubts(record: RunRecord, noise_measured: bool) -> list[str]:
     """Return warnings about evaluations that carry less information than their number suggests."""
-    found = [ONE_SAMPLE] if any(point.n_samples == 1 for point in record.evals) else []
+    unknown = not noise_measured and any(point.n_samples == 1 for point in record.evals)
+    found = [ONE_SAMPLE] if unknown else []
     # `max` among NaN depends on the order, and a foreign log has NaN wherever it counts no failures.
     worst = max(record.evals, key=lambda point: np.nan_to_num(point.failed), default=None)
     if worst is not None and worst.failed > MOST_FAILED:

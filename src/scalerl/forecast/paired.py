@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
+from scalerl.record.prompts import FILE
 from scalerl.record.reader import RunRecord
-
-FILE = "eval_prompts.jsonl"
 
 
 @dataclass(frozen=True)

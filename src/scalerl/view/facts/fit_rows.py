@@ -24,7 +24,8 @@ def fit_rows(
     left_out = result.left_out
     cut = f", {len(left_out) or 'none'} left out"
     unit = unit_of(result.axis)
-    known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
+    by_prompt = ", measured by prompt" if result.noise.floor_from == "prompts" else ""
+    known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f}{by_prompt})"
     rows = [
         *metric_rows(result.metric),
         ("points", f"{result.n_points} on {axis_name(result.axis)}{cut}"),

@@ -1,0 +1,78 @@
+"""How far sampling moves a run's pass rate from one evaluation to the next, measured prompt by prompt.
+
+sqrt(mean p (1 - p) / (P k)) is the noise of completions that are drawn anew. Where evaluations share their
+random numbers (`evaluation.seed`) most of it is the same in all of them: the demonstration's pass rates
+scatter by a third of it. The successes of every prompt tell, as prompts are independent given the weights:
+
+    var(y_j - y_i) = var over prompts (c_j - c_i) / (P k^2) = 2 sd^2          i, j neighbours in the record
+
+A prompt that has been learnt in between counts as noise too, so that this is an upper bound as well. A fit
+takes it at one completion a prompt, where nothing else is known. Where the number of completions is known it
+is not taken, though forecasts of evaluations would be narrower: what all evaluations share is no scatter, but
+it moves the ceiling (`benchmarks/prompts.py`).
+
+Shapes: P prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from scalerl import limits
+from scalerl.files import reading
+from scalerl.record.reader import RunRecord
+
+FILE = "eval_prompts.jsonl"
+_LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh
+
+
+def noise_between(record: RunRecord) -> float | None:
+    """Return the sampling noise by which evaluations differ, as an sd of one, in pass rate.
+
+    None where eval_prompts.jsonl cannot tell: with fewer than a hundred differences of prompts.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    variances: list[float] = []
+    differences = 0
+    before: tuple[Any, np.ndarray] | None = None
+    for row in _rows(record):
+        key, correct_P = (row["prompt_set"], row["n"], row["id"]), np.asarray(row["correct"]) / row["n"]
+        if before is not None and before[0] == key:
+            variances.append(float(np.var(correct_P - before[1], ddof=1)) / len(correct_P) / 2)
+            differences += len(correct_P)
+        before = key, correct_P
+    return float(np.sqrt(np.mean(variances))) if differences >= _LEAST else None
+
+
+def _rows(record: RunRecord) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of the record's evaluations after step 0, one for each, in their order."""
+    path = record.path / FILE
+    left = {point.step for point in record.evals if point.step > 0}
+    with reading(path):
+        if not path.is_file() or path.stat().st_size > limits.WHOLE.most:
+            return
+        with path.open("rb") as file:
+            # A line at a time: the file of a long run on many prompts takes ten times its size as objects.
+            while line := file.readline(limits.ROW.most):
+                row: Any = None
+                with suppress(ValueError, RecursionError):  # a line that is being written, or none of ours
+                    row = json.loads(line)
+                if isinstance(row, dict) and _is_whole(row) and row["step"] in left:
+                    left.discard(row["step"])
+                    yield row
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    n, ids, correct = row.get("n"), row.get("id"), row.get("correct")
+    if not (isinstance(row.get("step"), int) and isinstance(n, int) and isinstance(ids, list)):
+        return False
+    if not isinstance(correct, list) or not 2 <= len(correct) == len(ids) or "prompt_set" not in row:
+        return False
+    return all(isinstance(value, int) and 0 <= value <= n for value in correct) and n > 0
