@@ -73,6 +73,10 @@ def test_moved_ceilings_stay_pass_rates():
     draws = exact_draws(4, A=0.99, R_0=0.98)
     effect_3n = np.array([[-0.1, 0.1, 0.0, 0.005], [0.0] * 4, [0.0] * 4])
     np.testing.assert_allclose(shifted(draws, effect_3n).A_n, [0.98, 1.0, 0.99, 0.995])
+    # A run that falls does not rise with another seed.
+    falling = exact_draws(3, A=0.02, R_0=0.05)
+    effect_3n = np.array([[-0.1, 0.1, 0.01], [0.0] * 3, [0.0] * 3])
+    np.testing.assert_allclose(shifted(falling, effect_3n).A_n, [0.0, 0.05, 0.03])
 
 
 def test_moments_of_a_run_are_those_of_its_curve():

@@ -69,7 +69,8 @@ def test_an_arm_is_summed_up_over_its_seeds(verdict):
     assert [run.run.plan.seed for run in base.runs if run.fit] == [0, 1, 2, 3]
     own = [result.median.A for result in base.fits]
     estimate = base.quantities["A"]
-    assert estimate.median == pytest.approx(np.mean(own), abs=0.01)
+    # The seeds share their family, which each alone leaves open.
+    assert estimate.median == pytest.approx(np.mean(own), abs=0.02)
     # A new base model moves A: the interval is of four numbers with their spread; with one base model for
     # all, of runs that differ by their seeds.
     low, high = estimate.interval

@@ -113,8 +113,10 @@ def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
-    """Move the curves by seed effects (3, n); the ceiling stays within [R_0, 1]."""
-    A_n = np.clip(draws.A_n + effect_3n[0], draws.R_0_n, 1.0)
+    """Move the curves by seed effects (3, n); the ceiling stays within [R_0, 1], or [0, R_0] of a fall."""
+    falls_n = draws.A_n < draws.R_0_n
+    low_n, high_n = np.where(falls_n, 0.0, draws.R_0_n), np.where(falls_n, draws.R_0_n, 1.0)
+    A_n = np.clip(draws.A_n + effect_3n[0], low_n, high_n)
     log_b_n, log_mid_n = draws.log_b_n + effect_3n[1], draws.log_mid_n + effect_3n[2]
     return replace(draws, A_n=A_n, log_b_n=log_b_n, log_mid_n=log_mid_n)
 
@@ -171,6 +173,6 @@ def _mean(runs: Sequence[Draws], weight_R: np.ndarray) -> tuple[Draws, float]:
     weight_R = weight_R / weight_R.sum()
     means = {
         name: weight_R @ np.stack([getattr(draws, name) for draws in runs])
-        for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n")
+        for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
     }
     return replace(runs[0], **means), float(np.sum(weight_R**2))
