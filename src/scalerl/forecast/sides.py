@@ -163,7 +163,8 @@ def draw_sides(
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
     """Draw curves of one recipe alone, with the effects of seeds, and the family weights of its own runs."""
     parts = []
-    for (family,), n in _draws_of(joint_weights(fits)):
+    # Their evidence does not add up: what no family has is in all of them, and would choose one for certain.
+    for (family,), n in _draws_of(_weights_of_one(fits)):
         # Given the family, as B and C_mid of several families cannot be averaged over runs.
         known = given(family)
         runs = [post.draws(n, seed=run) for run, post in enumerate(known.posteriors[name])]
