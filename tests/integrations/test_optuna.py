@@ -39,7 +39,7 @@ def objective(trial):
     rng = np.random.default_rng([1, trial.number])
     pass_rate = math.nan
     for step in STEPS:
-        pass_rate = float(curve(step) + rng.normal(0, 0.006))
+        pass_rate = float(curve(step) + rng.normal(0, 0.004))
         trial.report(pass_rate, int(step))
         if trial.should_prune():
             raise optuna.TrialPruned

@@ -299,8 +299,8 @@ def test_a_task_whose_verifier_sleeps_costs_its_completions(here, own, monkeypat
 
 
 def test_a_fit_with_a_family_of_curves(here, capsys):
-    """With k = 1 it is the log-logistic curve; its data with a slow tail speak for k = 1/2."""
-    family = load("families.py:SlowTail")
+    """With k = 1 it is the log-logistic curve; its data with a slow start speak for k = .3."""
+    family = load("families.py:SlowStart")
     b, x = np.array([0.5, 1.0, 3.0]), np.array([-2.0, 0.0, 1.5])
     for found, expected in zip(family(k=1.0).slopes(b, x), LOG_LOGISTIC.slopes(b, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -309,13 +309,13 @@ def test_a_fit_with_a_family_of_curves(here, capsys):
     noisy = rate + 0.003 * np.random.default_rng(0).standard_normal(40)
     rows = zip([0.0, *compute], [0.1, *noisy], strict=True)
     (here / "log.csv").write_text("gpu_hours,pass_rate\n" + "".join(f"{c},{r}\n" for c, r in rows))
-    assert main(["fit", "log.csv", "--family", "families.py:SlowTail", "--json"]) == 0
+    assert main(["fit", "log.csv", "--family", "families.py:SlowStart", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["families"]["slow_tail"] == max(answer["families"].values())
+    assert answer["families"]["slow_start"] == max(answer["families"].values())
     lo, hi = answer["intervals"]["A"]
     assert lo < 0.6 < hi
-    assert main(["fit", "log.csv", "--family", "families.py:SlowTail", "--sensitivity"]) == 0
-    assert "slow_tail 1.00" in capsys.readouterr().out
+    assert main(["fit", "log.csv", "--family", "families.py:SlowStart", "--sensitivity"]) == 0
+    assert "slow_start 1.00" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

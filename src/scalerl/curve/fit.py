@@ -64,7 +64,7 @@ def fit(
         prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
             which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
             `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
-        extra_families: curves of your own (`Family`), averaged with `FAMILIES`, all alike beforehand.
+        extra_families: curves of your own (`Family`), averaged with `FAMILIES`; each weighs what the Weibull does.
 
     Raises:
         InputError: an argument or the data are not valid.
