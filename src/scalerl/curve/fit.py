@@ -61,10 +61,10 @@ def fit(
         price: dollars per GPU-hour, for the axis `dollars`.
         prior: "default", which knows what runs look like, or "flat" over what is measured: see
             `scalerl.curve.prior`. A flat prior needs a run that rises.
-        prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
+        prior_from: fits of three or more sibling runs (same base model and evaluation set, same axis), from
             which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
             `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
-        extra_families: curves of your own (`Family`), averaged with `FAMILIES`; each weighs what the Weibull does.
+        extra_families: curves of your own (`Family`), averaged with `FAMILIES`, each as the Weibull is.
 
     Raises:
         InputError: an argument or the data are not valid.
