@@ -59,6 +59,21 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert "\x1b" not in text
 
 
+def test_auto_leaves_out_the_start_before_a_jump_for_all_that_is_printed(tmp_path, capsys):
+    compute_N = np.linspace(0, 12_000, 49)
+    y_N = TRUTH(compute_N) + np.random.default_rng(0).normal(0, 0.005, 49) - 0.08 * (compute_N < 3500)
+    lines = ["gpu_hours,pass_rate", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]
+    (tmp_path / "jump.csv").write_text("\n".join(lines) + "\n")
+    arguments = ["fit", str(tmp_path / "jump.csv"), "--min-compute", "auto", "--sensitivity"]
+    assert main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["min_compute"], data["points"], data["r0"]["source"]) == (3500, 35, "fitted")
+    assert data["warnings"][0].startswith("left out: gpu_hours below 3500, as the pass rate jumps by ")
+    assert data["sensitivity"]["rows"][0]["points"] == 35
+    assert main(arguments) == 0
+    assert "as the pass rate jumps by " in capsys.readouterr().err
+
+
 def test_the_cross_check_answers_at_the_computes_asked_for(log, capsys):
     assert main(["fit", str(log), "--cross-check", "--at", "12000,16000", "--json"]) == 0
     check = json.loads(capsys.readouterr().out)["cross_check"]
@@ -96,6 +111,12 @@ def test_a_run_folder(tmp_path, capsys):
         (["report", "{folder}/nothing"], 2, "nothing: no such file"),
         (["report", "{log}", "{folder}/nothing"], 2, "nothing: no such file"),
         (["fit", "{log}", "--min-compute", "7000"], 3, "a curve needs at least 6"),
+        (
+            ["fit", "{log}", "--min-compute", "auto", "--prior-from", "{log}"],
+            2,
+            "give the compute that it chose",
+        ),
+        (["fit", "{log}", "--min-compute", "auto", "--paper"], 2, "--paper needs a number"),
     ],
 )
 def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, message):
@@ -117,6 +138,7 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit", "x", "--r0", "40"], "--r0: expected a share in [0, 1], such as 0.7, found '40'"),
         (["fit", "x", "--min-compute", "-1"], "--min-compute: expected compute of 0 or more, found '-1'"),
         (["fit", "x", "--min-compute", "nan"], "--min-compute: expected a number, found 'nan'"),
+        (["compare", "x", "--min-compute", "auto"], "--min-compute: expected a number, found 'auto'"),
         (["fit", "x", "--at", "-5"], "--at: expected compute of 0 or more, found '-5'"),
         (["fit", "x", "--at=5,-5"], "--at: expected compute of 0 or more, found '-5'"),
         (["fit", "x", "--at", "1,inf"], "--at: expected a number, found 'inf'"),

@@ -86,6 +86,27 @@ def test_min_compute_keeps_step_0_and_the_rest_apart():
     assert result.n_points + len(result.excluded) == 16
 
 
+def test_auto_leaves_out_what_came_before_a_jump_and_else_nothing():
+    points = noisy_points(top=12_000.0, n=49, sd=0.005)
+    jumped = dataclasses.replace(points, pass_rate_N=points.pass_rate_N - 0.08 * (points.compute_N < 3500))
+    whole, auto = fit(jumped), fit(jumped, min_compute="auto")
+    assert whole.misfit is not None
+    assert whole.misfit.kind == "jump"
+    assert (auto.min_compute, auto.r0_source) == (whole.misfit.at, "fitted")
+    assert auto.points.compute_N.min() == whole.misfit.at
+    assert auto.misfit is None
+    assert (
+        auto.warnings[0]
+        == f"left out: compute below {whole.misfit.at:.10g}, as {whole.misfit.why.split(';')[0]}"
+    )
+    low, high = auto.forecast(24_000.0).interval
+    assert low < TRUTH(24_000.0) < high
+    assert high - low < 0.7 * np.ptp(whole.forecast(24_000.0).interval)
+    assert fit(points, min_compute="auto").min_compute == 0.0
+    with pytest.raises(InputError, match="siblings need the min_compute of the run"):
+        fit(points, min_compute="auto", prior_from=[whole] * 3)
+
+
 def test_forecast_band_and_probability_agree():
     result = fit(noisy_points())
     forecast = result.forecast(16000.0)

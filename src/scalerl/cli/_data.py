@@ -22,13 +22,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def add_data_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price."""
+def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False) -> None:
+    """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price.
+
+    With `auto` the start may be left to the fit: `--min-compute auto`.
+    """
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
     add_shared(command, "--x", f"compute axis: {axes}; or a column of FILE (axis of the budget; gpu_hours)")
     command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates; * is any text")
     command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
-    command.add_argument("--min-compute", type=amount(), metavar="C", help="leave out compute below C")
+    start, said = (_or_auto, " (auto: before a change that no curve describes)") if auto else (amount(), "")
+    command.add_argument(
+        "--min-compute",
+        type=start,
+        metavar="C|auto" if auto else "C",
+        help=f"leave out compute below C{said}",
+    )
     add_shared(command, "--level")
     add_shared(command, "--price", "dollars per GPU-hour; measures compute in dollars")
     add_shared(command, "--json")
@@ -255,6 +264,10 @@ def check_one_axis(found: Sequence[Data]) -> None:
     has = "; ".join(f"'{data.path}' has {', '.join(data.axes)}" for data in (first, other))
     hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
     raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")
+
+
+def _or_auto(text: str) -> Amount | str:
+    return text if text == "auto" else amount()(text)
 
 
 def _r0(text: str) -> float | str:

@@ -45,7 +45,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
         "tracker's server: wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
-    add_data_arguments(fit)
+    add_data_arguments(fit, auto=True)
     fit.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")
     fit.add_argument(
         "--at",
@@ -88,6 +88,9 @@ def run(args: argparse.Namespace) -> None:
     if args.each:
         _each(args)
         return
+    chosen = args.min_compute == "auto"
+    if chosen and args.prior_from:
+        raise InputError("--prior-from does not support --min-compute auto: give the compute that it chose")
     from scalerl.ingest.load import read_data
 
     data = read_data(args.run_or_file, args.x, read_options(args), args.price)
@@ -109,6 +112,9 @@ def run(args: argparse.Namespace) -> None:
         args.prior_from or (), data, args, **start, prior=args.prior, extra_families=extra
     )
     result = fit(points, prior_from=siblings, **(options | start))
+    if chosen:
+        args.min_compute = result.min_compute
+        options["r0"] = "free" if result.min_compute else args.r0
     more = _more(args, points, result, options)
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
@@ -194,6 +200,8 @@ def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> Non
     unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
     if unanswered:
         raise InputError(f"--paper does not support {', '.join(unanswered)}: leave out one or the other")
+    if args.min_compute == "auto":
+        raise InputError("--paper needs a number: give --min-compute C")
     if args.r0 == "free":
         raise InputError("--paper needs a known R_0: give --r0 R, or an evaluation at compute 0")
     if args.max_compute is not None:

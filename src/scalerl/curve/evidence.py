@@ -6,9 +6,10 @@
 
 R(C) is the curve of the family that fits best, with small changes of its parameters and steps towards the
 other families' curves: a run between two families is healthy. The wander is a smooth process of small known
-sd. The noise is AR(1); its sd and correlation are integrated over a grid, so that residuals that contain the
-misfit fix neither. All else is Gaussian and integrated in closed form. Known sampling noise plays no part:
-training adds noise of its own, so scatter above the sampling noise is no evidence. Structure is.
+sd. The noise is AR(1), less where the curve is near 1, as that of a share is; its sd and correlation are
+integrated over a grid, so that residuals that contain the misfit fix neither. All else is Gaussian and
+integrated in closed form. Known sampling noise plays no part: training adds noise of its own, so scatter
+above the sampling noise is no evidence. Structure is.
 
 Shapes: N evaluations, K columns of the null, J candidate changes; P correlations, S noise sds.
 """
@@ -31,11 +32,14 @@ CHANGE_SD = np.array([0.02, 0.06, 0.2])
 """Prior sd of the size of a change (the step; the hinge at the last evaluation): small to large, alike."""
 PARAMETER_SD = (0.1, 0.1, 0.3, 0.3)
 """Prior sd of A, R_0, log B and log C_mid about the fitted curve: the first columns of the null."""
+FAMILY_SD = 0.3
+"""Prior sd of a step towards the curve of another family, where 1 is all the way."""
 N_WAVES = 8
 """Cosines of which the wander and the waves consist: the last columns of the null."""
 PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8])
 """Correlations of the noise of neighbours, equally probable beforehand."""
 _WANDER_LENGTH = 0.15  # correlation length of the wander, as a share of the run
+_OTHER_NOISE = 0.01  # variance of the noise that p (1 - p) leaves out, in that of one sample
 _SD_NODES = 10
 _SIDE = 3  # evaluations on each side of a change, the least
 _MOST_HINGES, _MOST_STEPS = 40, 120
@@ -122,8 +126,19 @@ def model_around(sample: Sample, curve: Curve, others_NK: np.ndarray) -> Healthy
         curve_N,
         without_outliers(sample.y_N - curve_N),
         np.column_stack([parameters_N4, others_NK, waves_NK]),
-        np.concatenate([PARAMETER_SD, np.ones(others_NK.shape[1]), WANDER_SD * waves_sd_K]),
+        np.concatenate([PARAMETER_SD, np.full(others_NK.shape[1], FAMILY_SD), WANDER_SD * waves_sd_K]),
     )
+
+
+def by_sampling_noise(sample: Sample, curve_N: np.ndarray) -> Sample:
+    """Weigh rows above 1/2 as the sampling noise of a share does: p (1 - p), p the curve, and a little more.
+
+    A run that comes near 1 has less noise there: under noise of one size its first half would be waves. Near
+    0 the noise is small as well, and the curve of a run that learns the format first is not known so well.
+    """
+    p_N = np.clip(curve_N, 0.5, 1.0)
+    weight_N = sample.weight_N / (p_N * (1.0 - p_N) + _OTHER_NOISE)
+    return replace(sample, weight_N=weight_N * (sample.weight_N.sum() / weight_N.sum()))
 
 
 def without_outliers(residual_N: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ def fit(
     x: str | None = None,
     y: str | None = None,
     r0: float | Literal["free"] | None = None,
-    min_compute: float = 0.0,
+    min_compute: float | Literal["auto"] = 0.0,
     max_compute: float = math.inf,
     level: float = 0.95,
     price: float | None = None,
@@ -55,7 +55,9 @@ def fit(
         y: of a data frame the column of pass rates, shares in [0, 1]; by default `pass_rate`.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
             "free" leaves those out, and fits R_0 to the rest.
-        min_compute: positive compute below this is left out (the paper leaves out the first epoch).
+        min_compute: positive compute below this is left out (the paper leaves out the first epoch). With
+            "auto" nothing is, unless the whole run is a misfit whose later part can be fitted: then that is,
+            with R_0 free, and a warning says why.
         max_compute: compute above this is left out (what came after a peak or a change).
         level: of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
@@ -70,6 +72,13 @@ def fit(
         InputError: an argument or the data are not valid.
         CannotAnswerError: fewer than six evaluations; or a flat prior, and a curve that does not rise.
     """
+    if min_compute == "auto":
+        if prior_from:
+            raise InputError(
+                "siblings need the min_compute of the run: fit it with 'auto' first, then give it"
+            )
+        same = {"level": level, "prior": prior, "extra_families": extra_families, "max_compute": max_compute}
+        return _part_that_holds(_points_of(data, x, y, price), r0, same)
     check_options(r0, min_compute, max_compute, level)
     chosen = PRIORS.get(prior)
     if chosen is None:
@@ -114,6 +123,17 @@ def fit(
         sample=sample,
     )
     return _with_campaign(result, prior_from) if prior_from else result
+
+
+def _part_that_holds(points: Points, r0: float | Literal["free"] | None, options: dict[str, Any]) -> Fit:
+    """Fit all of a run, or what follows the change that makes it a misfit."""
+    whole = fit(points, r0=r0, **options)
+    low = whole.misfit.keep[0] if whole.misfit and whole.misfit.keep else 0.0
+    if whole.misfit is None or low <= whole.points.compute_N[0]:
+        return whole
+    later = fit(points, r0="free", min_compute=low, **options)
+    cause = whole.misfit.why.split(";")[0]
+    return replace(later, warnings=(f"left out: {points.axis} below {low:.10g}, as {cause}", *later.warnings))
 
 
 def _answers(post: Posterior, sample: Sample, level: float, points: Points) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from scalerl.curve.evidence import (
     Changes,
     Evidence,
     Healthy,
+    by_sampling_noise,
     candidate_changes,
     estimate_at,
     evidence_of,
@@ -71,6 +72,7 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     if len(sample.y_N) < MIN_POINTS:
         return None
     null = healthy_model(sample, best)
+    sample = by_sampling_noise(sample, null.curve_N)
     # Changes are candidates by the residuals of the healthy curve; later models are given the same ones.
     changes = candidate_changes(sample, null.residual_N)
     first = evidence_of(sample, null, changes, null.residual_N)
