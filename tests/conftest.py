@@ -159,8 +159,8 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
 
 @pytest.fixture(scope="session")
 def misfit(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
-    """The same draw in which a run of the base jumps at its end, so that its verdicts are inconclusive."""
-    found = hostile_study.build(tmp_path_factory.mktemp("misfit") / "study", draw=1, forecast=False)
+    """Of a study in which a run of the base jumps, so that its verdicts are inconclusive."""
+    found = hostile_study.build(tmp_path_factory.mktemp("misfit") / "study", jump=0.08, forecast=False)
     assert any(run.misfit for run in found.arms[0].fits)
     return found
 

@@ -24,11 +24,12 @@ ARMS = {
 }
 
 
-def write_run(folder, rng, truth, until=1.0, finished=True, truncated=math.nan):
-    """A run with an evaluation every 400 GPU-hours along the curve (A, B, C_mid)."""
+def write_run(folder, rng, truth, until=1.0, finished=True, truncated=math.nan, jump=0.0):
+    """A run with an evaluation every 400 GPU-hours on the curve (A, B, C_mid), and a jump past its middle."""
     A, B, C_mid = truth
     compute = np.arange(0, int(BUDGET * until) + 1, 400.0)
     rates = Curve(LOG_LOGISTIC, A, B, C_mid, R_0)(compute) + rng.normal(0, 0.005, len(compute))
+    rates = rates + jump * (compute > 0.6 * BUDGET)
     writer = RunWriter(folder, {"name": folder.parent.name})
     for step, (hours, rate) in enumerate(zip(compute, rates, strict=True)):
         seconds = DeviceSeconds(hours * 3000.0, hours * 500.0, 0.0, hours * 100.0)
@@ -39,8 +40,8 @@ def write_run(folder, rng, truth, until=1.0, finished=True, truncated=math.nan):
         (folder / "checkpoints" / "final").mkdir(parents=True)
 
 
-def write_study(folder, arms, seeds=2, draw=7, **plan):
-    """The folder of a study; an arm whose truth is None never got to an evaluation."""
+def write_study(folder, arms, seeds=2, draw=7, jump=0.0, **plan):
+    """The folder of a study. An arm without a truth has no evaluation; the first run of the base may jump."""
     rng = np.random.default_rng(draw)
     runs, attempts = [], []
     last = max((n for n, truth in enumerate(arms.values()) if truth), default=0)
@@ -62,9 +63,9 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
             else:
                 # The last such arm has one seed that was cut short, and the others log their truncation.
                 cut = place == last and seed == 1
-                write_run(
-                    folder / where, rng, truth, 0.6 if cut else 1.0, not cut, 0.02 if place else math.nan
-                )
+                until, truncated = 0.6 if cut else 1.0, 0.02 if place else math.nan
+                first = place == seed == 0
+                write_run(folder / where, rng, truth, until, not cut, truncated, jump if first else 0.0)
                 attempts.append({"run": key, "outcome": "done", "cause": "", "seconds": 9.0, "until": 1e4})
     (folder / "runs" / "0" / "seed0" / "report.html").write_text("a page")
     document = {
@@ -106,10 +107,10 @@ def frozen(run):
         yield {"run": run.plan.key, **freeze(replace(run.record, evals=early), "gpu_hours", BUDGET)}
 
 
-def build(folder, arms=ARMS, seeds=2, draw=7, forecast=True, **plan):
+def build(folder, arms=ARMS, seeds=2, draw=7, jump=0.0, forecast=True, **plan):
     """The verdict of a simulated study, one arm with alarms of another kind than there are."""
     folder.mkdir(parents=True, exist_ok=True)
-    study = write_study(folder, arms, seeds, draw, **plan)
+    study = write_study(folder, arms, seeds, draw, jump, **plan)
     rows = [row for run in study.runs if run.record and forecast for row in frozen(run)]
     (folder / "forecasts.jsonl").write_text("".join(dumps(row) + "\n" for row in rows))
     verdict = judge_study(StudyRecord.read(folder))

@@ -76,10 +76,15 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
 
 
 _FOREST = (
-    "Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
+    "Against the base. Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
     "a verdict that holds for all arms together; hollow: not significant; diamond: inconclusive. Right of "
     "each line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
     "difference of this size."
+)
+_FOREST_PANELS = (
+    ("pass_rate_seen", "seen", "at the compute seen, difference"),
+    ("A", "ceiling", "ceiling A, difference"),
+    ("compute_to_own", "efficiency", "compute to 3/4 of own gain, ratio"),
 )
 _FORECASTS = (
     "Every forecast as it was frozen, its median with the prediction interval, against the evaluation that "
@@ -98,7 +103,7 @@ def _overlay(verdict: StudyVerdict, arms: Sequence[ArmCurve]) -> str:
 
 
 def forest_figure(verdict: StudyVerdict) -> Figure | None:
-    """Differences in A, and ratios of the compute to an arm's own gain; None where nothing is compared."""
+    """Differences at the compute seen and in A, ratios of the compute to an arm's own gain; or None."""
     rows = [(arm.name, pair) for arm in verdict.arms if (pair := verdict.pairs.get(arm.name))]
     if not rows:
         return None
@@ -106,14 +111,14 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
     names = [known[name] for name, _ in rows]
     height = _MARGIN + _ROW * len(rows)
     with style():
-        figure = new_figure(10.0, height)
-        left = 0.02 + 0.0074 * max(map(len, names))
-        figure.subplots_adjust(left=left, right=0.85, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.56)
-        panels: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
-        differences = [(pair.differences.get("A"), pair.ceiling) for _, pair in rows]
-        _forest_panel(panels[0], differences, "ceiling A, difference to the base")
-        ratios = [(pair.differences.get("compute_to_own"), pair.efficiency) for _, pair in rows]
-        _forest_panel(panels[1], ratios, "compute to 3/4 of own gain, ratio to the base")
+        figure = new_figure(12.0, height)
+        left = 0.016 + 0.0062 * max(map(len, names))
+        figure.subplots_adjust(left=left, right=0.88, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.76)
+        panels: Sequence[Axes] = figure.subplots(1, 3, sharey=True)
+        for panel, (quantity, claim, label) in zip(panels, _FOREST_PANELS, strict=True):
+            found = [(pair.differences.get(quantity), getattr(pair, claim)) for _, pair in rows]
+            _forest_panel(panel, found, label)
+            panel.tick_params(labelleft=panel is panels[0])
         panels[0].set_yticks(range(len(rows)), names, color=INK)
         panels[0].set_ylim(len(rows) - 0.5, -0.5)
     return figure
@@ -135,7 +140,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
         note(axes, text, (1.02, place), "y", va="center_baseline", color=colour)
     axes.set_title(label, color=MUTED, loc="left", fontsize=9)
     axes.grid(visible=False, axis="y")
-    axes.tick_params(left=False, labelleft=not ratio)
+    axes.tick_params(left=False)
     axes.spines["left"].set_visible(False)
     _forest_ticks(axes, ratio)
 
