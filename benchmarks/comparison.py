@@ -1,6 +1,6 @@
 """Are verdicts between recipes right? Simulated runs, seed effects from the stated prior, compared in pairs.
 
-    python benchmarks/comparison.py [--groups 200] [--runs 10] [--pairs 25] [--seed 0]
+    python benchmarks/comparison.py [--groups 200] [--runs 10] [--pairs 25] [--one-family .7] [--seed 0]
 
 A group is one recipe: its curve (R_0 .25-.40, a gain of .20-.42, B 1.2-2.4; a fifth Weibull, the others
 log-logistic), the tau of its seeds, its evaluations (data to 3-6 C_mid, 14-40 of them and one at step 0) and
@@ -29,7 +29,7 @@ import numpy as np
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Fit, Points, fit
 from scalerl.curve.families import TwoSpeeds
 from scalerl.errors import CannotAnswerError
-from scalerl.forecast import compare
+from scalerl.forecast import compare, sides
 from scalerl.forecast.comparison import Pair
 from simulation import noise
 
@@ -186,8 +186,10 @@ def main() -> None:
     parser.add_argument(
         "--scales", type=float, nargs="*", default=[1.0, 1.5], help="seed sd in units of the prior's"
     )
+    parser.add_argument("--one-family", type=float, default=sides.ONE_FAMILY, help="its prior probability")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    sides.ONE_FAMILY = args.one_family
     print(f"{'pairs of':<44} {'n':>5} {'any':>6} {'':>7} {'seen':>6} {'ceiling':>8} {'efficiency':>10} "
           f"{'inconclusive':>12} {'A .05':>7} {'C .05':>7} {'runs alone':>10}")  # fmt: skip
     for scale in args.scales:

@@ -76,10 +76,10 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
 
 
 _FOREST = (
-    "Against the base. Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
-    "a verdict that holds for all arms together; hollow: not significant; diamond: inconclusive. Right of "
-    "each line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
-    "difference of this size."
+    "Against the base. Thin line: interval over seeds. Thick: of these very runs, the variance between seeds "
+    "left out. Filled: a verdict that holds for all arms together; hollow: not significant; diamond: "
+    "inconclusive. Right of each line: the verdict, its p corrected for all questions, and how many seeds of "
+    "each side would tell a difference of this size."
 )
 _FOREST_PANELS = (
     ("pass_rate_seen", "seen", "at the compute seen, difference"),
