@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.causal_lm import cache_argument, load_model
 
 TEMPERATURE = 0.9
 
@@ -20,13 +20,13 @@ def perturbed(weights, seed, scale=0.1):
 @torch.no_grad()
 def replay(models, rollout, version_T):
     """Log-probability of every token with one cache: the prompt by the first version, then token by token."""
-    cache = DynamicCache()
+    kept = {cache_argument(): DynamicCache(), "use_cache": True}
     if len(rollout.prompt_T) > 1:
         prompt_1T = torch.from_numpy(rollout.prompt_T[None, :-1])
-        models[rollout.first_version](input_ids=prompt_1T, past_key_values=cache, use_cache=True)
+        models[rollout.first_version](input_ids=prompt_1T, **kept)
     previous, found = int(rollout.prompt_T[-1]), []
     for token, version in zip(rollout.token_T.tolist(), version_T.tolist(), strict=True):
-        out = models[version](input_ids=torch.tensor([[previous]]), past_key_values=cache, use_cache=True)
+        out = models[version](input_ids=torch.tensor([[previous]]), **kept)
         found.append(torch.log_softmax(out.logits[0, -1] / TEMPERATURE, -1)[token].item())
         previous = token
     return np.array(found)

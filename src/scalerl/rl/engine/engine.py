@@ -91,8 +91,7 @@ class TransformersEngine:
             input_ids=self._tensor(token_BT),
             position_ids=position_BT,
             attention_mask=causal.expand(len(prompts), 1, -1, -1),
-            past_key_values=self._cache.at(self._tensor(first_B), position_BT, prefilling=True),
-            use_cache=True,
+            cache=self._cache.at(self._tensor(first_B), position_BT, prefilling=True),
         )
         for slots, prompt_T in zip(groups, prompts, strict=True):
             # Computed once, for the first slot of a group.
@@ -116,8 +115,7 @@ class TransformersEngine:
             input_ids=token_S1,
             position_ids=position_S1,
             attention_mask=(reach_L <= position_S1)[:, None, None, :],
-            past_key_values=cache,
-            use_cache=True,
+            cache=cache,
         )
         return hidden_S1D[slot_A, 0]
 

@@ -7,6 +7,7 @@ Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,9 +156,20 @@ def checkpoint_activations(model: Any) -> None:
     model.enable_input_require_grads()  # frozen embeddings would cut the graph
 
 
-def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
-    """Return the last hidden states, before the LM head: shape (B, T, D)."""
+def hidden_states(model: nn.Module, cache: Any = None, **inputs: Any) -> Tensor:
+    """Return the last hidden states, before the LM head: shape (B, T, D). `cache` holds keys and values."""
+    if cache is not None:
+        inputs |= {cache_argument(): cache, "use_cache": True}
     return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
+
+
+@functools.cache
+def cache_argument() -> str:
+    """Return the argument of a forward pass that takes the KV cache; transformers 5.24 renamed it."""
+    import transformers
+    from packaging.version import Version
+
+    return "cache" if Version(transformers.__version__) >= Version("5.24.0") else "past_key_values"
 
 
 def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
