@@ -49,6 +49,14 @@ def test_the_cap_is_on_the_ratio_itself():
     assert clipped_NT.tolist() == [[False, False, False, True, True]]
 
 
+def test_cispo_weighs_the_rarest_token_by_its_own_ratio():
+    # No lower clip: far below 1 the weight is still the ratio itself, and the gradient -rho A.
+    ratio_NT = torch.tensor([[1e-6, 1e-3, 0.1]] * 2, dtype=torch.float64)
+    _, clipped_NT, gradient_NT = losses(Cispo(), ratio_NT, [2.0, -3.0])
+    torch.testing.assert_close(gradient_NT, ratio_NT * torch.tensor([[-2.0], [3.0]], dtype=torch.float64))
+    assert not clipped_NT.any()
+
+
 @pytest.mark.parametrize("max_ratio", [0.0, -1.0, math.nan])
 def test_a_cap_that_is_not_positive_is_refused(max_ratio):
     with pytest.raises(ValueError, match="cap on the ratio itself"):
@@ -89,6 +97,18 @@ def test_gspo_by_hand():
     product = Gspo(min_ratio=0.99, max_ratio=1.1, length_normalised=False)
     value_NT, clipped_NT, gradient_NT = losses(product, ratio_NT, [-1.0], sampled_NT)
     torch.testing.assert_close(value_NT[:, :2], torch.full((1, 2), 0.99, dtype=torch.float64))
+    assert clipped_NT.all()
+    assert not gradient_NT.any()
+
+
+def test_gspo_clips_by_default_at_the_bounds_of_the_paper():
+    # Offsets of 3e-3 below and 5e-3 above, on the ratio of the completion: just inside it is free, just
+    # outside it loses its gradient, where the advantage pushes towards that bound.
+    inside = torch.tensor([[0.9971], [1.0049]], dtype=torch.float64)
+    outside = torch.tensor([[0.9969], [1.0051]], dtype=torch.float64)
+    assert losses(Gspo(), inside, [-1.0, 1.0])[1].any(1).tolist() == [False, False]
+    value_NT, clipped_NT, gradient_NT = losses(Gspo(), outside, [-1.0, 1.0])
+    torch.testing.assert_close(value_NT, torch.tensor([[0.997], [-1.005]], dtype=torch.float64))
     assert clipped_NT.all()
     assert not gradient_NT.any()
 

@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, generator):
         self.generator = generator
-        self.submitted, self.collected, self.tickets = [], [], []
+        self.submitted, self.collected, self.tickets, self.updates = [], [], [], []
 
     def submit(self, prompt, epoch, n_samples):
         self.submitted.append((prompt.id, epoch))
@@ -67,6 +67,7 @@ class Watched:
 
     def update(self, weights, version):
         assert version > self.generator.installed
+        self.updates.append(version)
         self.generator.update(weights, version)
 
 
@@ -114,6 +115,28 @@ def test_off_policy_trains_k_batches_of_one_version(run, recipe, k):
         assert versions == {start_of_phase}  # so that ages go 0, 1, ... k - 1
     assert generator.installed == 12
     assert max(generator.tickets) == k * P
+
+
+@pytest.mark.parametrize("schedule", [OffPolicy(k=3), PipelineRL(k=2)])
+def test_a_step_trains_the_groups_that_it_consumes(run, recipe, schedule):
+    # A phase of OffPolicy has all of its groups at once: the batch of a step must be made of the next ones.
+    kept = replace(recipe, schedule=schedule, zero_variance="keep", truncated="keep")
+    steps, generator, _ = run(kept, 9)
+    for step in steps:
+        first = (step.index - 1) * P
+        consumed = [(g.prompt.id, g.rollouts[0].epoch) for g in step.groups]
+        assert consumed == generator.submitted[first : first + P]
+        rollouts = [r for group in step.groups for r in group.rollouts]
+        for token_T, length, rollout in zip(step.batch.token_NT, step.batch.length_N, rollouts, strict=True):
+            assert token_T[:length].tolist() == [*rollout.prompt_T.tolist(), *rollout.token_T.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "versions"), [(OffPolicy(k=3), [3, 6, 9]), (PipelineRL(k=3), range(1, 10))]
+)
+def test_weights_are_published_at_the_end_of_a_phase_or_after_every_step(run, recipe, schedule, versions):
+    _, generator, _ = run(replace(recipe, schedule=schedule), 9)
+    assert generator.updates == list(versions)
 
 
 def test_on_policy_is_one_run_whichever_schedule_names_it(run, recipe):

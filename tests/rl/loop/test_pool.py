@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -112,3 +114,21 @@ def test_without_a_curriculum_prompts_come_in_every_pass(verified):
         pool.record(verified(prompt.id, 4, 4))
     assert pool.left == len(PROMPTS)
     assert pool.draw() is not None
+
+
+@pytest.mark.parametrize("rule", [NoPositiveResampling(), NoPositiveResampling(history="latest")])
+def test_a_resumed_pool_draws_what_the_first_one_would_have_drawn(verified, rule):
+    """Retired prompts stay retired: in a new process, from a state that has been through JSON."""
+    pool = PromptPool(PROMPTS, rule, 3)
+    draw_pass(pool, 8)
+    for number, correct in enumerate((4, 1, 4, 0)):
+        pool.record(verified(f"p/1/{number}", correct, 4))
+    resumed = PromptPool(PROMPTS, rule, 3)
+    resumed.restore(json.loads(json.dumps(pool.state())))
+    assert resumed.left == pool.left == 4
+    for other in (pool, resumed):
+        other.record(verified("p/1/1", 4, 4))  # its history goes on as well
+    assert resumed.state() == pool.state()
+    drawn = draw_pass(resumed, 30)
+    assert drawn == draw_pass(pool, 30)
+    assert not {"p/1/0", "p/1/2"} & {prompt.id for prompt, _ in drawn}

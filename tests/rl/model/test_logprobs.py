@@ -1,12 +1,15 @@
 """What the generator records at sampling is what the trainer computes for the same weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small_runs import learner_recipe
 
-from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.learner import Learner, load_learner
+from scalerl.rl.model.causal_lm import hidden_states, load_model, log_probs_TV
 
 
 def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
@@ -64,3 +67,23 @@ def test_an_fp32_head_on_both_sides_brings_generator_and_trainer_together(
             gap[at_sampling, in_training] = float(np.abs(difference).mean())
     # How much of the gap is the head's depends on the processor: the rest of the model rounds, too.
     assert gap[True, True] < 0.85 * min(gap[True, False], gap[False, True])
+
+
+def test_the_fp32_head_is_on_the_side_that_the_recipe_names(save_model, tiny_recipe, uneven_prompts):
+    """In bf16, where the precision of the head shows in every log-probability."""
+    folder = save_model("llama", dtype=torch.bfloat16)
+    sampled, scored = {}, {}
+    token_1T = torch.arange(12)[None] + 3
+    for where in ("both", "generator", "trainer", "neither"):
+        recipe = replace(tiny_recipe, model=folder, precision="bfloat16", fp32_logits=where)
+        generator = load_generator(recipe, folder, 0, 6)
+        sampled[where] = recorded_logp(sample(generator, uneven_prompts[:2], 3)).tolist()
+        logp_1T, _ = load_learner(recipe, folder).log_probs(token_1T, torch.ones(1, 11, dtype=torch.bool))
+        scored[where] = logp_1T.detach().float().numpy().tolist()
+    assert sampled["both"] == sampled["generator"] != sampled["neither"] == sampled["trainer"]
+    assert scored["both"] == scored["trainer"] != scored["neither"] == scored["generator"]
+    # And which of the two is which: only FP32 has logits between two neighbours in bf16.
+    model = load_model(folder)
+    hidden_TD = hidden_states(model, input_ids=token_1T[:, :-1], use_cache=False)[0]
+    exact_T = log_probs_TV(model, hidden_TD, 1.0, True).gather(-1, token_1T[0, 1:, None])[:, 0]
+    assert scored["both"][0] == exact_T.tolist()

@@ -59,3 +59,20 @@ def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
     saved = copy_weights(load_model(tmp_path / "final"))
     for name, weight in learner.weights().items():
         np.testing.assert_array_equal(saved[name], weight)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(4, 8), (4, 32), (8, 32)])
+def test_an_adapter_adds_alpha_over_rank_of_its_product(llama_folder, rank, alpha):
+    model = add_adapters(load_model(llama_folder), Lora(rank=rank, alpha=alpha), 0)
+    adapters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in adapters.items():
+            if ".lora_B." in name:
+                parameter.uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    plain = copy_weights(load_model(llama_folder))
+    merged = Learner(model, learner_recipe()).weights()
+    name = "model.layers.0.self_attn.q_proj"
+    A, B = (adapters[f"{name}.lora_{part}.default.weight"].detach().numpy() for part in "AB")
+    expected = plain[f"{name}.weight"] + alpha / rank * B @ A
+    np.testing.assert_allclose(merged[f"{name}.weight"], expected, atol=1e-5)
+    assert np.abs(expected - plain[f"{name}.weight"]).max() > 0.1

@@ -113,6 +113,23 @@ def test_a_resume_takes_the_version_that_was_published_not_the_one_that_was_inst
         os.kill(generator._workers[0].child.pid, signal.SIGCONT)
 
 
+def test_what_is_installed_is_the_oldest_version_of_several_generators(recipe, start):
+    """By the newest, admission would let a generator that lags behind sample with weights older than k."""
+    _, generator, learner = start(recipe, 2)
+    quick, slow = (worker.child.pid for worker in generator._workers)
+    os.kill(slow, signal.SIGSTOP)
+    try:
+        generator.update(learner.weights(), 7)
+        while generator._workers[0].installed < 7:
+            generator.work()
+        assert generator.installed == 0
+    finally:
+        os.kill(slow, signal.SIGCONT)
+    while generator.installed < 7:
+        generator.work()
+    assert [quick, slow] == [worker.child.pid for worker in generator._workers]
+
+
 def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe, start):
     loop, generator, _ = start(recipe, 2)
     steps = []
