@@ -1,0 +1,59 @@
+"""The checks of scripts/gpu_check.py, in order of worth.
+
+lab.py        the device, shapes and models of a check; how things are timed
+numerics.py   imports; the LM head; the learner's step on the device against the CPU
+engine.py     log-probabilities, replay across updates of the weights, decoding speed
+training.py   speed, MFU and peak memory of a trainer step
+runs.py       `scalerl train` killed and resumed, in one process, under torchrun and under Ray
+peers.py      several processes: collectives, a peer that is lost, memory shared between processes
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+class SkippedError(Exception):
+    """A check that this machine cannot make, with the reason."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: a function `module.function(lab)` that returns figures, and raises where they are wrong."""
+
+    name: str
+    at: str
+    seconds: int
+    """Time limit, start of the process included."""
+    says: str
+
+    def run(self, lab: Any) -> dict[str, Any]:
+        """Run it in this process; `lab` is a `Lab`."""
+        module, function = self.at.split(".")
+        return getattr(importlib.import_module(f"gpu_checks.{module}"), function)(lab)
+
+
+CHECKS = (
+    Check("imports", "numerics.imports", 90, "versions of what is installed, and the device"),
+    Check("head", "numerics.head", 90, "log-probabilities of the LM head in FP32 against float64 on the CPU"),
+    Check("logps", "engine.logps", 120, "recorded log-probabilities against a whole forward pass"),
+    Check("replay", "engine.replay_updates", 120, "completions across weight updates, replayed by version"),
+    Check("learner", "numerics.learner", 120, "steps on the device against the same steps on the CPU"),
+    Check("train", "training.step", 300, "tokens/s, MFU and peak memory of a step, 0.6B shape"),
+    Check(
+        "decode", "engine.decode", 420, "tokens/s at 16 and 64 slots, 512 and 4,096 tokens, against the floor"
+    ),
+    Check("run", "runs.killed_and_resumed", 300, "scalerl train: killed, resumed, and equal to a whole run"),
+    Check("sharded", "runs.sharded", 300, "the same under torchrun with FSDP2, sharded checkpoints"),
+    Check("ray", "runs.under_ray", 300, "roles as Ray actors with fractions of a GPU"),
+    Check("ipc", "peers.shared_memory", 90, "a tensor of one process read by another, on the device"),
+    Check(
+        "lost",
+        "peers.lost_peer",
+        120,
+        "a collective whose peer is killed ends with an error, not the process",
+    ),
+    Check("peers", "peers.collectives", 120, "broadcast and all-reduce between two devices"),
+)

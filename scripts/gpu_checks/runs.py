@@ -1,0 +1,118 @@
+"""`scalerl train` killed and resumed, in one process, under torchrun and under Ray.
+
+The model is the demonstration's: what is checked is that a run lives through a SIGKILL with a sound record on
+this device, not how fast it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_checks.lab import Lab
+
+STEPS = 24
+_SETTINGS = (
+    "budget.kind=steps",
+    f"budget.amount={STEPS}",
+    "evaluation.count=4",
+    "checkpoint.steps=4",
+    "checkpoint.minutes=0",
+    "engine.kind=transformers",
+    "batch.prompts=4",
+    "decode_slots=64",
+)
+_TINY = ("model=chain-base:hidden_size=32", "task.heldout_per_length=10", "batch.samples=4")
+
+
+def killed_and_resumed(lab: Lab) -> dict[str, Any]:
+    """One process: killed in the middle, resumed, and held against a run that was left alone."""
+    train = [sys.executable, "-m", "scalerl", "train"]
+    figures = _kill_and_resume(lab, train, lab.folder / "killed")
+    whole = lab.folder / "whole"
+    subprocess.run([*train, *_arguments(lab, whole)], check=True, stdout=subprocess.DEVNULL)
+    rates = [
+        [line["pass_rate"] for line in _lines(run / "evals.jsonl")] for run in (lab.folder / "killed", whole)
+    ]
+    figures["pass_rates_equal"] = rates[0] == rates[1]
+    figures["pass_rates_differ"] = max(abs(a - b) for a, b in zip(*rates, strict=True))
+    if lab.device.type == "cpu":
+        assert figures["pass_rates_equal"], figures
+    assert figures["pass_rates_differ"] < 0.2, figures
+    return figures
+
+
+def sharded(lab: Lab) -> dict[str, Any]:
+    """Under torchrun, a rank for each GPU (two on a CPU): sharded checkpoints, killed and resumed."""
+    ranks = torch.cuda.device_count() or 2
+    train = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+    figures = _kill_and_resume(lab, [*train, "-m", "scalerl", "train"], lab.folder / "sharded")
+    return figures | {"ranks": ranks}
+
+
+def under_ray(lab: Lab) -> dict[str, Any]:
+    """A local cluster: one generator and one trainer, each with half of a GPU where there is one."""
+    half = 0.0 if lab.device.type == "cpu" else 0.5
+    shares = [f"cluster.{role}.gpus={half}" for role in ("generator", "trainer")]
+    more = ["--cluster", "ray", *_set("cluster.address=local", *shares)]
+    run, started = lab.folder / "ray", time.monotonic()
+    command = [sys.executable, "-m", "scalerl", "train", *_arguments(lab, run), *more]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return {"seconds": time.monotonic() - started, "steps": len(_lines(run / "steps.jsonl")), **_sound(run)}
+
+
+def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any]:
+    command = [*train, *_arguments(lab, run)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while _steps(run) < STEPS // 2:
+            if process.poll() is not None:
+                raise AssertionError(f"the run ended with {process.returncode} before it was killed")
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    killed_at, started = _steps(run), time.monotonic()
+    subprocess.run([*command, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    figures = {"killed_at": killed_at, "resumed_seconds": time.monotonic() - started, "steps": _steps(run)}
+    assert figures["steps"] == STEPS, figures
+    return figures | _sound(run)
+
+
+def _sound(run: Path) -> dict[str, Any]:
+    """Return the last pass rate and staleness, where the checker of run folders finds no fault."""
+    from record_checker import check
+
+    faults = check(run)
+    assert not faults, faults[:3]
+    lines = _lines(run / "steps.jsonl")
+    return {
+        "pass_rate": _lines(run / "evals.jsonl")[-1]["pass_rate"],
+        "logp_shift": max(line["logp_shift"] or 0.0 for line in lines),
+    }
+
+
+def _arguments(lab: Lab, run: Path) -> list[str]:
+    return ["demo", "-o", str(run), *_set(*_SETTINGS, *(_TINY if lab.tiny else ()))]
+
+
+def _set(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def _steps(run: Path) -> int:
+    path = run / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,113 @@
+"""The checks of scripts/gpu_check.py: on a CPU with shapes of no size, and on a GPU (`pytest -m gpu`)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+QUICK = ("head", "logps", "replay", "learner", "train", "decode", "ipc", "peers", "lost")
+SLOW = ("run", "sharded", "ray")
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """The package of the checks, as the script has it."""
+    for folder in ("scripts", "benchmarks", "tests/support"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    import gpu_checks
+
+    return gpu_checks
+
+
+@pytest.fixture
+def lab(checks, tmp_path):
+    from gpu_checks.lab import Lab
+
+    threads = torch.get_num_threads()
+    yield Lab.of(True, tmp_path)
+    torch.set_num_threads(threads)
+
+
+def script(*arguments):
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if "--tiny" in arguments else None
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=env)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_every_check_is_run_by_these_tests(checks):
+    assert {check.name for check in checks.CHECKS} == {"imports", *QUICK, *SLOW}
+    assert sum(check.seconds for check in checks.CHECKS) <= 45 * 60
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_check_passes_on_a_cpu(checks, lab, name):
+    figures = next(check for check in checks.CHECKS if check.name == name).run(lab)
+    assert figures
+    assert json.loads(json.dumps(figures)) == figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_long_check_passes_on_a_cpu(name, tmp_path):
+    status, [line], _ = script("--tiny", "--only", name, "--out", str(tmp_path / "out.jsonl"))
+    assert (status, line["status"]) == (0, "ok"), line
+
+
+def test_recorded_log_probabilities_of_another_temperature_fail(lab, monkeypatch):
+    from gpu_checks import engine
+
+    honest = engine.log_probs_TV
+    monkeypatch.setattr(
+        engine, "log_probs_TV", lambda model, hidden, temperature, fp32: honest(model, hidden, 1.1, fp32)
+    )
+    with pytest.raises(AssertionError, match="float32_max"):
+        engine.logps(lab)
+
+
+def test_a_head_in_the_models_own_precision_fails(lab, monkeypatch):
+    from gpu_checks import numerics
+
+    honest = numerics.log_probs_TV
+    monkeypatch.setattr(
+        numerics, "log_probs_TV", lambda model, hidden, temperature, fp32: honest(model, hidden, 1.0, False)
+    )
+    with pytest.raises(AssertionError, match="fp32_error"):
+        numerics.head(lab)
+
+
+def test_a_second_call_goes_on_after_what_is_done(tmp_path):
+    out = tmp_path / "out.jsonl"
+    status, [line], _ = script("--tiny", "--only", "imports", "--out", str(out))
+    assert (status, line["check"], line["status"]) == (0, "imports", "ok")
+    assert line["figures"]["torch"] == torch.__version__
+    # Too little time for any other: what is done is not done again, and the next is named.
+    status, lines, complaint = script("--tiny", "--minutes", "0.01", "--out", str(out))
+    assert (status, lines) == (0, [])
+    assert "out of time before head" in complaint
+
+
+def test_an_unknown_check_is_one_line_that_names_the_others():
+    status, _, complaint = script("--only", "heads")
+    assert status == 2
+    assert "unknown check 'heads'; one of imports, head" in complaint.splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_without_a_gpu_that_is_said_in_a_line(tmp_path):
+    status, lines, complaint = script("--out", str(tmp_path / "out.jsonl"))
+    assert (status, lines) == (2, [])
+    assert complaint.splitlines()[-1].endswith("needs a CUDA device; --tiny runs anywhere")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["imports", *QUICK, *SLOW])
+def test_a_check_passes_on_a_gpu(name, tmp_path):
+    status, [line], _ = script("--only", name, "--out", str(tmp_path / "out.jsonl"))
+    assert status == 0, line
