@@ -45,8 +45,12 @@ def rates_of(record: RunRecord) -> Rates:
     decoded = sum(row["completions"] * row["mean_length"] for row in counted)
     used = max(sum(row["groups_used"] for row in counted) / sum(row["groups"] for row in counted), 1e-3)
     generated = _grown(first, last, "tokens", "generated")
-    generate, train = (_grown(first, last, "device_seconds", role) for role in ("generate", "train"))
-    waited = _grown(first, last, "idle_seconds", "train")
+    # Per process: what is recorded is device-seconds, and the simulation has generators and trainers.
+    devices_each = record.devices("generate", recipe.processes) / recipe.processes
+    of_trainer = trainers / record.devices("train", trainers)
+    generate = _grown(first, last, "device_seconds", "generate") / devices_each
+    train = _grown(first, last, "device_seconds", "train") * of_trainer
+    waited = _grown(first, last, "idle_seconds", "train") * of_trainer
     between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers, 0.0)
     mean = decoded / completions
     of_token = generate / max(generated, 1.0)
@@ -58,7 +62,10 @@ def rates_of(record: RunRecord) -> Rates:
         driver=DriverRates(step=between / len(counted))
         if job.overlapped
         else DriverRates(completion=between / completions),
-        evaluate=last["device_seconds"]["evaluate"] / max(len(record.evals), 1),
+        evaluate=last["device_seconds"]["evaluate"]
+        / record.devices("evaluate", 1)
+        / max(len(record.evals), 1),
+        devices_per_generator=max(round(devices_each), 1),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
     )
     return _as_busy(rates, job, recipe.processes, trainers, of_token)

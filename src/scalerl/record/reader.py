@@ -213,6 +213,14 @@ class RunRecord:
         # A config.json of anyone: no number, or one below 1, must not divide or multiply.
         return max(found, 1) if isinstance(found, int) else 1
 
+    def devices(self, role: str, processes: int) -> float:
+        """Devices that the `processes` of a role are counted with: generate, train or evaluate.
+
+        Records from before devices were counted do not say: there every process was one.
+        """
+        found = _table(_table(self.config, "devices"), "held").get(role)
+        return found if isinstance(found, (int, float)) and 0 < found < math.inf else processes
+
     @property
     def evals_file(self) -> Path:
         """The file that the evaluations came from."""

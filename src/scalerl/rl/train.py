@@ -224,17 +224,19 @@ class _TrainingRun:
         """The version that the run goes on from."""
         # The generator raises where the recipe does not fit the model: nothing has been written until then.
         self.generator = parts.generator(self.learner, saved["generator"]["version"] if saved else 0)
+        trainers = self.learner.trainers
+        self.counters = RunCounters(recipe.processes, trainers, parts.held, recipe.apart)
+        devices = {"trainers": trainers, "held": self.counters.devices}
         if resume and (folder / "config.json").exists():
             set_newer_aside(folder, saved["step"] if saved else 0)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
-            self.writer.change(**changes_of_resume(folder, recipe, self.learner.trainers))
+            self.writer.change(**changes_of_resume(folder, recipe, devices))
         else:
-            self.writer = RunWriter(self.place, config_of(recipe, self.learner, job.about))
+            self.writer = RunWriter(self.place, config_of(recipe, self.learner, devices, job.about))
         closing.callback(self.writer.close)
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
-        self.counters = RunCounters(recipe.processes, self.learner.trainers, recipe.apart)
         self.view = View(job.progress)
         self.agenda = Agenda(recipe.evaluation.count, recipe.evaluation.forecast_at)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
@@ -271,7 +273,7 @@ class _TrainingRun:
 
     def train(self) -> bool:
         """Train until the budget is spent or the pool has run dry; false where `until` came first."""
-        self.counters.startup_seconds += self.clock.lap() * self.learner.trainers
+        self.counters.startup_seconds += self.clock.lap() * self.counters.devices["train"]
         budget, until = self.recipe.budget.amount, self.job.until
         if self._spent() >= budget:  # all that a checkpoint was made for was its last evaluations
             return True
@@ -325,7 +327,7 @@ class _TrainingRun:
         with self.clock.stopped():
             started = time.perf_counter()
             probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
-            self.counters.evaluate_seconds += (time.perf_counter() - started) * self.learner.trainers
+            self.counters.add_probe(time.perf_counter() - started)
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:

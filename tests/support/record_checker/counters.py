@@ -77,10 +77,12 @@ def tokens_are_made_before_they_are_used(record: Record) -> Iterator[str]:
 def devices_are_held(record: Record) -> Iterator[str]:
     """Generate + train + idle is what the devices were held for.
 
-    The number of trainers may change on a resume: it is that of config.json at the last step."""
+    The devices that train may change on a resume: those of config.json are those of the last step. Of a
+    device that is shared they have a part, of which there are at most eight."""
     turns = record.config["placement"] == "inline"
     before: dict[str, float] = {"held": 0.0, "wall": 0.0, "used": 0.0}
-    trainers = record.config["devices"]["trainers"]
+    devices = record.config["devices"]
+    trainers = devices.get("held", {}).get("train", devices["trainers"])
     for row in record.steps:
         spent, idle = row["device_seconds"], row["idle_seconds"]
         held = spent["generate"] + spent["train"] + spent["idle"]
@@ -88,12 +90,12 @@ def devices_are_held(record: Record) -> Iterator[str]:
             held -= spent["generate"] + idle["generate"]
         now = {"held": held, "wall": row["wall_seconds"], "used": spent["train"] + idle["train"]}
         grown = {name: now[name] - before[name] for name in now}
-        n = round(grown["held"] / grown["wall"]) if grown["wall"] > 0 else 0
+        n = round(840 * grown["held"] / grown["wall"]) / 840 if grown["wall"] > 0 else 0
         said = f"step {row['step']}: in {grown['wall']:.6f} s trainers were held for {grown['held']:.6f} s"
-        if n < 1 or abs(grown["held"] - n * grown["wall"]) > 1e-6:
+        if n <= 0 or abs(grown["held"] - n * grown["wall"]) > 1e-6:
             yield said
         elif grown["used"] > n * grown["wall"] + 1e-6:
             yield f"{said}, and worked and waited for {grown['used']:.6f} s"
-        elif row is record.steps[-1] and n != trainers and not record.killed:
+        elif row is record.steps[-1] and not close(n, trainers) and not record.killed:
             yield f"{said}, and config.json has {trainers}"
         before = now

@@ -73,7 +73,8 @@ class Vllm:
     api_key_env: str = "SCALERL_VLLM_API_KEY"
     """The environment variable with the key of the servers at `urls`; our own have a random one."""
     tensor_parallel: int = 1
-    """GPUs of each server that is started here: the last of the machine, as the trainer has the first."""
+    """GPUs of each server, as GPU-hours count them. One that is started here gets the last of the machine, as
+    the trainer has the first; those at `urls` must have as many."""
     gpu_memory: float = 0.85
     """The share of a GPU's memory that a server started here takes."""
     cpu_cache_gib: int = 1

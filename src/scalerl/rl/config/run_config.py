@@ -16,8 +16,10 @@ from scalerl.kinds import code_of
 from scalerl.rl.config.recipe import Recipe
 
 
-def config_of(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a run of `recipe` by `learner`; `extra` goes on top."""
+def config_of(
+    recipe: Recipe, learner: Any, devices: Mapping[str, Any], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the config of a run of `recipe` by `learner` on `devices`; `extra` goes on top."""
     import transformers
 
     affinity = getattr(os, "sched_getaffinity", None)  # Linux: the cores that this process may use
@@ -40,7 +42,7 @@ def config_of(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[st
         },
         "devices": {
             "generate and train": str(learner.device),
-            "trainers": learner.trainers,
+            **devices,
             "machine": platform.machine(),
             "cores": cores,
         },

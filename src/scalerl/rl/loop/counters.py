@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
 
 from scalerl.record.reader import DeviceSeconds, Flops, Tokens
+from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.learner.batch import Fate
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.types import Counters
@@ -44,23 +45,27 @@ class RunCounters:
     """Processes that decode."""
     trainers: int = 1
     """Processes that train."""
+    held: HeldDevices = field(default_factory=HeldDevices)
+    """Devices that one process of each role is counted with: all seconds here are device-seconds."""
     apart: bool = False
     """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
     generator_seconds: float = 0.0
-    """Time held by processes that decode, idle or not, summed over them; start-up apart."""
+    """Time for which devices that decode were held, idle or not, summed over them; start-up apart."""
     generator_startup: float = 0.0
-    """Start-up of processes that decode on devices of their own, summed over them."""
+    """Start-up of processes that decode on devices of their own, summed over the devices."""
     startup_seconds: float = 0.0
     """Start-up of the processes that train and evaluate."""
     wall_seconds: float = 0.0
     """Time of training, without start-up, the probe, and evaluations that hold it up."""
     trainer_seconds: float = 0.0
-    """The same, summed over the processes that train: a resume may have more of them, or fewer."""
+    """The same, summed over the devices that train: a resume may have more of them, or fewer."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     waited_seconds: float = 0.0
     """Time in which the trainer waited for groups to be generated."""
+    seen: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """What generators have said until now: seconds of work, held and of start-up, summed over processes."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -70,6 +75,16 @@ class RunCounters:
     restarted: int = 0
     fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Fate), 0))
     """Consumed groups by their fate."""
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """Devices that each role holds; generators that take turns with the trainers hold none."""
+        generating = self.generators * self.held.generator if self.apart else 0.0
+        return {
+            "generate": generating,
+            "train": self.trainers * self.held.trainer,
+            "evaluate": self.held.evaluator,
+        }
 
     @property
     def flops(self) -> float:
@@ -89,18 +104,23 @@ class RunCounters:
     def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
         """Add a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
-        # Added up by step, not multiplied at the end: a resume may have another number of trainers.
-        self.trainer_seconds += wall_seconds * self.trainers
+        # Added up by step, not multiplied at the end: a resume may have other devices.
+        training = self.trainers * self.held.trainer
+        self.trainer_seconds += wall_seconds * training
+        now = generator.seconds, generator.held, generator.startup
+        worked, held, startup = (
+            (after - before) * self.held.generator for after, before in zip(now, self.seen, strict=True)
+        )
+        self.seen = now
         # A generator of its own is held before and after the trainer's steps, and says so itself; one that
         # takes turns with the trainer is held as long as that.
-        if self.apart:
-            self.generator_seconds, self.generator_startup = generator.held, generator.startup
-        else:
-            self.generator_seconds += wall_seconds * self.generators
-        self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
+        self.generator_seconds += held if self.apart else wall_seconds * self.generators
+        self.generator_startup += startup if self.apart else 0.0
+        self.generate_seconds += worked
+        self.generate_flops = generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
-        self.train_seconds += step.train_seconds * self.trainers
-        self.waited_seconds += step.waited_seconds * self.trainers
+        self.train_seconds += step.train_seconds * training
+        self.waited_seconds += step.waited_seconds * training
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
         # Of all groups consumed, also those without signal: they were paid for.
@@ -108,6 +128,15 @@ class RunCounters:
         self.prompts += len(step.groups)
         for fate in step.batch.fates:
             self.fates[fate] += 1
+
+    def add_probe(self, seconds: float) -> None:
+        """Add the time in which all trainers probed, as evaluation."""
+        self.evaluate_seconds += seconds * self.trainers * self.held.trainer
+
+    def add_evaluation(self, seconds: float, startup: float) -> None:
+        """Add an evaluation, and the start of processes since the one before."""
+        self.evaluate_seconds += seconds * self.held.evaluator
+        self.startup_seconds += startup * self.held.evaluator
 
     def json(self) -> dict[str, dict[str, float]]:
         """Return the counters that steps.jsonl and evals.jsonl have in common."""
@@ -126,13 +155,16 @@ class RunCounters:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""
-        return asdict(self)
+        return {name: value for name, value in vars(self).items() if name != "held"}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, on the devices that there are now."""
         # The devices are those of this start, not those of the checkpoint.
-        now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
+        now = {name: getattr(self, name) for name in ("generators", "trainers", "held", "apart")}
         self.__dict__.update(dict(state) | now)
+        # Checkpoints from before devices were counted have none: there every process was one device.
+        before = self.generate_seconds, self.generator_seconds, self.generator_startup
+        self.seen = tuple(state.get("seen", before))
 
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:

@@ -146,8 +146,7 @@ class Evaluations:
         self._pending.append(_Pending(row, weights, self.evaluate(weights, row["step"])))
 
     def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
-        self.counters.evaluate_seconds += result.seconds
-        self.counters.startup_seconds += result.startup
+        self.counters.add_evaluation(result.seconds, result.startup)
         # The row holds the counters at the start of this evaluation; only its own cost is known since.
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         # Weights with NaN sample nonsense, whose pass rate of 0 would look like any other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import LearnerLostError
+from scalerl.rl.config.devices import Assignment, assign, visible_gpus
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler, new_generator
 from scalerl.rl.learner.learner import Learner
@@ -40,6 +42,10 @@ class PartsHere:
     ) -> None:
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._aside, self._load = aside, load
+        # torchrun has said how many trainers there are on this machine.
+        self._devices = assign(recipe, visible_gpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.held = self._devices.held
+        """What a process of each role is counted with."""
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
         """Record that the run goes on from a step, because its learner was lost: on a cluster alone."""
@@ -50,7 +56,7 @@ class PartsHere:
 
     def generator(self, learner: Any, version: int) -> Generator:
         """Return the generator, with the weights of `learner` as `version`."""
-        generator = place_generator(self._recipe, self._model_folder, learner, version)
+        generator = place_generator(self._recipe, self._model_folder, learner, version, self._devices)
         self._closing.callback(generator.close)
         return generator
 
@@ -65,7 +71,8 @@ class PartsHere:
         recipe, model_folder = self._recipe, self._model_folder
         if self._aside:
             prompts = recipe.task.prompts("heldout")
-            start = partial(EvaluationProcess, recipe.without_prompts(), model_folder, prompts)
+            device = self._devices.evaluator
+            start = partial(EvaluationProcess, recipe.without_prompts(), model_folder, prompts, device)
             evaluator = EvaluatorAside(start, recipe.timeouts)
         else:
             evaluator = Evaluator(recipe, model_folder)
@@ -89,9 +96,15 @@ def parts_of(
 
 
 def place_generator(
-    recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
+    recipe: Recipe,
+    model_folder: str | Path,
+    learner: Learner,
+    version: int = 0,
+    devices: Assignment | None = None,
 ) -> Generator:
     """Return the generator of a run, where the recipe places it, with the weights of `learner` as `version`.
+
+    Without `devices` processes of their own have what this one has.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
@@ -104,4 +117,5 @@ def place_generator(
         generator.start(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators
-    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
+    generating = devices.generators if devices else ()
+    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version, generating)

@@ -192,8 +192,8 @@ def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 
-def changes_of_resume(folder: Path, recipe: Recipe, trainers: int) -> dict[str, Any]:
-    """Return what a resume changes in config.json: free settings, `trainers`, the hashes of custom code.
+def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom code.
 
     Code that has changed since the run was last started is a warning; its new hash comes after those before.
     """
@@ -204,7 +204,7 @@ def changes_of_resume(folder: Path, recipe: Recipe, trainers: int) -> dict[str, 
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
     free = {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
-    return {"recipe": free, "code": code, "devices": {"trainers": trainers}}
+    return {"recipe": free, "code": code, "devices": dict(devices)}
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:

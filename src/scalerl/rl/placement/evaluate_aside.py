@@ -183,9 +183,11 @@ class EvaluatorAside:
 class EvaluationProcess(EvaluationWorker):
     """A worker on this machine."""
 
-    def __init__(self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt], device: str | None = None
+    ) -> None:
         self._began = time.perf_counter()  # all processes of a machine have one `perf_counter`
-        self._child = ChildProcess("evaluation", serve)
+        self._child = ChildProcess("evaluation", serve, device=device)
         self._child.send((recipe.without_prompts(), model_folder, prompts, self._began))
 
     def submit(self, weights: Weights, version: int) -> None:

@@ -25,7 +25,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -58,8 +58,15 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
     """
 
     def __init__(
-        self, recipe: Recipe, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
+        self,
+        recipe: Recipe,
+        model_folder: str,
+        weights: Weights,
+        n_processes: int = 1,
+        version: int = 0,
+        devices: Sequence[str] = (),
     ) -> None:
+        """`devices` are the GPUs of the processes, by their names in CUDA_VISIBLE_DEVICES."""
         super().__init__(version)
         self._shared = SharedWeights(weights, version)
         self._workers: list[GeneratorProcess] = []
@@ -67,7 +74,8 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
         self._at_exit = atexit.register(_kill, self._workers)
         recipe = recipe.without_prompts()
         for number in range(n_processes):
-            self._workers.append(GeneratorProcess(number, recipe, model_folder, self._shared))
+            device = devices[number] if devices else None
+            self._workers.append(GeneratorProcess(number, recipe, model_folder, self._shared, device))
         self.restarts = 0
         """Processes that were lost and started again."""
         self._closed = False
@@ -161,8 +169,16 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
 class GeneratorProcess(Assigned):
     """A generator's process as the driver sees it."""
 
-    def __init__(self, number: int, recipe: Recipe, model_folder: str, shared: SharedWeights) -> None:
+    def __init__(
+        self,
+        number: int,
+        recipe: Recipe,
+        model_folder: str,
+        shared: SharedWeights,
+        device: str | None = None,
+    ) -> None:
         super().__init__()
+        self._device = device
         self.name, self.losses = f"generator {number}", 0
         self._recipe, self._model_folder, self._shared = recipe, model_folder, shared
         self.start()
@@ -171,7 +187,7 @@ class GeneratorProcess(Assigned):
         """Start the process; it is sent what it needs over its channel."""
         self.launched_at = time.monotonic()
         began = time.perf_counter()  # all processes of a machine have one `perf_counter`
-        self.child = ChildProcess("generator", generate, self._shared)
+        self.child = ChildProcess("generator", generate, self._shared, device=self._device)
         self.watchdog = Watchdog(self.name, self._recipe.timeouts.start)
         self.child.send((self._recipe, self._model_folder, began))
 

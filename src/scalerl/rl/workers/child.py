@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -23,14 +25,19 @@ class ChildProcess:
     sent by a thread: the driver never waits for a reader.
     """
 
-    def __init__(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+    def __init__(
+        self, name: str, target: Callable[..., None], *arguments: Any, device: str | None = None
+    ) -> None:
         """`arguments` must be few: Python waits until a process has read them, even one that has exited.
+
+        The process sees no GPU but `device`, which may name several; all that this one sees where it is None.
 
         Raises:
             OSError: no process can be started.
         """
         self.channel, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=target, name=name, args=(theirs, *arguments), daemon=True)
+        run = target if device is None else partial(_run_on, device, target)
+        self._process = _SPAWN.Process(target=run, name=name, args=(theirs, *arguments), daemon=True)
         with masked_signals():
             self._process.start()
         theirs.close()
@@ -85,3 +92,8 @@ class ChildProcess:
         while self._messages.get() is not None:
             pass
         self.channel.close()
+
+
+def _run_on(device: str, target: Callable[..., None], *arguments: Any) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = device  # read when CUDA is first used, which it was not yet
+    target(*arguments)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
+from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.learner.learner import Learner, load_learner
@@ -35,6 +36,8 @@ class RayParts:
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._folder = folder
         self._session = Session(recipe.on_cluster)
+        self.held = HeldDevices.on_cluster(recipe.on_cluster)
+        """What a process of each role is counted with."""
         self.timeline = Timeline()
         closing.callback(self._session.close)
 

@@ -1,0 +1,147 @@
+"""Devices: which a machine has, which process of a run has which, and what a process is counted with.
+
+A device is a GPU. On a machine without any, and on a cluster whose actors request none, it is a process.
+
+    visible_gpus          the GPUs of this machine, without torch
+    assign                the devices of every process of a run on one machine
+    Assignment.held       what GPU-hours count (docs/definitions.md)
+
+A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
+generators the next, and evaluations one that is left over, or else that of the last generator. On too few
+devices generators share: with each other, or on a single device with the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalerl.errors import InputError
+from scalerl.rl.config.cluster import Cluster, Vllm
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Local
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ASSUMED = "SCALERL_GPUS"
+"""The environment variable that stands for the GPUs of another machine: `8x80` is eight of 80 GiB."""
+_ASSUMED = re.compile(r"(\d+)x(\d+(?:\.\d+)?)")
+_QUERY = ("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its name in CUDA_VISIBLE_DEVICES, and its memory in bytes."""
+
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True)
+class HeldDevices:
+    """Devices that one process of each role is counted with: all of its own, or its part of a shared one."""
+
+    generator: float = 1.0
+    trainer: float = 1.0
+    evaluator: float = 1.0
+
+    @classmethod
+    def on_cluster(cls, cluster: Cluster) -> HeldDevices:
+        """Return those of actors, by their resource requests, and of servers of vLLM."""
+        of_actor = cluster.generator.gpus or 1.0
+        engine, sharded = cluster.engine, cluster.learner.kind != "one"
+        return cls(
+            generator=float(engine.tensor_parallel) if isinstance(engine, Vllm) else of_actor,
+            trainer=(cluster.trainer.gpus or 1.0) if sharded else 1.0,
+            evaluator=of_actor,
+        )
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The devices of every process, by their names; none where the machine has no GPU."""
+
+    trainers: tuple[str, ...] = ()
+    generators: tuple[str, ...] = ()
+    """Empty also where generator and trainer take turns in one process."""
+    evaluator: str | None = None
+
+    @property
+    def held(self) -> HeldDevices:
+        """Return what a process of each role is counted with.
+
+        Of a device that several processes share, each has a part, so that all of them are the device. An
+        evaluation takes no part: its seconds are not on the compute axis.
+        """
+        users = Counter([*self.trainers, *self.generators])
+
+        def of(names: Sequence[str]) -> float:
+            # The mean: with five generators on two devices not all have the same part.
+            return sum(1 / users[name] for name in names) / len(names) if names else 1.0
+
+        return HeldDevices(of(self.generators), of(self.trainers))
+
+    def generator(self, number: int) -> str | None:
+        """Return the device of a generator; None leaves it all that there are."""
+        return self.generators[number] if self.generators else None
+
+
+def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment:
+    """Return the devices of every process of a run on one machine that has `gpus`.
+
+    Raises:
+        InputError: there are fewer GPUs than trainers.
+    """
+    names = [gpu.name for gpu in gpus]
+    if not names:
+        return Assignment()
+    if len(names) < trainers:
+        raise InputError(f"--trainers: {trainers} trainers need a GPU each, and there are {len(names)}")
+    rest = names[trainers:]
+    generating = rest or names
+    n = recipe.placement.generators if isinstance(recipe.placement, Local) else 0
+    generators = tuple(generating[i % len(generating)] for i in range(n))
+    left = [name for name in rest if name not in generators]
+    evaluator = left[0] if left else generators[-1] if generators else names[0]
+    return Assignment(tuple(names[:trainers]), generators, evaluator)
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that this process may use, by nvidia-smi; `SCALERL_GPUS` stands for others.
+
+    Raises:
+        InputError: SCALERL_GPUS is not like 8x80.
+    """
+    if assumed := os.environ.get(ASSUMED):
+        if not (found := _ASSUMED.fullmatch(assumed)):
+            raise InputError(f"{ASSUMED}: a number of GPUs and the GiB of each, like 8x80; found {assumed!r}")
+        memory = round(float(found[2]) * 2**30)
+        return tuple(Gpu(str(i), memory, memory) for i in range(int(found[1])))
+    if (named := os.environ.get(VISIBLE)) is not None and named.strip() in ("", "-1"):
+        return ()
+    listed = _listed()
+    if named is None:
+        return tuple(gpu for gpu, _ in listed)
+    names = [name.strip() for name in named.split(",")]
+    # A name is an index, a UUID or the start of one.
+    by_name = {n: [g for g, uuid in listed if n == g.name or uuid.startswith(n)] for n in names if n}
+    return tuple(Gpu(name, found[0].memory, found[0].free) for name, found in by_name.items() if found)
+
+
+def _listed() -> list[tuple[Gpu, str]]:
+    """Return all GPUs of the machine, each with its UUID."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):  # a driver that does not answer: CUDA will not either
+        return []
+    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
+    sizes = [(row, *(int(part) * 2**20 for part in row[2:])) for row in rows if len(row) == 4]
+    return [(Gpu(row[0], total, free), row[1]) for row, total, free in sizes]

@@ -1,0 +1,123 @@
+"""Which process gets which GPU, and what is read of the machine."""
+
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.rl.config.devices import Assignment, Gpu, assign, visible_gpus
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.settings import Local
+from scalerl.rl.workers.child import ChildProcess
+
+GIB = 2**30
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("demo")
+
+
+def gpus(n):
+    return [Gpu(str(i), 80 * GIB, 80 * GIB) for i in range(n)]
+
+
+def local(recipe, generators):
+    return replace(recipe, placement=Local(generators))
+
+
+def test_every_process_has_a_device_of_its_own_where_there_are_enough(recipe):
+    found = assign(local(recipe, 4), gpus(8), trainers=3)
+    assert found == Assignment(("0", "1", "2"), ("3", "4", "5", "6"), "7")
+    assert (found.held.generator, found.held.trainer) == (1, 1)
+
+
+def test_evaluations_share_the_last_generators_where_none_is_left(recipe):
+    assert assign(local(recipe, 4), gpus(8), trainers=4).evaluator == "7"
+
+
+def test_generators_share_what_the_trainer_leaves(recipe):
+    found = assign(local(recipe, 3), gpus(3))
+    assert found == Assignment(("0",), ("1", "2", "1"), "1")
+    assert found.held.generator * 3 + found.held.trainer == pytest.approx(3)
+
+
+def test_one_device_is_for_all(recipe):
+    found = assign(local(recipe, 1), gpus(1))
+    assert found == Assignment(("0",), ("0",), "0")
+    assert (found.held.generator, found.held.trainer) == (0.5, 0.5)
+
+
+def test_roles_that_take_turns_leave_a_second_device_to_evaluations(recipe):
+    assert assign(recipe, gpus(2)) == Assignment(("0",), (), "1")
+    assert assign(recipe, gpus(1)) == Assignment(("0",), (), "0")
+
+
+def test_without_gpus_nothing_is_assigned(recipe):
+    found = assign(local(recipe, 2), [])
+    assert found == Assignment()
+    assert found.generator(1) is None
+
+
+def test_two_trainers_cannot_share_a_gpu(recipe):
+    with pytest.raises(InputError, match="2 trainers need a GPU each, and there are 1"):
+        assign(recipe, gpus(1), trainers=2)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine whose nvidia-smi lists three GPUs."""
+    program = tmp_path / "nvidia-smi"
+    rows = [f"{i}, GPU-{i}{i}{i}a, 81559, {81000 - i}" for i in range(3)]
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("SCALERL_GPUS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["0", "1", "2"]),
+        ("2,0", ["2", "0"]),
+        ("GPU-11", ["GPU-11"]),
+        ("", []),
+        ("-1", []),
+        ("7", []),
+    ],
+)
+def test_the_gpus_that_a_process_may_use_in_its_order(machine, monkeypatch, visible, names):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.name for gpu in visible_gpus()] == names
+
+
+def test_memory_is_total_and_free(machine):
+    assert visible_gpus()[2] == Gpu("2", 81559 * 2**20, 80998 * 2**20)
+
+
+def test_gpus_of_another_machine_can_be_assumed(machine, monkeypatch):
+    monkeypatch.setenv("SCALERL_GPUS", "2x23.5")
+    assert visible_gpus() == tuple(Gpu(str(i), round(23.5 * GIB), round(23.5 * GIB)) for i in range(2))
+    monkeypatch.setenv("SCALERL_GPUS", "eight")
+    with pytest.raises(InputError, match="like 8x80; found 'eight'"):
+        visible_gpus()
+
+
+def say_device(channel):
+    """Send what the process sees."""
+    channel.send(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+@pytest.mark.parametrize("device", ["3", None])
+def test_a_process_sees_the_device_that_it_was_given(monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    child = ChildProcess("probe", say_device, device=device)
+    try:
+        assert child.channel.poll(60)
+        assert child.channel.recv() == (device or "3,4")
+    finally:
+        child.kill()

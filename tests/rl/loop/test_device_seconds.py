@@ -1,0 +1,102 @@
+"""Device-seconds worked out by hand: every device that is held counts, by role, shared or idle."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
+from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources, Vllm
+from scalerl.rl.config.devices import Assignment, HeldDevices
+from scalerl.rl.learner.learner import StepStats
+from scalerl.rl.loop.counters import RunCounters
+from scalerl.rl.types import Counters
+
+
+@dataclass
+class NoFates:
+    fates: tuple = ()
+
+
+@dataclass
+class OneStep:
+    """A step of which only the times matter."""
+
+    train_seconds: float
+    waited_seconds: float
+    stats: StepStats = field(default_factory=StepStats)
+    groups: tuple = ()
+    batch: NoFates = field(default_factory=NoFates)
+
+
+def gpu_hours(counters):
+    seconds = DeviceSeconds(**counters.json()["device_seconds"])
+    point = EvalPoint(1, 0.5, device_seconds=seconds, flops=Flops(), tokens=Tokens())
+    return compute_of(point, "gpu_hours")
+
+
+def test_an_hour_of_two_servers_on_four_gpus_each_and_four_trainers_is_twelve():
+    cluster = Cluster(
+        engine=Vllm(servers=2, tensor_parallel=4),
+        learner=Fsdp2(),
+        trainers=4,
+        trainer=Resources(gpus=1),
+        generator=Resources(gpus=0.5),
+    )
+    counters = RunCounters(2, 4, HeldDevices.on_cluster(cluster), apart=True)
+    # Two servers of which each decoded for 1,800 s of its hour, and took 100 s to start.
+    counters.add(OneStep(900, 600), Counters(seconds=3600, held=7200, startup=200), wall_seconds=3600)
+    seconds = counters.json()["device_seconds"]
+    assert gpu_hours(counters) == pytest.approx(12)
+    assert seconds["generate"] == pytest.approx(3600 * 4)
+    assert seconds["train"] == pytest.approx(900 * 4)
+    assert seconds["idle"] == pytest.approx(12 * 3600 - 3600 * 4 - 900 * 4)
+    assert seconds["startup"] == pytest.approx(200 * 4)
+    assert counters.waited_seconds == pytest.approx(600 * 4)
+    assert counters.devices == {"generate": 8, "train": 4, "evaluate": 0.5}
+    counters.add_evaluation(60, 10)  # off the axis, and on half of a device
+    assert counters.evaluate_seconds == pytest.approx(30)
+    assert gpu_hours(counters) == pytest.approx(12)
+
+
+def test_a_shared_device_is_counted_once():
+    """A trainer and two generators on one GPU: each has a third of it, whichever of them works."""
+    held = Assignment(("0",), ("0", "0"), "0").held
+    counters = RunCounters(2, 1, held, apart=True)
+    counters.add(OneStep(3600, 0), Counters(seconds=7200, held=7200), wall_seconds=3600)
+    assert gpu_hours(counters) == pytest.approx(1)
+    assert counters.idle_seconds == pytest.approx(0)
+
+
+def test_five_generators_on_two_devices_are_two():
+    held = Assignment(("0",), ("1", "2", "1", "2", "1"), "2").held
+    counters = RunCounters(5, 1, held, apart=True)
+    counters.add(OneStep(0, 0), Counters(held=5 * 3600), wall_seconds=3600)
+    assert gpu_hours(counters) == pytest.approx(3)
+
+
+def test_devices_of_the_past_stay_those_that_there_were():
+    """A resume on servers of other tensor parallelism counts what comes from then on by theirs."""
+    counters = RunCounters(1, 1, HeldDevices(generator=4), apart=True)
+    counters.add(OneStep(0, 0), Counters(held=3600), wall_seconds=3600)
+    resumed = RunCounters(1, 2, HeldDevices(generator=2), apart=True)
+    resumed.restore(counters.state())
+    resumed.add(OneStep(0, 0), Counters(held=7200), wall_seconds=3600)
+    assert gpu_hours(resumed) == pytest.approx(4 + 1 + 2 + 2)
+
+
+def test_a_checkpoint_from_before_devices_were_counted_goes_on_where_it_was():
+    counters = RunCounters(2, 1, apart=True)
+    counters.add(OneStep(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=3600)
+    state = {name: value for name, value in counters.state().items() if name != "seen"}
+    resumed = RunCounters(2, 1, apart=True)
+    resumed.restore(state)
+    resumed.add(OneStep(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=0)
+    assert gpu_hours(resumed) == pytest.approx(3)
+
+
+def test_roles_that_take_turns_hold_one_device():
+    counters = RunCounters()
+    counters.add(OneStep(1000, 0), Counters(seconds=2000), wall_seconds=3600)
+    assert gpu_hours(counters) == pytest.approx(1)
+    assert counters.idle_seconds == pytest.approx(600)
+    assert counters.devices == {"generate": 0, "train": 1, "evaluate": 1}
