@@ -92,6 +92,59 @@ def test_a_run_that_is_asked_to_stop_loses_nothing(recipe, tmp_path):
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
+class SetAt(threading.Event):
+    """Set once it has been looked at so often: at a decode step, or between two micro-batches."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks = looks
+
+    def is_set(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("looks", [(1,), (40,), (50, 0, 3), (70, 5, 6)], ids=str)
+def test_a_run_that_is_stopped_within_steps_is_the_run_that_never_was(recipe, tmp_path, variant, looks):
+    recipe = VARIANTS[variant](recipe)
+    run(recipe, tmp_path / "whole")
+    parts = []
+    for n, at in enumerate(looks):
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path / "run", resume=n > 0, stop=SetAt(at))
+        parts += [p.name for p in (tmp_path / "run" / "checkpoints").iterdir() if "." in p.name]
+    assert parts  # at least one is of a step that was under way
+    run(recipe, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "lost.jsonl").exists()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_a_step_that_is_given_up_between_micro_batches_is_made_again(recipe, tmp_path):
+    """Stopped by the learner itself, as it computes the second micro-batch of step 5."""
+    run(recipe, tmp_path / "whole")
+    stop = threading.Event()
+
+    def load(*arguments):
+        learner = load_learner(*arguments)
+        accumulate, passes = learner._accumulate, []
+
+        def second(batch, rows):
+            passes.append(learner.version)
+            if passes.count(4) == 2:
+                stop.set()
+            return accumulate(batch, rows)
+
+        learner._accumulate = second
+        return learner
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path / "run", stop=stop, load=load)
+    assert (tmp_path / "run" / "checkpoints" / "step-00004.1").is_dir()
+    run(recipe, tmp_path / "run", resume=True)
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
 def test_a_run_in_parts_of_its_budget_is_the_run_in_one(recipe, tmp_path):
     run(recipe, tmp_path / "whole")
     for until, steps in ((4, 4), (9, 9), (9, 9), (STEPS, STEPS)):

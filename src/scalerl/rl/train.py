@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -70,7 +70,7 @@ _STATEFUL = (
     *("learner", "generator", "pipeline", "pool", "counters"),
     *("evaluations", "agenda", "health", "probe"),
 )
-"""Parts whose state a checkpoint has, in this order: the pipeline waits for verifications, for the pool."""
+"""Parts whose state a checkpoint has."""
 
 
 def train(
@@ -228,7 +228,7 @@ class _TrainingRun:
         self.counters = RunCounters(recipe.processes, trainers, parts.held, recipe.apart)
         devices = {"trainers": trainers, "held": self.counters.devices}
         if resume and (folder / "config.json").exists():
-            set_newer_aside(folder, saved["step"] if saved else 0)
+            set_newer_aside(folder, saved["folder"] if saved else None)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
             self.writer.change(**changes_of_resume(folder, recipe, devices))
         else:
@@ -243,7 +243,10 @@ class _TrainingRun:
         self.probe = Probe(self.learner, recipe)
         evaluate, samples = parts.evaluate(), recipe.evaluation.samples
         self.evaluations = Evaluations(evaluate, self.writer, task, samples, self.counters, self._on_point)
-        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.start)
+        self.learner.stop = job.stop
+        self.pipeline = Pipeline(
+            recipe, self.pool, self.generator, self.learner, self.verifier.start, job.stop
+        )
         made = self.writer.checkpointed
         self.checkpoints = Checkpoints(
             folder / "checkpoints", recipe.checkpoint, self.learner.saver, self.tokenizer, made
@@ -299,6 +302,8 @@ class _TrainingRun:
                 self._checkpoint(step, at_cut)
             if at_cut:
                 return False
+        if self.stop.is_set():
+            self._stop_within()
         return True
 
     def save_final(self) -> None:
@@ -363,11 +368,19 @@ class _TrainingRun:
             self._save()
             raise WorkerError(f"{error}; {resume_line(self.folder)} goes on, and makes it") from error
 
-    def _save(self) -> None:
+    def _save(self, within: bool = False) -> None:
         """Make a checkpoint where the run folder is now, and wait until it is on the disk."""
         self.checkpoints.folder = self.folder / "checkpoints"
-        self.checkpoints.make(self.learner.version, self.state())
+        self.checkpoints.make(self.learner.version, self.state(), within)
         self.checkpoints.finish()
+
+    def _stop_within(self) -> NoReturn:
+        """Stop within a step, with a checkpoint of all that it has sampled and verified so far."""
+        self.counters.hold(self.generator.counters, self.clock.lap())
+        with self.clock.stopped(), self._saved_first():
+            self.evaluations.write_finished(self.stop)
+            self._save(within=True)
+        raise KeyboardInterrupt
 
     def _checkpoint(self, step: Step, at_cut: bool) -> None:
         moved, stopped = self.folder != self.place.path, self.stop.is_set()

@@ -121,7 +121,7 @@ def config_agrees(record: Record) -> Iterator[str]:
     if not isinstance(trainers, int) or trainers < 1:
         yield f"config.json: {trainers} trainers"
     saved = sorted(path.name for path in (record.folder / "checkpoints").glob("step-*"))
-    newest = max((int(name.split("-")[1]) for name in saved), default=0)
+    newest = max((int(name.split("-")[1].split(".")[0]) for name in saved), default=0)
     if newest > len(record.steps):
         yield f"checkpoints/{saved[-1]}, and {len(record.steps)} steps on record"
     keep = config["recipe"]["checkpoint"]["keep"]

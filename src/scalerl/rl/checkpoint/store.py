@@ -1,13 +1,15 @@
 """Checkpoints: everything that a resume needs, whole or absent.
 
     checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
+    checkpoints/step-00150.1/          of a run that was stopped within the step after; in both
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
       learner/                         of a learner on several processes, its state: a part from each
       manifest.json                    length and check sum of every file: `scalerl.rl.checkpoint.manifest`
 
-The state is copied between two steps. A thread then writes it aside, sums its files, syncs and renames it,
-and removes the checkpoints that are older than the last `keep`, and older ones that a resume has set aside.
+The state is copied between two steps, or between two decode steps where a run is stopped. A thread then
+writes it aside, sums its files, syncs and renames it, and removes the checkpoints that are older than the
+last `keep`, and older ones that a resume has set aside.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.model.lora import plain_state
 
-FORMAT = 5
+FORMAT = 6
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
@@ -67,15 +69,17 @@ class Checkpoints:
         by_step = self._settings.steps and step % self._settings.steps == 0
         return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
 
-    def make(self, step: int, state: Mapping[str, Any]) -> None:
+    def make(self, step: int, state: Mapping[str, Any], within: bool = False) -> None:
         """Write a checkpoint, of copies: training may go on at once. A second one waits for the first.
 
-        A step that has one needs no other: a resume from there makes the evaluations under way again.
+        A step that has one needs no other: a resume from there makes the evaluations under way again. With
+        `within`, the next step is under way, and what it has done so far is worth another.
         """
         self.wait()
         self._last = time.monotonic()
-        if (self.folder / f"{STEP}{step:05d}").exists():
+        if not within and any(of == step for of, _ in step_folders(self.folder)):
             return
+        name = f"{STEP}{step:05d}" + f".{_next_part(self.folder, step)}" * within
         try:
             # Copies are made here, between two steps; the thread only writes.
             save = self._saver(self.folder)
@@ -84,7 +88,7 @@ class Checkpoints:
             self._under_way = Future()
             self._under_way.set_exception(error)
         else:
-            self._under_way = self._thread.submit(self._write, self.folder, step, state, save)
+            self._under_way = self._thread.submit(self._write, self.folder / name, step, state, save)
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is on the disk; one that fails is a warning."""
@@ -110,13 +114,14 @@ class Checkpoints:
         finally:
             self._thread.shutdown()
 
-    def _write(self, folder: Path, step: int, state: Mapping[str, Any], save: Write) -> None:
+    def _write(self, path: Path, step: int, state: Mapping[str, Any], save: Write) -> None:
         def training(aside: Path) -> Sums:
             sums = save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
             return sums
 
-        write_whole(folder / f"{STEP}{step:05d}", training)
+        folder = path.parent
+        write_whole(path, training)
         # Older ones go once the new one is whole, never before.
         self._on_made()
         for _, old in step_folders(folder)[self._settings.keep :]:
@@ -128,8 +133,8 @@ _NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, S
 """Errors of reading a damaged file."""
 
 
-def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield step and state of all whole checkpoints, the newest first; a damaged one is a warning."""
+def newest_checkpoints(folder: Path) -> Iterator[tuple[int, Path, dict[str, Any]]]:
+    """Yield step, folder and state of all whole checkpoints, the newest first; a damaged one is a warning."""
     for step, path in step_folders(folder):
         try:
             check_manifest(path)
@@ -137,13 +142,28 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (OSError, *_NOT_WHOLE) as error:
             _LOG.warning("%s is damaged (%s): passed over", path, error)
             continue
-        yield step, state
+        yield step, path, state
 
 
 def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
     """Return the checkpoints whose names begin with `start`, with their step, the newest first."""
-    named = ((path.name.removeprefix(start), path) for path in folder.glob(f"{start}*"))
-    return sorted(((int(n), path) for n, path in named if n.isdecimal() and path.is_dir()), reverse=True)
+    numbers = ((_numbers(path.name.removeprefix(start)), path) for path in folder.glob(f"{start}*"))
+    found = sorted(((key, path) for key, path in numbers if key and path.is_dir()), reverse=True)
+    return [(step, path) for (step, _), path in found]
+
+
+def _numbers(name: str) -> tuple[int, int] | None:
+    """Return step and part of "00150" or "00150.2"; part 0 is the end of the step."""
+    step, dot, part = name.partition(".")
+    if not step.isdecimal() or not (part.isdecimal() or not dot):
+        return None
+    return int(step), int(part or 0)
+
+
+def _next_part(folder: Path, step: int) -> int:
+    """Return the first number after all those of checkpoints that were made within the step after `step`."""
+    found = (_numbers(path.name.removeprefix(STEP)) for path in folder.glob(f"{STEP}{step:05d}*"))
+    return 1 + max((key[1] for key in found if key), default=0)
 
 
 def drop_asides(folder: Path, step: int) -> None:

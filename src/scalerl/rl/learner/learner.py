@@ -6,6 +6,7 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,10 @@ class StepStats:
     tokens: int = 0
 
 
+class StepStoppedError(Exception):
+    """The run is to stop: a step was given up between two micro-batches, and has changed nothing."""
+
+
 class Learner:
     """Trains one model in this process. `version` counts trainer steps, skipped ones included.
 
@@ -60,6 +65,8 @@ class Learner:
 
     trainers = 1
     """Processes that it is on."""
+    stop: threading.Event | None = None
+    """Once it is set, a step is given up between two micro-batches, by a `StepStoppedError`."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, base: nn.Module | None = None) -> None:
         """`base` is a model that stays as it is: what the divergence `recipe.kl` is measured from."""
@@ -194,6 +201,9 @@ class Learner:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for rows in self._micro_batches(batch):
+            if self.stop is not None and self.stop.is_set():
+                self._optimiser.zero_grad(set_to_none=True)
+                raise StepStoppedError
             part, largest = self._accumulate(batch, rows)
             sums, ratio_max = sums + part, max(ratio_max, largest)
         return sums, ratio_max

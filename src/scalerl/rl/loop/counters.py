@@ -101,12 +101,11 @@ class RunCounters:
         held = self.trainer_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
 
-    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
-        """Add a step; `generator` is cumulative."""
+    def hold(self, generator: Counters, wall_seconds: float) -> None:
+        """Add wall time of training, and what the generator has done in it; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
         # Added up by step, not multiplied at the end: a resume may have other devices.
-        training = self.trainers * self.held.trainer
-        self.trainer_seconds += wall_seconds * training
+        self.trainer_seconds += wall_seconds * self.trainers * self.held.trainer
         now = generator.seconds, generator.held, generator.startup
         worked, held, startup = (
             (after - before) * self.held.generator for after, before in zip(now, self.seen, strict=True)
@@ -119,6 +118,11 @@ class RunCounters:
         self.generate_seconds += worked
         self.generate_flops = generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
+
+    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
+        """Add a step; `generator` is cumulative."""
+        self.hold(generator, wall_seconds)
+        training = self.trainers * self.held.trainer
         self.train_seconds += step.train_seconds * training
         self.waited_seconds += step.waited_seconds * training
         self.train_flops += step.stats.flops

@@ -27,7 +27,7 @@ message from them, and weights are updated while completions are in flight.
 
 from __future__ import annotations
 
-import math
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ import numpy as np
 
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.saved_rollouts import pack_groups, unpack_groups
+from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
 from scalerl.rl.learner.batch import Batch, make_batch
-from scalerl.rl.learner.learner import Learner, StepStats
+from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
@@ -74,13 +74,22 @@ class _PendingRewards:
 
 
 class Pipeline:
-    """The loop over its parts. Between two steps, `state` is what a resume needs beside their states."""
+    """The loop over its parts. While none is under way, `state` is what a resume needs beside their states.
+
+    Once `stop` is set, no further step is yielded: within two decode steps, micro-batches or messages.
+    """
 
     def __init__(
-        self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, verify: Verify
+        self,
+        recipe: Recipe,
+        pool: PromptPool,
+        generator: Generator,
+        learner: Learner,
+        verify: Verify,
+        stop: threading.Event | None = None,
     ) -> None:
         self._recipe, self._pool, self._generator = recipe, pool, generator
-        self._learner, self._verify = learner, verify
+        self._learner, self._verify, self._stop = learner, verify, stop or threading.Event()
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
         self._verifying: _PendingRewards | None = None
@@ -116,26 +125,32 @@ class Pipeline:
         return {"admitted": self.admitted, **fates, "in_flight": in_flight}
 
     def steps(self) -> Iterator[Step]:
-        """Yield trainer steps, until the pool has run dry."""
+        """Yield trainer steps, until the pool has run dry or `stop` is set."""
         while self._collect():
-            yield self._step()
+            try:
+                step = self._step()
+            except StepStoppedError:
+                return
+            yield step
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, once verifications are done and recorded in the pool."""
-        if self._verifying is not None:
-            # Their groups are out of the generator's state already, and would be in no part of a checkpoint.
-            self._verifying.rewards.wait(math.inf)
-            self._keep_verified()
+        """Return what `restore` needs. Groups that are being verified are verified again after it: to wait
+        for verdicts may take longer than a run that is stopped has left."""
+        verifying = self._verifying.sampled if self._verifying else ()
         return {
             "admitted": self.admitted,
             "collected": self._collected,
+            "verifying": pack_samples(dict(enumerate(verifying))),
             "verified": pack_groups(self._verified),
+            "waited": self._waited,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         self._admission.admitted, self._collected = state["admitted"], state["collected"]
-        self._verified = deque(unpack_groups(state["verified"]))
+        self._verified, self._waited = deque(unpack_groups(state["verified"])), state["waited"]
+        if sampled := list(unpack_samples(state["verifying"]).values()):
+            self._verifying = _PendingRewards(sampled, self._verify(sampled))
 
     def _admit(self) -> None:
         installed = self._generator.installed
@@ -157,8 +172,10 @@ class Pipeline:
         return wanted
 
     def _collect(self) -> bool:
-        """Wait until the groups of a step are verified; False when there are none left."""
+        """Wait until the groups of a step are verified; False when there are none left, or to stop."""
         while not self._verified:
+            if self._stop.is_set():
+                return False
             self._learner.check_life()  # without it no weights come, which the groups wait for
             self._go_on()
             if self._verified or self._verifying:
@@ -204,7 +221,11 @@ class Pipeline:
         recipe, learner = self._recipe, self._learner
         batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
-        pending = learner.begin(batch)
+        try:
+            pending = learner.begin(batch)
+        except StepStoppedError:  # nothing was trained: after a resume the step is made from its beginning
+            self._verified.extendleft(reversed(groups))
+            raise
         # 0: while groups are being verified, `_go_on` does the waiting.
         while not pending.wait(0.0 if self._verifying else _MOMENT):
             self._go_on()

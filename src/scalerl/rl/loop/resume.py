@@ -141,13 +141,13 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
         InputError: none of its checkpoints can be used.
     """
     checkpoints = folder / "checkpoints"
-    for step, state in newest_checkpoints(checkpoints):
+    for step, path, state in newest_checkpoints(checkpoints):
         changed = [name for name, end in state["lengths"].items() if not ends_at(folder / name, end)]
         if changed:
             what = f"{changed[0]} is not what it was"
             _LOG.warning("%s at step %d: that checkpoint is passed over", what, step)
             continue
-        return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
+        return state | {"step": step, "folder": path}
     if step_folders(checkpoints):
         raise InputError(f"{folder}: none of its checkpoints can be used; {restart_line(folder)}")
     check_started(folder)
@@ -157,8 +157,8 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def set_newer_aside(folder: Path, step: int) -> None:
-    """Rename the checkpoints of later steps, so that a resume does not go on from them.
+def set_newer_aside(folder: Path, used: Path | None) -> None:
+    """Rename the checkpoints newer than the one that is `used`, so that a resume does not go on from them.
 
     The run makes these steps again, and removes them once it has newer ones.
 
@@ -166,13 +166,14 @@ def set_newer_aside(folder: Path, step: int) -> None:
         WriteError: the disk does not take it.
     """
     try:
-        for other, path in step_folders(folder / "checkpoints"):
-            if other > step:
-                aside = path.with_name(f"{ASIDE}{path.name.removeprefix(STEP)}")
-                if aside.exists():  # of an earlier resume; the run has made that step since
-                    shutil.rmtree(aside)
-                path.rename(aside)
-                sync(aside.parent)
+        for _, path in step_folders(folder / "checkpoints"):  # the newest first
+            if path == used:
+                return
+            aside = path.with_name(f"{ASIDE}{path.name.removeprefix(STEP)}")
+            if aside.exists():  # of an earlier resume; the run has made that step since
+                shutil.rmtree(aside)
+            path.rename(aside)
+            sync(aside.parent)
     except OSError as error:
         raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
 

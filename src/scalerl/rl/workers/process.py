@@ -32,7 +32,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         stop.set()
         if first:
             with suppress(OSError):  # a terminal that was closed takes no line
-                os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
+                os.write(2, b"scalerl: stopping with a checkpoint; once more stops at once\n")
 
     # `nohup` starts a command with SIGHUP ignored, which must stay so.
     handled = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
