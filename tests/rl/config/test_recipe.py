@@ -278,7 +278,7 @@ def test_the_published_recipes_are_what_the_paper_compares():
         "scalerl": ("cispo", "pipeline_rl", "prompt", "batch_std", 768),
         "deepseek_grpo": ("grpo", "off_policy", "sample", "prompt_std", 768),
         "qwen25_dapo": ("dapo", "off_policy", "prompt", "prompt_std", 1280),
-        "magistral": ("dapo", "pipeline_rl", "prompt", "batch_std", 768),
+        "magistral": ("dapo", "pipeline_rl", "prompt", "prompt_std", 1280),
         "minimax_m1": ("cispo", "off_policy", "prompt", "prompt_std", 1280),
     }
     assert [r.fp32_logits for r in recipes.values()] == ["both", "neither", "neither", "neither", "both"]
