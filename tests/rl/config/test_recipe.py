@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -282,3 +283,28 @@ def test_the_published_recipes_are_what_the_paper_compares():
         "minimax_m1": ("cispo", "off_policy", "prompt", "prompt_std", 1280),
     }
     assert [r.fp32_logits for r in recipes.values()] == ["both", "neither", "neither", "neither", "both"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "averaging", "advantage"),
+    [
+        ("cispo", "prompt", "batch_std"),
+        ("reinforce", "prompt", "batch_std"),
+        ("grpo", "sample", "prompt_std"),
+        ("dapo", "prompt", "prompt_std"),
+        ("gspo", "sample", "prompt_std"),
+    ],
+)
+def test_a_loss_brings_the_averaging_and_the_advantage_of_its_paper(loss, averaging, advantage):
+    recipe = load_recipe("scalerl", [f"loss.kind={loss}"])
+    assert (recipe.averaging.kind, recipe.advantage.kind) == (averaging, advantage)
+    shown = recipe.to_json()  # as config.json has it
+    assert (shown["averaging"]["kind"], shown["advantage"]["kind"]) == (averaging, advantage)
+    assert from_dict(shown) == recipe
+    # What the recipe sets stays, and so does the rest of it.
+    kept = load_recipe("scalerl", [f"loss.kind={loss}", "averaging.kind=token", "advantage.kind=none"])
+    assert (kept.averaging.kind, kept.advantage.kind) == ("token", "none")
+    assert kept.loss == recipe.loss
+    assert recipe == replace(
+        load_recipe("scalerl"), loss=recipe.loss, averaging=recipe.averaging, advantage=recipe.advantage
+    )

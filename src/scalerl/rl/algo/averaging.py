@@ -54,7 +54,7 @@ class SampleAverage:
 
 @dataclass(frozen=True)
 class TokenAverage:
-    """Every token of the batch counts alike (DAPO, arXiv 2503.14476, eq. 12).
+    """Every token of the batch counts alike (the code of DAPO, arXiv 2503.14476).
 
     weight = 1 / (sampled tokens of the batch)
     """

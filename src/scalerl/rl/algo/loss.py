@@ -6,14 +6,18 @@ offset of .26 from one.
 
     rho_t = pi_train(y_t) / pi_gen(y_t)        sg: no gradient flows through it
 
+`comes_with` has the averaging and the advantage of a loss's paper, where they are not the recipe's defaults:
+a recipe that names the loss alone gets these.
+
 Shapes in names: N completions, T tokens (padded; what padding holds is weighed by 0).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -104,6 +108,7 @@ class _TokenClip:
 
     min_ratio: float = 0.8
     max_ratio: float = 1.2
+    comes_with: ClassVar[Mapping[str, str]] = {"averaging": "sample", "advantage": "prompt_std"}
 
     def __post_init__(self) -> None:
         _check_bounds(self.min_ratio, self.max_ratio)
@@ -127,10 +132,12 @@ class Grpo(_TokenClip):
 class Dapo(_TokenClip):
     """GRPO's loss with a higher upper bound (DAPO, arXiv 2503.14476, eq. 8), here that of arXiv 2510.13786.
 
-    DAPO's own is 1.28. Its averaging by token and its sampling are choices of their own here.
+    DAPO's own is 1.28. Its dynamic sampling is a choice of its own here. Its eq. 8 divides by the tokens of a
+    prompt's completions, which is the average by prompt (its code, by those of the batch: averaging `token`).
     """
 
     max_ratio: float = 1.26
+    comes_with: ClassVar[Mapping[str, str]] = {"averaging": "prompt", "advantage": "prompt_std"}
     kind: Literal["dapo"] = "dapo"
 
 
@@ -140,14 +147,15 @@ class Gspo:
 
     s = (rho_1 rho_2 ... rho_|y|)^(1 / |y|)        every token of the completion = -min(s A, clip(s) A)
 
-    With `length_normalised` off, s is the product itself. With averaging by sample the loss is GSPO's own;
-    with another, a completion counts by the sum of its tokens' weights. The bounds are those that did best in
-    arXiv 2510.13786 (offsets of 3e-3 and 5e-3); GSPO's own are .9997 and 1.0004.
+    With `length_normalised` off, s is the product itself. With averaging by sample, which it brings,
+    the loss is GSPO's own; with another, a completion counts by the sum of its tokens' weights. The bounds
+    are those that did best in arXiv 2510.13786 (offsets of 3e-3 and 5e-3); GSPO's own are .9997 and 1.0004.
     """
 
     min_ratio: float = 0.997
     max_ratio: float = 1.005
     length_normalised: bool = True
+    comes_with: ClassVar[Mapping[str, str]] = {"averaging": "sample", "advantage": "prompt_std"}
     kind: Literal["gspo"] = "gspo"
 
     def __post_init__(self) -> None:

@@ -263,13 +263,24 @@ def _default_kind(name: str) -> str | None:
 
 
 def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give choices without a kind the default one: `loss.max_ratio = 4` is CISPO's."""
+    """Give choices without a kind the default one: `loss.max_ratio = 4` is CISPO's.
+
+    The averaging and the advantage that `values` do not name are those that the loss comes with.
+    """
     out = dict(values)
+    brought = _comes_with(values.get("loss"))
     for item in fields(Recipe):
-        value, kind = out.get(item.name), _default_kind(item.name)
+        value, kind = out.get(item.name), brought.get(item.name, _default_kind(item.name))
         if isinstance(value, Mapping) and kind:
             out[item.name] = {"kind": kind, **value}
-    return out
+    return {name: {"kind": kind} for name, kind in brought.items()} | out
+
+
+def _comes_with(loss: Any) -> Mapping[str, str]:
+    """Return the kinds that a loss of the package brings, by field; a wrong kind is reported later."""
+    kind = loss.get("kind") if isinstance(loss, Mapping) else None
+    variants = choices_of(Recipe)["loss"].variants
+    return getattr(variants.get(kind) if isinstance(kind, str) else None, "comes_with", {})
 
 
 _FORM = Form(Recipe)
