@@ -72,7 +72,7 @@ def test_a_small_pool_comes_again_and_what_is_learnt_retires_by_its_history(reci
         loop, _, _ = start_run(replace(recipe, curriculum=curriculum), verify)
         return [group.prompt.id for step in islice(loop, 30) for group in step.groups]
 
-    everything, latest = drawn(NoPositiveResampling()), drawn(NoPositiveResampling(history="latest"))
+    everything, latest = drawn(NoPositiveResampling(history="all")), drawn(NoPositiveResampling())
     uniform = drawn(Uniform())
     assert len(everything) == len(latest) == len(uniform) == 60
     # Six groups are in flight at k = 2, so that a prompt may come a few times more before it retires.

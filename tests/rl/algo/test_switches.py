@@ -25,7 +25,7 @@ SWITCHES = {
     "truncated": ["drop", "keep"],
     "precision": ["float32", "bfloat16"],
     "fp32_logits": ["both", "generator", "trainer", "neither"],
-    "curriculum": [NoPositiveResampling(), NoPositiveResampling(history="latest"), Uniform()],
+    "curriculum": [NoPositiveResampling(), NoPositiveResampling(history="all"), Uniform()],
     "length": [
         ForcedInterruption(low=2, high=12, phrase="! </think>"),
         LengthPenalty(max_length=20, cache=12),

@@ -10,8 +10,8 @@ from scalerl.rl.types import Group, Prompt
 PROMPTS = [Prompt(f"p/1/{i}", str(i), "0") for i in range(6)]
 
 
-def pool_of(seed=0, threshold=0.9, prompts=PROMPTS):
-    return PromptPool(prompts, NoPositiveResampling(threshold=threshold), seed)
+def pool_of(seed=0, threshold=0.9, prompts=PROMPTS, history="latest"):
+    return PromptPool(prompts, NoPositiveResampling(threshold, history), seed)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_prompt_retired_in_the_middle_of_a_pass_is_not_drawn_in_what_is_left_o
 
 
 def test_the_whole_history_counts_with_truncated_completions_as_failures(verified):
-    pool = pool_of()
+    pool = pool_of(history="all")
     pool.record(verified("p/1/0", 6, 10))
     pool.record(verified("p/1/0", 10, 10))  # 16 of 20 = 0.8, though the last draw was perfect
     assert pool.left == 6
@@ -91,11 +91,25 @@ def test_a_dry_pool_draws_nothing(verified):
 def test_the_threshold_is_met_exactly_at_whole_fractions():
     # 0.55 * 100 is 55.00000000000001 in floating point: 55 of 100 must be enough all the same.
     for percent in range(1, 101):
-        rule = NoPositiveResampling(threshold=percent / 100)
+        rule = NoPositiveResampling(threshold=percent / 100, history="all")
         for hundreds in (1, 3, 7):
             assert rule.retires(History(percent * hundreds, 100 * hundreds))
             assert not rule.retires(History(percent * hundreds - 1, 100 * hundreds))
     assert not NoPositiveResampling().retires(History())
+
+
+def test_a_prompt_that_is_learnt_late_retires_by_default_and_hardly_by_its_whole_history(verified):
+    # An epoch at 40 %, then nothing but right answers: (0.4 + n) / (1 + n) reaches 0.9 at n = 5.
+    epochs = {}
+    for history in ("latest", "all"):
+        pool = pool_of(history=history)
+        pool.record(verified("p/1/0", 4, 10))
+        epochs[history] = 0
+        while pool.left == len(PROMPTS):
+            pool.record(verified("p/1/0", 10, 10))
+            epochs[history] += 1
+    assert epochs == {"latest": 1, "all": 5}
+    assert NoPositiveResampling().history == "latest"
 
 
 def test_the_history_that_counts_is_all_of_it_or_the_latest_group(verified):
@@ -116,7 +130,9 @@ def test_without_a_curriculum_prompts_come_in_every_pass(verified):
     assert pool.draw() is not None
 
 
-@pytest.mark.parametrize("rule", [NoPositiveResampling(), NoPositiveResampling(history="latest")])
+@pytest.mark.parametrize(
+    "rule", [NoPositiveResampling(history="latest"), NoPositiveResampling(history="all")]
+)
 def test_a_resumed_pool_draws_what_the_first_one_would_have_drawn(verified, rule):
     """Retired prompts stay retired: in a new process, from a state that has been through JSON."""
     pool = PromptPool(PROMPTS, rule, 3)
