@@ -32,12 +32,15 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None = None
     """The conversation (role, content) that the tokenizer's chat template turns into tokens; without one the
     tokens are those of `text`."""
+    template_args: tuple[tuple[str, str | int | float], ...] = ()
+    """Arguments of the chat template by name, such as ("enable_thinking", False)."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Back from `dataclasses.asdict`, by way of JSON."""
-        messages = values["messages"]
-        return cls(**{**values, "messages": None if messages is None else tuple(map(tuple, messages))})
+        messages, arguments = values["messages"], values.get("template_args", ())  # later than the first runs
+        messages = None if messages is None else tuple(map(tuple, messages))
+        return cls(**{**values, "messages": messages, "template_args": tuple(map(tuple, arguments))})
 
 
 @dataclass(frozen=True)

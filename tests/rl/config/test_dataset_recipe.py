@@ -20,6 +20,7 @@ from scalerl.rl.types import Limits, Prompt
 CHAT = (
     "{% for m in messages %}{{ '<' + m.role + '> ' + m.content + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %} <pad> <pad>{% endif %}"
 )
 
 
@@ -47,6 +48,21 @@ def test_tokens_come_by_the_chat_template_or_from_the_text_as_it_is(jsonl, token
     (prompt,) = [p for p in plain.prompts("train") + plain.prompts("heldout") if " 2 " in p.text]
     assert words_of(tokenizer, prompt) == ["Q:", "What", "is", "2", "+", "1", "?"]
     assert prompt_tokens(tokenizer, prompt).dtype == "int64"
+
+
+def test_arguments_of_the_chat_template_reach_the_tokens_and_survive_a_checkpoint(jsonl, tokenizer):
+    path = jsonl([{"prompt": f"What is {i} + 1 ?", "answer": i + 1} for i in range(3)])
+    values = {"kind": "dataset", "path": path, "heldout": 1, "chat_template_args": {"enable_thinking": False}}
+    recipe = from_dict({"model": "m", "task": values, "budget": {"kind": "steps", "amount": 1}})
+    assert from_dict(json.loads(json.dumps(recipe.to_json()))) == recipe
+    for prompt in recipe.task.prompts("train") + recipe.task.prompts("heldout"):
+        assert words_of(tokenizer, prompt)[-3:] == ["<assistant>", "<pad>", "<pad>"]
+        assert Prompt.from_json(json.loads(json.dumps(vars(prompt)))) == prompt
+    thinking = replace(recipe.task, chat_template_args={"enable_thinking": True})
+    assert words_of(tokenizer, thinking.prompts("train")[0])[-1] == "<assistant>"
+    assert thinking.heldout_hash != recipe.task.heldout_hash  # it is asked something else
+    # Checkpoints of earlier versions do not have them.
+    assert Prompt.from_json({"id": "d/1", "text": "1", "answer": "1", "messages": None}).template_args == ()
 
 
 def test_a_tokenizer_without_a_template_and_one_that_refuses(tokenizer):
@@ -151,6 +167,14 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
         (
             {"kind": "dataset", "path": "x", "system": "S", "chat_template": False},
             "task: system needs chat_template = true",
+        ),
+        (
+            {"kind": "dataset", "path": "x", "chat_template": False, "chat_template_args": {"a": 1}},
+            "task: chat_template_args needs chat_template = true",
+        ),
+        (
+            {"kind": "dataset", "path": "x", "chat_template_args": {"tokenize": False}},
+            "task: chat_template_args: tokenize is not a variable of a chat template; leave it out",
         ),
     ],
 )

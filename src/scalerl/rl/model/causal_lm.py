@@ -96,7 +96,9 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
         raise InputError("the tokenizer has no chat template: task.chat_template must be false")
     messages = [{"role": role, "content": content} for role, content in prompt.messages]
     try:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **dict(prompt.template_args)
+        )
     except TemplateError as error:
         raise InputError(f"the chat template refuses prompt {prompt.id} ({error})") from error
     return np.array(ids, dtype=np.int64)

@@ -28,6 +28,14 @@ from scalerl.rl.tasks.verifiers import AnyVerifier, Math, Verifier
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _SLOT = "{prompt}"
+_OF_THE_LOADER = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_dict",
+    "tokenize",
+    "chat_template",
+)
+"""Arguments of `apply_chat_template` that are no variables of the template."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -60,6 +68,8 @@ class Dataset(Task):
     """Text around the prompt, which replaces `{prompt}`; with messages, around the last one."""
     chat_template: bool = True
     """Whether prompts go through the chat template of the tokenizer, or are tokenized as they are."""
+    chat_template_args: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking = false`."""
     too_long: Literal["error", "drop"] = "error"
     """Whether prompts longer than `context.prompt` are an error or are dropped."""
     verifier: Annotated[Verifier, Choice("verifiers", Verifier, AnyVerifier)] = field(default_factory=Math)
@@ -72,6 +82,12 @@ class Dataset(Task):
             raise ValueError(f"template must hold {_SLOT}")
         if self.system is not None and not self.chat_template:
             raise ValueError("system needs chat_template = true")
+        if self.chat_template_args and not self.chat_template:
+            raise ValueError("chat_template_args needs chat_template = true")
+        if taken := [name for name in self.chat_template_args if name in _OF_THE_LOADER]:
+            raise ValueError(
+                f"chat_template_args: {taken[0]} is not a variable of a chat template; leave it out"
+            )
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of a split, in the order of the rows.
@@ -185,9 +201,9 @@ class Dataset(Task):
         text = "\n\n".join(content for role, content in shown if role != "system")
         if self.system is not None:
             shown.insert(0, ("system", self.system))
-        return Prompt(
-            f"{name}/{number}", text, self._answer(row), tuple(shown) if self.chat_template else None
-        )
+        messages_of_chat = tuple(shown) if self.chat_template else None
+        arguments = tuple(self.chat_template_args.items())
+        return Prompt(f"{name}/{number}", text, self._answer(row), messages_of_chat, arguments)
 
     def _answer(self, row: DatasetRow) -> str:
         found = row.get(self.answer)

@@ -36,7 +36,11 @@ class Task(Protocol):
     @property
     def heldout_hash(self) -> str:
         """A hash of the held-out set: evaluations with equal hashes are on the same prompts."""
-        lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}" for p in self.prompts("heldout"))
+        lines = "\n".join(
+            # Only where there are some: the hashes of runs before there were any hold on.
+            f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}{p.template_args or ''}"
+            for p in self.prompts("heldout")
+        )
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
     def prepare(self) -> None:
