@@ -1,14 +1,19 @@
 import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.algo.length import LengthRule, Marker, NoLengthControl
+from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.sampling import stream_keys, uniform
-from scalerl.rl.model.causal_lm import load_model
-from scalerl.rl.tasks.chain import VOCABULARY
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.tasks.chain import END, VOCABULARY
+from scalerl.rl.verify.verifier import _texts
 
 
 def test_splitmix64_known_answers():
@@ -112,3 +117,31 @@ def test_sampled_frequencies_follow_the_model(save_model, make_generator, uneven
     assert 0.05 < p_V.max() < 0.95
     error_V = np.bincount(first, minlength=len(VOCABULARY)) / n - p_V
     assert (np.abs(error_V) < 4 * np.sqrt(p_V * (1 - p_V) / n) + 1 / n).all()
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_the_end_tokens_of_generation_config_end_a_completion(
+    save_model, tiny_recipe, uneven_prompts, several
+):
+    """As the tokenizer's does, whether there is one or a list; the verifier's text has none of them."""
+    folder, end, more = save_model("llama"), VOCABULARY.index(END), VOCABULARY.index("7")
+    written = Path(folder, "generation_config.json")
+    values = json.loads(written.read_text()) | {"eos_token_id": [end, more] if several else more}
+    written.write_text(json.dumps(values))
+    context = replace(tiny_recipe.context, prompt=24)
+    recipe = replace(tiny_recipe, model=folder, length=NoLengthControl(), context=context)
+    generator = load_generator(recipe, folder, 0, 16)
+    assert generator.sampling.end_tokens == (end, more)
+    for prompt in uneven_prompts:
+        generator.submit(prompt, 0, 20)
+    last = []
+    for rollout in (r for group in generator.collect(len(uneven_prompts)) for r in group):
+        inner, token = rollout.token_T[:-1].tolist(), int(rollout.token_T[-1])
+        assert not {end, more} & set(inner)
+        assert rollout.truncated == (token not in (end, more))
+        last.append(token)
+    assert {end, more} <= set(last)
+    texts = _texts(
+        load_tokenizer(folder), [(uneven_prompts[0], np.array([9, 10, t])) for t in (end, more, 11)]
+    )
+    assert texts == ["01", "01", "012"]

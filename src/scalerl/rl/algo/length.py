@@ -9,7 +9,7 @@ Shapes in names: R rows, G completions of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -230,7 +230,7 @@ class LengthState:
         """The token that must come next in each row, or -1 where the model chooses."""
         return self._phrase[self._inserting_R]
 
-    def advance(self, token_R: np.ndarray, end_token: int) -> tuple[np.ndarray, np.ndarray]:
+    def advance(self, token_R: np.ndarray, end_tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Take the next token of each row; returns which completions are done, and which truncated."""
         rule = self.rule
         inserting_R = self._inserting_R >= 0
@@ -240,7 +240,7 @@ class LengthState:
         self._answered_R += answering_R
 
         # Inserted tokens end nothing, whatever they are: the model goes on behind them.
-        ended_R = ~inserting_R & (token_R == end_token)
+        ended_R = ~inserting_R & np.isin(token_R, end_tokens)
         closes_R = thinking_R & self._closes(token_R)
         if rule.phrase:
             starts_R = thinking_R & ~closes_R & (self._thought_R >= self._interrupt_at_R)

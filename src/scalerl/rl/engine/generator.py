@@ -190,7 +190,7 @@ class TorchGenerator(OrderedGroups):
         self._counters.tokens += int(sampled_A.sum())
         token_S = np.full(len(self._slots), -1)
         token_S[slots] = token_A
-        done_S, truncated_S = self._length.advance(token_S, self.sampling.end_token)
+        done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens)
         for slot in np.flatnonzero(done_S & self._active_S):
             self._finish(int(slot), bool(truncated_S[slot]))
 

@@ -41,6 +41,13 @@ class Sampling:
     """When thinking and answer end (token ids resolved)."""
     end_token: int
     engine: EngineKind = "auto"
+    stop_tokens: tuple[int, ...] = ()
+    """Other tokens that end a completion as `end_token` does."""
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All tokens that end a completion, the tokenizer's first."""
+        return (self.end_token, *self.stop_tokens)
 
 
 @dataclass(frozen=True, order=True)

@@ -80,6 +80,27 @@ def load_tokenizer(path: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(path)
 
 
+def end_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that end a completion: the tokenizer's, and those of generation_config.json.
+
+    Chat models often have two: the end of a turn, and the end of a text.
+    """
+    more = _generation_end_tokens(tokenizer.name_or_path) - {tokenizer.eos_token_id}
+    return (tokenizer.eos_token_id, *sorted(more))
+
+
+@functools.cache
+def _generation_end_tokens(path: str) -> frozenset[int]:
+    """Return `eos_token_id` of a generation_config.json, a number or a list; nothing where there is none."""
+    from transformers import GenerationConfig
+
+    try:
+        found: Any = GenerationConfig.from_pretrained(path).eos_token_id if path else None
+    except OSError:  # a model need not have one
+        found = None
+    return frozenset([found] if isinstance(found, int) else found or ())
+
+
 def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
     """Return the tokens of a prompt, shape (T,): messages by the chat template, a text as it is.
 

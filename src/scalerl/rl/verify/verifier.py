@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout, as_reward
 from scalerl.rl.verify.pool import Outcome, VerifierPool
@@ -171,6 +172,6 @@ def _texts(tokenizer: Any, completions: Sequence[Completion]) -> list[str]:
     """Return the texts of completions without their end tokens."""
     if not completions:  # which a tokenizer takes for one empty text
         return []
-    end = tokenizer.eos_token_id
+    ends = end_tokens(tokenizer)
     tokens = [token_T.tolist() for _, token_T in completions]
-    return tokenizer.batch_decode([t[:-1] if t and t[-1] == end else t for t in tokens])
+    return tokenizer.batch_decode([t[:-1] if t and t[-1] in ends else t for t in tokens])

@@ -27,7 +27,7 @@ RULES = [
 ]
 
 
-def one_by_one(rule, token_T, interrupt_at):
+def one_by_one(rule, token_T, interrupt_at, ends):
     """Tokens as a server that follows the rule returns them, from what its model says; and what they are."""
     state = LengthState(rule, 1)
     state.start(0, interrupt_at)
@@ -36,19 +36,24 @@ def one_by_one(rule, token_T, interrupt_at):
         must = int(state.forced_token()[0])
         written.append(token if must < 0 else must)
         forced.append(must >= 0)
-        done_R, truncated_R = state.advance(np.array(written[-1:]), END)
+        done_R, truncated_R = state.advance(np.array(written[-1:]), ends)
         if done_R[0]:
             return written, forced, bool(truncated_R[0])
     raise AssertionError("the rule has no end")
 
 
-@given(st.sampled_from(RULES), st.lists(st.integers(0, 7), min_size=20, max_size=20), st.integers(2, 8))
-def test_a_completion_is_followed_as_the_built_in_generator_would(rule, token_T, interrupt_at):
-    written, forced, truncated = one_by_one(rule, token_T, interrupt_at)
+@given(
+    st.sampled_from(RULES),
+    st.lists(st.integers(0, 7), min_size=20, max_size=20),
+    st.integers(2, 8),
+    st.sampled_from([(END,), (END, 7), (END, 2, 7)]),
+)
+def test_a_completion_is_followed_as_the_built_in_generator_would(rule, token_T, interrupt_at, ends):
+    written, forced, truncated = one_by_one(rule, token_T, interrupt_at, ends)
     for after in ([], [7], [END, 7]):  # where it was truncated, a server writes one more to end it
         if after and not truncated:
             continue
-        n, span, cut = follow(rule, np.array(written + after), interrupt_at, END)
+        n, span, cut = follow(rule, np.array(written + after), interrupt_at, ends)
         assert (n, cut) == (len(written), truncated)
         assert np.flatnonzero(forced).tolist() == list(range(span.start, min(span.stop, n)))
 
@@ -56,9 +61,9 @@ def test_a_completion_is_followed_as_the_built_in_generator_would(rule, token_T,
 def test_what_does_not_follow_the_rule_is_refused():
     rule = RULES[0]
     with pytest.raises(WorkerError, match=r"did not end the thinking at token 3.*--logits-processors"):
-        follow(rule, np.array([1, 2, 1, 2, 1, 2, 0]), 3, END)
+        follow(rule, np.array([1, 2, 1, 2, 1, 2, 0]), 3, (END,))
     with pytest.raises(WorkerError, match="ended a completion after 4 tokens"):
-        follow(rule, np.array([1, 5, 2, 2]), 3, END)
+        follow(rule, np.array([1, 5, 2, 2]), 3, (END,))
 
 
 @pytest.mark.parametrize("rule", RULES)

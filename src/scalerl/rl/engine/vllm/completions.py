@@ -5,6 +5,7 @@ Shapes in names: T tokens of a completion.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
     """
     request, marks = completed.request, completed.marks
     n, forced, truncated = follow(
-        sampling.length, completed.token_T, request.interrupt_at, sampling.end_token
+        sampling.length, completed.token_T, request.interrupt_at, sampling.end_tokens
     )
     sampled_T = np.ones(n, dtype=bool)
     sampled_T[forced] = False
@@ -84,13 +85,13 @@ class Followed(NamedTuple):
     truncated: bool
 
 
-def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_token: int) -> Followed:
+def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_tokens: Sequence[int]) -> Followed:
     """Return what `LengthState` would make of the tokens one by one: what was sampled, forced and cut off.
 
     Raises:
         WorkerError: the tokens do not follow the rule: they are too few, or differ from the forced ones.
     """
-    ends = np.flatnonzero(token_T == end_token)
+    ends = np.flatnonzero(np.isin(token_T, end_tokens))
     if not rule.phrase:
         return _finished(token_T, 0, ends, rule.max_tokens, slice(0, 0))
     # A completion may end while it thinks; what vLLM returns after its end token does not count.

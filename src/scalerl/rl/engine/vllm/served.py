@@ -16,7 +16,7 @@ Shapes in names: V vocabulary, R rows of a `LengthState`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,10 @@ class LengthProcessor(LogitsProcessor):
             return None
         values = json.loads(text)
         # By the rule of each request: servers at `urls` may serve several runs.
-        key = json.dumps(values["rule"], sort_keys=True)
+        key = json.dumps([values["rule"], values["end_tokens"]], sort_keys=True)
         if key not in self._states:
             rule = rule_from_json(values["rule"], self._decode)
-            self._states[key] = _States(rule, values["end_token"], self._n_rows)
+            self._states[key] = _States(rule, values["end_tokens"], self._n_rows)
         states = self._states[key]
         return _Row(states, states.start(values["interrupt_at"]), output)
 
@@ -147,9 +147,9 @@ class LengthProcessor(LogitsProcessor):
 class _States:
     """The completions that follow one rule."""
 
-    def __init__(self, rule: LengthRule, end_token: int, n_rows: int) -> None:
+    def __init__(self, rule: LengthRule, end_tokens: Sequence[int], n_rows: int) -> None:
         self._state = LengthState(rule, n_rows)
-        self._end_token, self._n_rows = end_token, n_rows
+        self._end_tokens, self._n_rows = end_tokens, n_rows
         self._used: set[int] = set()
         self._done_R = np.zeros(n_rows, dtype=bool)
 
@@ -175,11 +175,11 @@ class _States:
             # `LengthState` moves all of its rows on; those that are not behind are put back.
             others = np.setdiff1d(np.arange(self._n_rows), [row.row for row in behind])
             kept = self._state.save(others)
-            done_R, _ = self._state.advance(token_R, self._end_token)
+            done_R, _ = self._state.advance(token_R, self._end_tokens)
             self._state.load(others, kept)
             moved = [row.row for row in behind]
             self._done_R[moved] |= done_R[moved]
 
     def forced(self) -> np.ndarray:
         """Return the token that must come next in each row, or -1."""
-        return np.where(self._done_R, self._end_token, self._state.forced_token())
+        return np.where(self._done_R, self._end_tokens[0], self._state.forced_token())

@@ -205,15 +205,15 @@ class ServerPool:
             "seed": int(request.key.view(np.int64)),  # vLLM's seeds are signed
             "logprobs": 0,
             "return_token_ids": True,
-            "ignore_eos": True,  # the recipe's end token alone ends a completion
-            "stop_token_ids": [sampling.end_token],
+            "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
+            "stop_token_ids": list(sampling.end_tokens),
             "skip_special_tokens": False,
             "cache_salt": f"{self._salt}-{flight.marks[0][1]}",
             "request_id": flight.name,
         }
         if self._rule:
             control = {"rule": self._rule, "interrupt_at": request.interrupt_at}
-            body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_token": sampling.end_token})}
+            body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_tokens": sampling.end_tokens})}
         return body
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
