@@ -107,19 +107,21 @@ class PlannedJob:
 
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedJob:
-        """Make the job of a recipe. With a budget that is not in steps, evaluations are left out."""
+        """Make the job of a recipe. Evaluations are left out where a budget that is not in steps says
+        when they are due."""
         cut = Truncation(recipe.context.sampled)
         if (control := recipe.length.interruption()) is not None:
             # The tokens of the phrase are guessed from its letters: there is no tokenizer here.
             phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN)
             cut = Truncation(recipe.context.sampled + phrase, (control.low, control.high), phrase)
-        by_steps = recipe.budget.kind == "steps"
+        budget, evaluations = recipe.budget, recipe.evaluations
+        every = budget.amount / evaluations if budget.kind == "steps" else recipe.evaluation.every or math.inf
         return cls(
             recipe.batch.prompts,
             recipe.batch.samples,
             recipe.decode_slots,
             recipe.schedule,
             cut,
-            max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
+            max(every, 1.0),
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )

@@ -37,6 +37,7 @@ from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.learner.probe import Probe
+from scalerl.rl.loop.budget import amounts, spent
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
 from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations
 from scalerl.rl.loop.parts import Load, parts_of
@@ -47,6 +48,7 @@ from scalerl.rl.loop.resume import (
     changes_of_resume,
     check_restart,
     check_saved,
+    drop_final,
     find_checkpoint,
     has_finished,
     resume_line,
@@ -229,6 +231,7 @@ class _TrainingRun:
         devices = {"trainers": trainers, "held": self.counters.devices}
         if resume and (folder / "config.json").exists():
             set_newer_aside(folder, saved["folder"] if saved else None)
+            drop_final(folder)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
             self.writer.change(**changes_of_resume(folder, recipe, devices))
         else:
@@ -238,7 +241,8 @@ class _TrainingRun:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
         self.view = View(job.progress)
-        self.agenda = Agenda(recipe.evaluation.count, recipe.evaluation.forecast_at)
+        due, at, first = recipe.evaluation, recipe.evaluation.forecast_at, self._first_budget()
+        self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
         evaluate, samples = parts.evaluate(), recipe.evaluation.samples
@@ -257,6 +261,8 @@ class _TrainingRun:
             if saved:
                 for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
                     getattr(self, name).restore(saved[name])
+                if amounts(self.writer.config) != amounts(saved["config"]):
+                    self.agenda.aim_at_new_end(self._spent() / recipe.budget.amount)
             else:
                 self.evaluations.start(0, self.learner.weights())
 
@@ -267,11 +273,11 @@ class _TrainingRun:
 
     def follow(self, closing: ExitStack) -> None:
         """Log the run to the trackers from here on, until `closing` ends them."""
-        settings, budget, path = self.recipe.tracking, self.recipe.budget, self.folder.absolute()
+        settings, path = self.recipe.tracking, self.folder.absolute()
         name, config = settings.name or path.name, read_object(path / "config.json")
         run = TrackedRun(path, name, settings.project, settings.group, config, self.learner.version + 1)
         job, seconds = self.job, settings.close_seconds
-        setup = Setup(job.trackers, run, job.forecaster, budget.kind, budget.amount, seconds)
+        setup = Setup(job.trackers, run, job.forecaster, *self.recipe.budget_on_axis(), seconds)
         self.sender = closing.enter_context(TrackingSender(setup))
 
     def train(self) -> bool:
@@ -290,7 +296,7 @@ class _TrainingRun:
             self._record(step)
             share = self._spent() / budget
             with self.clock.stopped(), self._saved_first():  # it is no part of training
-                if self.agenda.evaluates(share):
+                if self.agenda.evaluates(self._spent(), step.index):
                     self.evaluations.start(step.index, self.learner.weights())
                 if self._forecast(share):
                     self.evaluations.write_finished(self.stop)
@@ -314,6 +320,10 @@ class _TrainingRun:
             if not self.evaluations.write_finished(self.stop, most=0):
                 self._save()
                 raise KeyboardInterrupt
+        settings = self.recipe.checkpoint
+        if settings.steps or settings.minutes:  # what a later resume extends
+            self.checkpoints.folder = self.folder / "checkpoints"
+            self.checkpoints.make(self.learner.version, self.state())
         self.checkpoints.wait()
         save_final(self.folder, self.learner.version, self.learner.saver, self.tokenizer)
         if self.folder != self.place.path:
@@ -348,9 +358,8 @@ class _TrainingRun:
             # Nothing is trained until the forecast is frozen.
             if not self.evaluations.write_finished(self.stop, most=0):
                 return False
-            budget = self.recipe.budget
             try:
-                row = self.job.forecaster(RunRecord.read(self.folder), budget.kind, budget.amount)
+                row = self.job.forecaster(RunRecord.read(self.folder), *self.recipe.budget_on_axis())
             except CannotAnswerError:
                 pass  # too early for a forecast; there may be one at the next milestone
             else:
@@ -400,8 +409,14 @@ class _TrainingRun:
         if stopped:
             raise KeyboardInterrupt
 
+    def _first_budget(self) -> float:
+        """Return the amount of the budget that the run began with."""
+        first, *_, now = 2 * amounts(self.writer.config)
+        return self.recipe.budget.amount * first / now
+
     def _spent(self) -> float:
-        return self.counters.flops if self.recipe.budget.kind == "flops" else float(self.learner.version)
+        row = {"step": self.learner.version, "ledger": self.counters.fates, **self.counters.json()}
+        return spent(self.recipe.budget.kind, row, len(self.pool.prompts))
 
     def _on_finding(self, finding: Finding) -> None:
         row = finding.json()

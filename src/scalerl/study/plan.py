@@ -7,6 +7,7 @@ the same held-out prompts, draw their prompts in one order, and have one budget 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -173,11 +174,16 @@ def _base(study: Study) -> Recipe:
 
 
 def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate | None) -> None:
-    count, last = base.evaluation.count, budgets[-1]
+    count, last = base.evaluations, budgets[-1]
+    if base.budget.kind == "epochs" or math.isnan(count):
+        raise InputError(
+            "budget.kind, evaluation.every: a study has evaluations at its budgets, on a compute axis: take "
+            "evaluation.count and a budget in steps, flops, gpu_hours or tokens, or both in steps"
+        )
     for budget in budgets:
         if abs(budget / last * count - round(budget / last * count)) > 1e-6:
             raise InputError(
-                f"budgets: {budget:g} falls between two of the {count} evaluations that are spread over "
+                f"budgets: {budget:g} falls between two of the {count:g} evaluations that are spread over "
                 f"{last:g}; choose evaluation.count so that one is made at every budget"
             )
     first = round(budgets[0] / last * count)
@@ -193,8 +199,8 @@ def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate 
         )
     if tuning and not LEAST_EVALUATIONS <= tuning.budget / last * count <= count:
         raise InputError(
-            f"learning_rate.budget: {tuning.budget:g} has {int(tuning.budget / last * count)} of the {count} "
-            f"evaluations up to {last:g}; {LEAST_EVALUATIONS} are needed, and no more than all"
+            f"learning_rate.budget: {tuning.budget:g} has {int(tuning.budget / last * count)} of the "
+            f"{count:g} evaluations up to {last:g}; {LEAST_EVALUATIONS} are needed, and no more than all"
         )
 
 

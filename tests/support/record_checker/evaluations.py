@@ -55,13 +55,16 @@ def _compute(row: Row, axis: str) -> float | None:
 
 
 def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
-    budget = record.config["recipe"]["budget"]
+    budget = record.config["budget"]
+    ends = [*budget.get("before", ()), budget["amount"]]
     shares = record.config["recipe"]["evaluation"]["forecast_at"]
     made = [row["made_at_step"] for row in record.forecasts]
-    if made != sorted(made) or len(made) > len(shares):
+    if made != sorted(made) or len(made) > len(shares) * len(ends):
         yield f"forecasts.jsonl: made at the steps {made}, at the shares {shares} of the budget"
     due = due_steps(record)
-    if due is not None:  # after the step that reaches the share, from the evaluations until then
+    if (
+        due is not None and len(ends) == 1
+    ):  # after the step that reaches the share, from the evaluations until then
         reached = [math.ceil(Fraction(str(share)) * Fraction(budget["amount"])) for share in shares]
         last = Counter(max(step for step in due if step <= end) for end in reached)
         if strange := sorted((Counter(made) - last).elements()):
@@ -73,7 +76,7 @@ def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
             yield f"{where}: no evaluation of that step"
         elif not close(row["compute"], _compute(at[row["made_at_step"]], row["axis"]) or 0.0):
             yield f"{where}: made at {row['compute']} {row['axis']}, which its evaluation does not have"
-        if (row["axis"], row["target_compute"]) != (budget["kind"], budget["amount"]):
+        if row["axis"] != budget["kind"] or row["target_compute"] not in ends:
             yield f"{where}: of {row['target_compute']} {row['axis']}, which is not the budget"
         if not row["prediction"][0] <= row["median"] <= row["prediction"][1]:
             yield f"{where}: {row['median']}, and the interval {row['prediction']}"

@@ -63,16 +63,24 @@ def _due(record: Record, found: list[int]) -> Iterator[str]:
         yield f"checkpoints/final is there after {last} of {due[-1]} steps"
     if done and dry:
         due = sorted({step for step in due if step <= last} | {last})
+    # Where a run came to the end of a budget, and a resume has raised that.
+    former = {math.ceil(Fraction(amount)) for amount in record.config["budget"].get("before", ())}
+    extra = former - set(due)
+    found = [step for step in found if step not in extra]
     if found != (due if done else due[: len(found)]):
         yield f"evals.jsonl: evaluations of the steps {short(found)}, where {short(due)} are due"
 
 
 def due_steps(record: Record) -> list[int] | None:
     """The steps after which an evaluation is due, of a budget that is a number of steps."""
-    budget, count = record.config["recipe"]["budget"], record.config["recipe"]["evaluation"]["count"]
+    budget, evaluation = record.config["recipe"]["budget"], record.config["recipe"]["evaluation"]
     if budget["kind"] != "steps":
         return None
-    return sorted({0} | {math.ceil(Fraction(budget["amount"]) * i / count) for i in range(1, count + 1)})
+    last = math.ceil(Fraction(budget["amount"]))
+    first = Fraction(record.config["budget"].get("before", [budget["amount"]])[0])
+    # Of a run of an older version `every` is not there.
+    apart = Fraction(evaluation.get("every") or first / evaluation["count"])
+    return sorted({0, last} | {math.ceil(apart * i) for i in range(1, math.floor(last / apart) + 1)})
 
 
 def values_are_possible(record: Record) -> Iterator[str]:

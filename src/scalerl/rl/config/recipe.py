@@ -35,16 +35,15 @@ from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.settings import (
     AdamW,
+    AnyBudget,
     BatchSize,
     BuiltInEngine,
     Checkpointing,
     Context,
     Evaluation,
-    FlopsBudget,
     Inline,
     Local,
     Lora,
-    Steps,
     Timeouts,
     Tracking,
     at_least,
@@ -64,7 +63,7 @@ class Recipe:
     model: str
     """A Hugging Face causal LM: a folder, or a name."""
     task: Annotated[Task, Choice("tasks", Task, AnyTask)]
-    budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
+    budget: Annotated[AnyBudget, Discriminator("kind")]
     name: str = "scalerl"
     seed: int = 0
     schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
@@ -144,6 +143,21 @@ class Recipe:
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
+
+    @property
+    def evaluations(self) -> float:
+        """Evaluations over the budget but for the one before it; NaN where only the run will tell."""
+        if not self.evaluation.every:
+            return self.evaluation.count
+        by_steps = self.budget.kind == "steps"
+        return self.budget.amount / self.evaluation.every if by_steps else math.nan
+
+    def budget_on_axis(self) -> tuple[str, float]:
+        """Return the compute axis of the budget and its end there; epochs are so many completions."""
+        if self.budget.kind != "epochs":
+            return self.budget.kind, self.budget.amount
+        completions = len(self.task.prompts("train")) * self.batch.samples
+        return "samples", self.budget.amount * completions
 
     def without_prompts(self) -> Recipe:
         """Return the same recipe, without the prompts that its task has loaded.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def config_of(
         "recipe": recipe.to_json(),
         "model": {"path": recipe.model, "parameters": parameters},
         "code": {kind: [code] for kind, code in code_of(recipe.to_dict()).items()},
-        "budget": asdict(recipe.budget),
+        "budget": dict(zip(("kind", "amount"), recipe.budget_on_axis(), strict=True)),
         "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {
             "scalerl": __version__,

@@ -81,13 +81,53 @@ class FlopsBudget:
 
 
 @dataclass(frozen=True)
+class GpuHours:
+    """A budget of device-hours: generating, training and idling, as on the axis `gpu_hours`."""
+
+    amount: float
+    kind: Literal["gpu_hours"] = "gpu_hours"
+
+    def __post_init__(self) -> None:
+        positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class TokensBudget:
+    """A budget of generated tokens, as on the axis `tokens`."""
+
+    amount: float
+    kind: Literal["tokens"] = "tokens"
+
+    def __post_init__(self) -> None:
+        positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A budget of passes over the training prompts: groups consumed / prompts, retired ones included."""
+
+    amount: float
+    kind: Literal["epochs"] = "epochs"
+
+    def __post_init__(self) -> None:
+        positive(amount=self.amount)
+
+
+AnyBudget = Steps | FlopsBudget | GpuHours | TokensBudget | Epochs
+"""The budgets that a recipe can name; docs/definitions.md has what each counts."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Evaluations on the held-out prompts: `count` of them evenly over the budget, and one before it.
+    """Evaluations on the held-out prompts: `count` of them evenly over the budget, or one every so many
+    steps; one before training and one at its end.
 
     All have the same seed, so that the noise between them is the least.
     """
 
     count: int = 30
+    every: int = 0
+    """Steps from one evaluation to the next; above 0 it takes the place of `count`."""
     samples: int = 4
     decode_slots: int = 1000
     seed: int = 20251016
@@ -96,7 +136,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         at_least(1, count=self.count, samples=self.samples, decode_slots=self.decode_slots)
-        at_least(0, seed=self.seed)
+        at_least(0, seed=self.seed, every=self.every)
         if not all(0 < share < 1 for share in self.forecast_at):
             raise ValueError("forecast_at must be shares of the budget between 0 and 1")
 

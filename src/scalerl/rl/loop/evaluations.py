@@ -27,7 +27,10 @@ _MOMENT = 0.1
 
 @dataclass
 class Agenda:
-    """What is due at which share of the budget: evaluations, and frozen forecasts."""
+    """What is due at which share of the budget: evaluations, and frozen forecasts.
+
+    Evaluations keep their distance where a resume changes the budget: `count` is over the `first` one.
+    """
 
     count: int
     milestones: Sequence[float] = ()
@@ -36,15 +39,24 @@ class Agenda:
     """The next of `count` evaluations."""
     frozen: int = 0
     """Milestones that have passed."""
+    every: int = 0
+    """Steps between two evaluations; above 0 it takes the place of `count`."""
+    budget: float = 1.0
+    first: float = 1.0
+    """The budget that the run began with."""
 
-    def evaluates(self, share: float) -> bool:
-        """Return whether an evaluation is due; several that one step passes are made once."""
-        before, share = self.due, min(share, 1.0)  # a step may cost any multiple of the budget
+    def evaluates(self, spent: float, step: int = 0) -> bool:
+        """Return whether an evaluation is due after `step`; several that one step passes are made once."""
+        ends = spent >= self.budget
+        if self.every:
+            return step % self.every == 0 or ends
+        # A step may cost any multiple of the budget.
+        before, share = self.due, min(spent, self.budget) / self.first
         # The floor jumps over all that has passed; the loop settles the last, where it is off by one.
         self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
-        return self.due > before
+        return self.due > before or ends
 
     def to_freeze(self, share: float) -> bool:
         """Return whether a milestone has been reached whose forecast was not frozen."""
@@ -53,6 +65,10 @@ class Agenda:
     def froze(self, share: float) -> None:
         """Note that the forecast was frozen, or cannot be made."""
         self.frozen = self._passed(share)
+
+    def aim_at_new_end(self, share: float) -> None:
+        """Have the last milestone that has passed frozen anew: a resume has changed the budget."""
+        self.frozen = max(self._passed(share) - 1, 0)
 
     def _passed(self, share: float) -> int:
         return sum(milestone <= share for milestone in self.milestones)

@@ -28,6 +28,7 @@ from scalerl.rl.checkpoint.store import (
     write_whole,
 )
 from scalerl.rl.config.recipe import Recipe, recipe_of_run
+from scalerl.rl.loop.budget import amounts, changes_of_budget, check_budget
 
 _LOG = logging.getLogger("scalerl")
 _FINISHED = "finished.json"
@@ -70,6 +71,16 @@ def save_final(folder: Path, step: int, saver: Callable[..., Write], tokenizer: 
     drop_asides(folder / "checkpoints", step)
 
 
+def drop_final(folder: Path) -> None:
+    """Remove the final weights of a run that goes on; the checkpoint that it goes on from has them too."""
+    if (final := final_folder(folder)).is_dir():
+        gone = final.with_name(".final.part")
+        shutil.rmtree(gone, ignore_errors=True)
+        final.rename(gone)  # whole or absent, whenever this is killed
+        sync(final.parent)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 def final_step(folder: Path) -> int | None:
     """Return the step of the final weights of a run; None where an older version has saved them without."""
     path = final_folder(folder) / _FINISHED
@@ -98,13 +109,18 @@ def is_finished(folder: Path) -> bool:
 
 
 def has_finished(folder: Path, recipe: Recipe) -> bool:
-    """Return whether a run that is to be resumed by `recipe` has reached its end.
+    """Return whether a run that is to be resumed by `recipe` has reached its end, or the new one of that.
 
     Raises:
-        InputError: what `is_finished` raises; the run has another recipe; or its checkpoints are gone.
+        InputError: what `is_finished` raises; the run has another recipe, or has spent more than the budget
+            of this one; or its checkpoints are gone.
     """
     _check_recipe(folder, recipe)
     finished = is_finished(folder)
+    if finished and recipe.budget.amount > recipe_of_run(folder / "config.json")["budget"]["amount"]:
+        if not step_folders(folder / "checkpoints"):
+            raise InputError(f"{folder}: the run has no checkpoint to go on from; {restart_line(folder)}")
+        return False
     if not finished:
         check_started(folder)
     return finished
@@ -198,14 +214,15 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
 
     Code that has changed since the run was last started is a warning; its new hash comes after those before.
     """
-    code = codes_in(read_object(folder / "config.json"))
+    config = read_object(folder / "config.json")
+    code = codes_in(config)
     for kind, now in code_of(recipe.to_dict()).items():
         codes = code.setdefault(kind, [now])
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
-    free = {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
-    return {"recipe": free, "code": code, "devices": dict(devices)}
+    free = {key: value for key, value in plain(recipe.to_json()).items() if key in (*UNTRAINED, "budget")}
+    return {"recipe": free, "code": code, "devices": dict(devices), **changes_of_budget(config, recipe)}
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -214,18 +231,15 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         return
     before, now = _trained(recipe_of_run(path)), _trained(plain(recipe.to_json()))
+    check_budget(folder, before.pop("budget", {}), recipe)
+    del now["budget"]
     different = next(_differences(before, now, ""), None)
     if different is None:
         return
     key, *values = different
     was, here = map(_shown, values)
-    how = (
-        "--until stops a run sooner, and more than its budget is another run"
-        if key.startswith("budget.")
-        else "another recipe is another run (-o)"
-    )
-    goes_on = f"scalerl train {folder} --resume goes on as it was"
-    raise InputError(f"{folder}: the run has {key} = {was}, and this recipe {here}; {goes_on}; {how}")
+    how = f"scalerl train {folder} --resume goes on as it was; another recipe is another run (-o)"
+    raise InputError(f"{folder}: the run has {key} = {was}, and this recipe {here}; {how}")
 
 
 def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
@@ -233,6 +247,9 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
     edits are warnings."""
     path = folder / "config.json"
     now, was = (dict(config) for config in (read_object(path), saved.get("config") or read_object(path)))
+    budgets = amounts(was), amounts(now)
+    if len(budgets[1]) > len(budgets[0]) and budgets[1][: len(budgets[0])] == budgets[0]:
+        was, now = _without_budget(was), _without_budget(now)  # a resume has changed it since
     edited = {key: values for key, *values in _differences(_kept(was), _kept(now), "")}
     if not edited:
         return
@@ -250,6 +267,11 @@ def _kept(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}
     return kept
+
+
+def _without_budget(config: dict[str, Any]) -> dict[str, Any]:
+    recipe = {key: value for key, value in config["recipe"].items() if key != "budget"}
+    return {key: value for key, value in config.items() if key != "budget"} | {"recipe": recipe}
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:

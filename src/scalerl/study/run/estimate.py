@@ -11,7 +11,6 @@ from statistics import fmean, median
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Evaluation
 from scalerl.rl.engine.check import cache_bytes
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.model.demo_base import model_shape
@@ -71,11 +70,11 @@ class _Pace:
         each = seconds / 3600 / evaluated if evaluated and seconds > 0 else 0.0
         return cls(float(hours / compute), each, record.evals[-1].n_prompts)
 
-    def evaluation_hours(self, evaluation: Evaluation, share: float) -> float:
+    def evaluation_hours(self, recipe: Recipe, share: float) -> float:
         """Return the hours of the evaluations up to a share of the budget."""
         # The one before training counts too.
-        made = round(evaluation.count * share) + 1
-        return made * self.n_prompts * evaluation.samples * self.hours_per_completion
+        made = round(recipe.evaluations * share) + 1
+        return made * self.n_prompts * recipe.evaluation.samples * self.hours_per_completion
 
 
 def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> StudyCost:
@@ -123,7 +122,7 @@ def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
     if paces:
         # The median: one run on a busy machine must not double the estimate.
         hours = compute * median(pace.hours_per_unit for pace in paces)
-        each = arm.recipe.evaluation
+        each = arm.recipe
         evaluation = median(
             seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
             for pace in paces

@@ -145,8 +145,9 @@ def frozen_forecasts(run: RunRecord) -> list[FrozenForecast]:
 
 
 def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
-    """The forecast that a report leads with: the one made nearest half of the compute."""
+    """The forecast that a report leads with: of the last budget, the one made nearest half of it."""
     usable = [forecast for forecast in forecasts if math.isfinite(forecast.share)]
+    usable = [forecast for forecast in usable if forecast.target_compute == usable[-1].target_compute]
     return min(usable, key=lambda forecast: abs(forecast.share - 0.5), default=None)
 
 

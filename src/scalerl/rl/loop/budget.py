@@ -1,0 +1,68 @@
+"""What a run has spent of its budget, and what a resume may make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from scalerl.errors import InputError
+from scalerl.jsonl import plain, read_last
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.learner.batch import Fate
+
+
+def spent(kind: str, row: Mapping[str, Any], n_prompts: int) -> float:
+    """Return what is spent of a budget of this kind, in its unit.
+
+    Args:
+        kind: of the budget.
+        row: the counters of a line of steps.jsonl: `step`, `flops`, `tokens`, `device_seconds`, and a
+            `ledger` with the fates of the groups consumed.
+        n_prompts: training prompts, retired ones included.
+    """
+    if kind == "steps":
+        return float(row["step"])
+    if kind == "flops":
+        return float(sum(row["flops"].values()))
+    if kind == "gpu_hours":
+        return sum(row["device_seconds"][role] for role in ("generate", "train", "idle")) / 3600
+    if kind == "tokens":
+        return float(row["tokens"]["generated"])
+    return sum(row["ledger"][fate] for fate in get_args(Fate)) / n_prompts
+
+
+def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> None:
+    """Check that a run whose recipe had the budget `before` may go on with that of `recipe`.
+
+    Raises:
+        InputError: its kind is another, or it is less than what is spent.
+    """
+    now = recipe.budget
+    if (kind := before.get("kind")) != now.kind:
+        raise InputError(
+            f"{folder}: the run has budget.kind = {kind!r}, and this recipe {now.kind!r}: a resume may "
+            "change budget.amount; a budget of another kind is another run (-o)"
+        )
+    if now.amount == before.get("amount") or not (last := read_last(folder / "steps.jsonl")):
+        return
+    used = spent(now.kind, last, len(recipe.task.prompts("train")) if now.kind == "epochs" else 1)
+    if now.amount < used:
+        raise InputError(
+            f"{folder}: budget.amount = {now.amount:g} is less than the {used:g} {now.kind} that the run has "
+            "spent: give that or more"
+        )
+
+
+def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return what another amount changes in config.json: `budget`, with the amounts `before`."""
+    was, (kind, amount) = config.get("budget", {}), recipe.budget_on_axis()
+    if was.get("amount") in (None, plain(amount)):
+        return {}
+    return {"budget": {"kind": kind, "amount": amount, "before": amounts(config)}}
+
+
+def amounts(config: Mapping[str, Any]) -> list[float]:
+    """Return the amounts that the budget of a run has had, the present one last."""
+    budget = config.get("budget", {})
+    return [*budget.get("before", []), budget.get("amount")]
