@@ -14,6 +14,7 @@ from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW, BatchSize, Context, Evaluation, Inline, Local, Steps
+from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 
@@ -88,3 +89,11 @@ def test_a_pause_costs_start_up_and_nothing_on_the_axis(recipe, tmp_path):
         (last.generate + last.train + last.idle) / 3600
     )
     assert last.startup >= steps[20]["startup"]
+
+
+def test_the_state_of_the_counters_stays_as_it_was():
+    """A thread writes it while the run goes on."""
+    counters = RunCounters()
+    state = counters.state()
+    counters.fates["trained"] += 3
+    assert state["fates"]["trained"] == 0

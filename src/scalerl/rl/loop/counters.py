@@ -159,7 +159,8 @@ class RunCounters:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""
-        return {name: value for name, value in vars(self).items() if name != "held"}
+        # A copy of the fates, too: a thread writes this while they go on.
+        return {k: v for k, v in vars(self).items() if k != "held"} | {"fates": dict(self.fates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, on the devices that there are now."""
