@@ -1,6 +1,7 @@
 """Device-seconds worked out by hand: every device that is held counts, by role, shared or idle."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class NoFates:
 
 
 @dataclass
-class OneStep:
+class Times:
     """A step of which only the times matter."""
 
     train_seconds: float
@@ -26,6 +27,11 @@ class OneStep:
     stats: StepStats = field(default_factory=StepStats)
     groups: tuple = ()
     batch: NoFates = field(default_factory=NoFates)
+
+
+def step_of(train_seconds, waited_seconds) -> Any:
+    """A step as the counters take it."""
+    return Times(train_seconds, waited_seconds)
 
 
 def gpu_hours(counters):
@@ -44,7 +50,7 @@ def test_an_hour_of_two_servers_on_four_gpus_each_and_four_trainers_is_twelve():
     )
     counters = RunCounters(2, 4, HeldDevices.on_cluster(cluster), apart=True)
     # Two servers of which each decoded for 1,800 s of its hour, and took 100 s to start.
-    counters.add(OneStep(900, 600), Counters(seconds=3600, held=7200, startup=200), wall_seconds=3600)
+    counters.add(step_of(900, 600), Counters(seconds=3600, held=7200, startup=200), wall_seconds=3600)
     seconds = counters.json()["device_seconds"]
     assert gpu_hours(counters) == pytest.approx(12)
     assert seconds["generate"] == pytest.approx(3600 * 4)
@@ -62,7 +68,7 @@ def test_a_shared_device_is_counted_once():
     """A trainer and two generators on one GPU: each has a third of it, whichever of them works."""
     held = Assignment(("0",), ("0", "0"), "0").held
     counters = RunCounters(2, 1, held, apart=True)
-    counters.add(OneStep(3600, 0), Counters(seconds=7200, held=7200), wall_seconds=3600)
+    counters.add(step_of(3600, 0), Counters(seconds=7200, held=7200), wall_seconds=3600)
     assert gpu_hours(counters) == pytest.approx(1)
     assert counters.idle_seconds == pytest.approx(0)
 
@@ -70,33 +76,33 @@ def test_a_shared_device_is_counted_once():
 def test_five_generators_on_two_devices_are_two():
     held = Assignment(("0",), ("1", "2", "1", "2", "1"), "2").held
     counters = RunCounters(5, 1, held, apart=True)
-    counters.add(OneStep(0, 0), Counters(held=5 * 3600), wall_seconds=3600)
+    counters.add(step_of(0, 0), Counters(held=5 * 3600), wall_seconds=3600)
     assert gpu_hours(counters) == pytest.approx(3)
 
 
 def test_devices_of_the_past_stay_those_that_there_were():
     """A resume on servers of other tensor parallelism counts what comes from then on by theirs."""
     counters = RunCounters(1, 1, HeldDevices(generator=4), apart=True)
-    counters.add(OneStep(0, 0), Counters(held=3600), wall_seconds=3600)
+    counters.add(step_of(0, 0), Counters(held=3600), wall_seconds=3600)
     resumed = RunCounters(1, 2, HeldDevices(generator=2), apart=True)
     resumed.restore(counters.state())
-    resumed.add(OneStep(0, 0), Counters(held=7200), wall_seconds=3600)
+    resumed.add(step_of(0, 0), Counters(held=7200), wall_seconds=3600)
     assert gpu_hours(resumed) == pytest.approx(4 + 1 + 2 + 2)
 
 
 def test_a_checkpoint_from_before_devices_were_counted_goes_on_where_it_was():
     counters = RunCounters(2, 1, apart=True)
-    counters.add(OneStep(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=3600)
+    counters.add(step_of(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=3600)
     state = {name: value for name, value in counters.state().items() if name != "seen"}
     resumed = RunCounters(2, 1, apart=True)
     resumed.restore(state)
-    resumed.add(OneStep(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=0)
+    resumed.add(step_of(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=0)
     assert gpu_hours(resumed) == pytest.approx(3)
 
 
 def test_roles_that_take_turns_hold_one_device():
     counters = RunCounters()
-    counters.add(OneStep(1000, 0), Counters(seconds=2000), wall_seconds=3600)
+    counters.add(step_of(1000, 0), Counters(seconds=2000), wall_seconds=3600)
     assert gpu_hours(counters) == pytest.approx(1)
     assert counters.idle_seconds == pytest.approx(600)
     assert counters.devices == {"generate": 0, "train": 1, "evaluate": 1}
