@@ -15,7 +15,7 @@ import pytest
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Context, Evaluation, Steps, Timeouts
+from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps, Timeouts
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
@@ -202,3 +202,34 @@ def test_an_evaluation_says_what_its_completions_say(recipe):
     assert outcome.mean_length == np.mean([r.length for r in rollouts])
     logps = np.concatenate([r.logp_T[r.sampled_T] for r in rollouts])
     assert outcome.entropy == pytest.approx(-logps.mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["auto", "transformers"])
+def test_an_evaluation_on_the_engine_of_training_is_the_same_and_leaves_no_trace(recipe, kind):
+    """Completions in flight go on with their KV cache, and the generator with its weights."""
+    recipe = replace(recipe, engine=BuiltInEngine(kind), decode_slots=32)
+    weights, others = other_weights(recipe)
+
+    def training():
+        generator = load_generator(recipe, recipe.model, recipe.seed, recipe.decode_slots)
+        generator.start(weights, 3)
+        for prompt in recipe.task.prompts("train")[:10]:  # more than there are slots for
+            generator.submit(prompt, 0, 6)
+        for _ in range(4):
+            generator.work()
+        return generator
+
+    alone, lender = training(), training()
+    lent, own = Evaluator(recipe, recipe.model, lender=lender), Evaluator(recipe, recipe.model)
+    try:
+        assert same(lent.evaluate(others, 5), own.evaluate(others, 5))
+        assert same(lent.evaluate(weights, 5), own.evaluate(weights, 5))
+    finally:
+        lent.close()
+        own.close()
+    assert lender.version == 3
+    for one, other in zip(lender.collect(10), alone.collect(10), strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            assert np.array_equal(mine.token_T, theirs.token_T)
+            assert np.array_equal(mine.logp_T, theirs.logp_T)
+            assert np.array_equal(mine.version_T, theirs.version_T)

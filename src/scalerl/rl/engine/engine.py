@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def restore(self, slots_B: np.ndarray, state: Mapping[str, Any]) -> None:
-        """Put back into the same slots what `state` returned, in an engine that is new."""
+        """Put back into the same slots what `state` returned, where nothing else is in any slot."""
         ...
 
 
@@ -220,15 +220,20 @@ class SlotCache(Cache):
                 tensor[targets_B, :, :length] = tensor[source, :, :length]
 
     def save(self, slots_B: Tensor, extent: int) -> list[list[Tensor]]:
-        """Return copies of keys and values of slots by layer, up to `extent`; none before the first use."""
+        """Return keys and values of slots by layer, up to `extent`, in the memory of the CPU.
+
+        None before the first use.
+        """
         used = [layer for layer in self.slot_layers if layer.is_initialized]
-        return [[tensor[slots_B, :, :extent] for tensor in layer.pair()] for layer in used]
+        # Layer by layer: all copies on the device would be the cache once more.
+        return [[tensor[slots_B, :, :extent].cpu() for tensor in layer.pair()] for layer in used]
 
     def load(self, slots_B: Tensor, saved: list[list[Tensor]]) -> None:
         """Put back what `save` returned."""
         # Not strict: before the first use there is nothing to save.
         for layer, pair in zip(self.slot_layers, saved, strict=False):
             keys, values = (tensor.to(slots_B.device) for tensor in pair)
-            layer.lazy_initialization(keys, values)
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
             for tensor, old in zip(layer.pair(), (keys, values), strict=True):
                 tensor[slots_B, :, : old.shape[2]] = old

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from torch import nn
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
-from scalerl.rl.engine.engine import make_engine
+from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import OrderedGroups
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
@@ -45,7 +48,15 @@ _BY_SLOT = (
 class TorchGenerator(OrderedGroups):
     """Samples with a Transformers model in this process, `n_slots` completions at a time."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, sampling: Sampling, n_slots: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        sampling: Sampling,
+        n_slots: int,
+        engine: Engine | None = None,
+    ) -> None:
+        """`engine` is one of this model with so many slots, in place of a new one; see `lent`."""
         super().__init__(version=0)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -56,7 +67,8 @@ class TorchGenerator(OrderedGroups):
         self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
         prompt_tokens, new_tokens = sampling.max_prompt_tokens, sampling.length.max_tokens
-        self._engine = make_engine(model, n_slots, prompt_tokens, new_tokens, sampling.engine)
+        how = n_slots, prompt_tokens, new_tokens, sampling.engine
+        self._engine = engine or make_engine(model, *how)
         shape = n_slots, prompt_tokens + new_tokens + 1
         self._slots: list[Request | None] = [None] * n_slots
         self._token_SL = np.zeros(shape, dtype=np.int64)
@@ -161,6 +173,25 @@ class TorchGenerator(OrderedGroups):
             getattr(self, name)[slots] = state["arrays"][name]
         self._length.load(slots, state["length"])
         self._engine.restore(slots, state["cache"])
+
+    @contextmanager
+    def lent(self, seed: int) -> Iterator[TorchGenerator]:
+        """Yield a generator with another seed on the same model and engine, for as long as this one rests.
+
+        What is in flight here, and the weights, are in the memory of the CPU meanwhile, and then put back.
+        """
+        slots = np.flatnonzero(self._active_S)
+        cache = self._engine.state(slots, self._next_S[slots])
+        before = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
+        sampling = replace(self.sampling, seed=seed)
+        try:
+            yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
+        finally:
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.copy_(before[name])
+            with torch.inference_mode():  # in which the cache was made
+                self._engine.restore(slots, cache)
 
     # -- one decode step -------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.config.devices import Assignment, assign, visible_gpus
+from scalerl.rl.config.devices import Assignment, assign
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler, new_generator
+from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import model_of
+from scalerl.rl.model.causal_lm import gpus_in_use, model_of
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluationProcess, EvaluatorAside
 from scalerl.rl.placement.local import LocalGenerator
@@ -43,7 +44,7 @@ class PartsHere:
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._aside, self._load = aside, load
         # torchrun has said how many trainers there are on this machine.
-        self._devices = assign(recipe, visible_gpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self._devices = assign(recipe, gpus_in_use(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.held = self._devices.held
         """What a process of each role is counted with."""
 
@@ -58,6 +59,7 @@ class PartsHere:
         """Return the generator, with the weights of `learner` as `version`."""
         generator = place_generator(self._recipe, self._model_folder, learner, version, self._devices)
         self._closing.callback(generator.close)
+        self._generator = generator
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
@@ -67,9 +69,16 @@ class PartsHere:
         return verifier
 
     def evaluate(self) -> Evaluate:
-        """Return the evaluator, in a process of its own where `aside` is true."""
+        """Return the evaluator: where `aside` is true, in a process of its own.
+
+        On a GPU that generator and trainer take turns on, it takes turns too, with the generator's model and
+        KV cache, of which a process of its own would have a second.
+        """
         recipe, model_folder = self._recipe, self._model_folder
-        if self._aside:
+        on_one = self._devices.evaluator in self._devices.trainers
+        if on_one and isinstance(self._generator, TorchGenerator):
+            evaluator = Evaluator(recipe, model_folder, lender=self._generator)
+        elif self._aside:
             prompts = recipe.task.prompts("heldout")
             device = self._devices.evaluator
             start = partial(EvaluationProcess, recipe.without_prompts(), model_folder, prompts, device)
@@ -107,7 +116,7 @@ def place_generator(
     Without `devices` processes of their own have what this one has.
 
     Raises:
-        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+        InputError: model or tokenizer do not fit the recipe,
     """
     tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":

@@ -8,6 +8,7 @@ Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from scalerl.errors import InputError, ScalerlError, brief_error, counted, first_line
 from scalerl.model_config import read_model_config
+from scalerl.rl.config.devices import ASSUMED, Gpu, visible_gpus
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.lora import merged_parameters
 from scalerl.rl.types import Prompt, Weights
@@ -66,6 +68,11 @@ def dtype_of(precision: str) -> torch.dtype:
 def compute_device() -> torch.device:
     """Return the device of all models of a run: the first GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def gpus_in_use() -> tuple[Gpu, ...]:
+    """Return the GPUs that this process may use, or those that are assumed; none where PyTorch has none."""
+    return visible_gpus() if os.environ.get(ASSUMED) or torch.cuda.is_available() else ()
 
 
 def load_tokenizer(path: str | Path) -> Any:

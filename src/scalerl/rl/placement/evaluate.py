@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ import numpy as np
 from scalerl.errors import ScalerlError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import load_generator
+from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -58,7 +60,11 @@ _LOOK = 0.5  # seconds between two heartbeats while completions are verified
 
 
 class Evaluator:
-    """Evaluates in this process. `beat` is called after every decode step, and while verdicts come in."""
+    """Evaluates in this process. `beat` is called after every decode step, and while verdicts come in.
+
+    With `lender`, the generator of training in this process, it decodes with its model and KV cache, which
+    would not be twice on one device.
+    """
 
     def __init__(
         self,
@@ -66,19 +72,26 @@ class Evaluator:
         model_folder: str,
         prompts: Sequence[Prompt] | None = None,
         beat: Callable[[], None] = lambda: None,
+        lender: TorchGenerator | None = None,
     ) -> None:
-        self._beat = beat
+        self._beat, self._lender, self._seed = beat, lender, recipe.evaluation.seed
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
-        slots = recipe.evaluation.slots_for(len(self._prompts))
-        self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, slots)
+        if lender is None:
+            slots = recipe.evaluation.slots_for(len(self._prompts))
+            self._generator = load_generator(recipe, model_folder, self._seed, slots)
+        else:
+            self._generator = lender
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
     def evaluate(self, weights: Weights, version: int) -> EvaluationResult:
         """Sample every held-out prompt with `weights`, and verify the completions."""
+        with nullcontext(self._generator) if self._lender is None else self._lender.lent(self._seed) as own:
+            return self._evaluate(own, weights, version)
+
+    def _evaluate(self, generator: TorchGenerator, weights: Weights, version: int) -> EvaluationResult:
         started = time.perf_counter()
         # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
-        generator = self._generator
         generator.update(weights, version)
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)
