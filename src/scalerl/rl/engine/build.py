@@ -64,6 +64,8 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         tokenizer.eos_token_id,
         recipe.engine.kind,
         end_tokens(tokenizer)[1:],
+        recipe.top_p,
+        recipe.top_k,
     )
 
 
