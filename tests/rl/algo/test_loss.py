@@ -57,6 +57,18 @@ def test_cispo_weighs_the_rarest_token_by_its_own_ratio():
     assert not clipped_NT.any()
 
 
+def test_with_one_update_a_batch_decoupled_ppo_has_the_gradient_of_cispo():
+    # min(pi_prox / pi_behaviour, c) min(r A, clip(r, .8, 1.2) A) with r = pi / pi_prox, at pi = pi_prox.
+    ratio_NT = torch.tensor([[0.01, 0.7, 1.0, 3.0, 9.0]] * 2, dtype=torch.float64)
+    logp_NT = (math.log(0.1) + ratio_NT.log()).requires_grad_()
+    proximal_NT, advantage_N1 = logp_NT.detach(), torch.tensor([[2.0], [-3.0]], dtype=torch.float64)
+    r_NT = (logp_NT - proximal_NT).exp()
+    surrogate_NT = torch.minimum(r_NT * advantage_N1, r_NT.clamp(0.8, 1.2) * advantage_N1)
+    weight_NT = (proximal_NT - math.log(0.1)).exp().clamp(max=5.0)
+    (decoupled_NT,) = torch.autograd.grad(-(weight_NT * surrogate_NT).sum(), logp_NT)
+    torch.testing.assert_close(losses(Cispo(max_ratio=5.0), ratio_NT, [2.0, -3.0])[2], decoupled_NT)
+
+
 @pytest.mark.parametrize("max_ratio", [0.0, -1.0, math.nan])
 def test_a_cap_that_is_not_positive_is_refused(max_ratio):
     with pytest.raises(ValueError, match="cap on the ratio itself"):
