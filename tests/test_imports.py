@@ -28,8 +28,8 @@ ROOMS = (
     *("rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
-    *("view.numbers", "view.assets", "view.style", "view.table", "view.formats"),
-    *("view.facts", "view.figures", "view.runs", "view.run", "view.terminal", "view.notebook", "view.serve"),
+    *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
+    *("view.facts", "view.figures", "view.runs", "view.terminal", "view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),
 )
 """From the bottom to the top: a room may import itself and those before it."""

@@ -134,7 +134,7 @@ def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
     assert "is fitted, as no evaluation before training is used: late." in said
     assert main(["report", str(runs / "a0"), "-o", str(tmp_path / "own.html")]) == 0
     own = (tmp_path / "own.html").read_text()
-    assert f"{rate(fit(RunRecord.read(runs / 'a0')).r0_value)} (measured; the evaluation enters" in own
+    assert f"{fit(RunRecord.read(runs / 'a0')).r0_value:.3f}   measured" in own
     assert main(["report", str(runs / "a0"), str(late), "--r0", ".3", *words]) == 0
     assert "is given as .300, and held there." in tables.read_text().replace("\\", "")
 
@@ -165,7 +165,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_no_name(runs, tmp_path
     assert str(runs) not in text
     markup = re.sub(r"(<script)[^>]*>.*?</script>", r"\1>", text, flags=re.S)
     assert not re.search(r"<img|<link|<[^>]*\s(src|onerror)=|@import|url\(", markup)
-    assert markup.count("<script") == 5  # ours: the data, the library, the chart in two files, and the call
+    assert markup.count("<script") == 6  # ours: the data, the library, the chart in three files, and the call
     assert data_of(text)["runs"][2]["name"] == HOSTILE
     assert report(runs, "-o", tmp_path / "again.html") == 0
     assert (tmp_path / "again.html").read_text() == text
@@ -255,7 +255,7 @@ def test_the_page_of_one_run_has_intervals_of_the_level_asked_for(runs, tmp_path
     own = fit(RunRecord.read(runs / "b"), level=0.5)
     assert rate_interval(own.intervals.A) in page("--level", "0.5")
     assert rate_interval(own.intervals.A) not in page()
-    assert "Forecast and outcome" in page("--level", "0.5")
+    assert "Frozen forecasts" in page("--level", "0.5")
     pictures = [tmp_path / "at.svg", tmp_path / "default.svg"]
     for picture, level in zip(pictures, (["--level", ".5"], []), strict=True):
         assert main(["report", str(runs / "b"), *level, "--figure", str(picture)]) == 0
@@ -304,14 +304,30 @@ def test_all_runs_of_a_log_are_shown_and_seeds_can_be_named(tmp_path, capsys):
     assert "What was taken for what" in page.read_text()
 
 
-def test_one_run_keeps_its_own_page_and_an_option_gives_it_the_other(runs, tmp_path, capsys):
-    assert main(["report", str(runs / "b"), "-o", str(tmp_path / "own.html")]) == 0
-    assert "Forecast and outcome" in (tmp_path / "own.html").read_text()
-    assert "scalerlChart" not in (tmp_path / "own.html").read_text()
-    assert main(["report", str(runs / "b"), "--budget", "20000", "-o", str(tmp_path / "p.html")]) == 0
-    text = (tmp_path / "p.html").read_text()
-    assert "scalerlChart" in text
-    assert "Nothing is compared" in text
+def test_one_run_has_the_same_page_with_or_without_an_option(runs, tmp_path, capsys):
+    for words in ([], ["--budget", "20000"]):
+        assert main(["report", str(runs / "b"), *words, "-o", str(tmp_path / "p.html")]) == 0
+        text = (tmp_path / "p.html").read_text()
+        assert "scalerlChart(" in text
+        for section in ("Frozen forecasts", "The fit", "Health of the training", "Recipe and environment"):
+            assert f"<h2>{section}" in text
+    assert "At 20,000 GPU-hours (the budget) about" in text
+    assert (
+        main(
+            [
+                "report",
+                str(runs / "b"),
+                "--budget",
+                "20000",
+                "--target",
+                ".49",
+                "-o",
+                str(tmp_path / "p.html"),
+            ]
+        )
+        == 0
+    )
+    assert "Will it reach .490 by 20,000 GPU-hours? " in (tmp_path / "p.html").read_text()
     assert main(["report", str(runs / "b"), "--figure", str(tmp_path / "c.pdf")]) == 0
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
 

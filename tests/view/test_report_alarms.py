@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from scalerl.curve import Points
 from scalerl.record.alarms import Alarm
-from scalerl.view import closing_rows, health_svg, report_html
+from scalerl.view import closing_rows, report_html
 from scalerl.view.facts.notices import health_text
 from scalerl.view.facts.standing import StandingQuery, stand
+from scalerl.view.runs.panels import health_panels
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),
@@ -21,45 +22,46 @@ def steps_of(truncated, **more):
     return [{"step": n, "truncated": truncated, "ratio_clipped": 0.01, **more} for n in range(1, 61)]
 
 
-def shapes(svg):
-    """Everything that is drawn in the colour of alarms."""
-    assert svg is not None
-    return len(re.findall(r"(?:fill|stroke): var\(--later\)", svg))
+def panel(steps, title="Truncated", **options):
+    return next(one for one in health_panels(steps, **options) if one["title"] == title)
 
 
 def test_alarms_are_shaded_in_their_own_panel():
     steps = steps_of(0.04)
-    plain = health_svg(steps)
-    marked = health_svg(steps, ALARMS[:2])
-    assert shapes(marked) == shapes(plain) + 2
-    elsewhere = health_svg(steps, (Alarm("failed", "alarm", 3, 5, 0.2, 0.1),))
-    assert shapes(elsewhere) == shapes(plain)
+    assert panel(steps)["marks"] == []
+    assert panel(steps, alarms=ALARMS[:2])["marks"] == [
+        {"from": 19.5, "to": 30.5, "level": "warning"},
+        {"from": 29.5, "to": 60.5, "level": "alarm"},
+    ]
+    assert panel(steps, "Ratios clipped", alarms=ALARMS[:2])["marks"] == []
+    unended = panel(steps_of(0.04, ess=0.2), "Effective sample", alarms=ALARMS)
+    assert unended["marks"] == [{"from": 49.5, "to": 60.5, "level": "alarm"}]
 
 
 def test_thresholds_are_drawn_where_the_values_come_near_them():
-    near, far = steps_of(0.04), steps_of(0.001)
-    assert shapes(health_svg(near, (), LIMITS)) == shapes(health_svg(near)) + 1  # 5 %, and not 10 %
-    assert shapes(health_svg(far, (), LIMITS)) == shapes(health_svg(far))
-    assert shapes(health_svg(steps_of(0.09), (), LIMITS)) == shapes(health_svg(near)) + 2
+    def bounds(value):
+        return [one["value"] for one in panel(steps_of(value), thresholds=LIMITS)["bounds"]]
+
+    assert bounds(0.04) == [5.0]  # per cent, and not 10
+    assert bounds(0.001) == []
+    assert bounds(0.09) == [5.0, 10.0]
 
 
 def test_a_figure_of_every_tenth_step_is_a_line():
     sparse = [{"step": n, **({"logp_gap": 1e-6 * n} if n % 10 == 0 else {})} for n in range(1, 61)]
-    svg = health_svg(sparse)
-    assert svg is not None
-    assert "Log-probability gap" in svg
-    line = max(re.findall(r'd="(M [^"]+)"', svg), key=len)
-    assert line.count("L") >= 5  # six points
+    (line,) = panel(sparse, "Log-probability gap")["lines"]
+    assert [n for n, y in enumerate(line["y"], 1) if y is not None] == [10, 20, 30, 40, 50, 60]
+    assert [y is None for y in line["smooth"]] == [y is None for y in line["y"]]
 
 
 def test_the_page_names_its_alarms(run):
     html = report_html(replace(run, alarms=ALARMS))
     assert "2 health alarms." in html
     assert "truncated 0.14 (threshold 0.1), steps 30 to 60; ess 0.2 (threshold 0.3), from step 50 on" in html
-    cells = re.findall(r"<td>(.*?)</td>", html.partition("Alarms and warnings")[2])
-    assert cells[:4] == ["truncated", "steps 30 to 60", "0.140", "0.100"]
-    assert cells[8:10] == ["truncated", "steps 20 to 30"]  # warnings come last
-    assert "<h3>Alarms and warnings" not in report_html(run)
+    table = html.partition("<h3>Alarms and warnings")[2]
+    cells = re.findall(r'<td class="\w+"[^>]*>(.*?)</td>', table)
+    assert cells[:5] == ["alarm", "truncated", "steps 30 to 60", "0.140", "0.100"]
+    assert cells[10:13] == ["warning", "truncated", "steps 20 to 30"]  # warnings come last
 
 
 def test_the_closing_table_names_them_too(run):
@@ -80,8 +82,8 @@ def test_where_nobody_looked_it_is_not_said_that_there_was_nothing(run):
     watched = replace(unwatched, config={**run.config, "recipe": {"health": LIMITS}})
     assert (health_text(unwatched), health_text(watched)) == ("not checked", "none")
     assert health_text(replace(unwatched, alarms=ALARMS[:1])).startswith("1 warning")
-    assert "Alarms and warnings: not checked; only the trainer" in report_html(unwatched)
-    assert "Alarms and warnings: none." in report_html(watched)
+    assert "not checked; only the trainer" in report_html(unwatched)
+    assert '<p class="note">none.</p>' in report_html(watched)
 
 
 def test_json_has_no_list_of_alarms_where_nobody_looked(run):

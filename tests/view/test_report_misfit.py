@@ -14,10 +14,11 @@ from scalerl.curve import fit
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
-from scalerl.view.facts.curve_view import curve_view
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
-from scalerl.view.figures.curve_figure import _draw
+from scalerl.view.figures.run_figure import draw_run, drawn_run
 from scalerl.view.numbers import unit_for
+from scalerl.view.runs.overlay import OverlayRun, overlay
+from scalerl.view.style import new_figure
 
 TERA = 1e12
 END, MID = 240 * 0.061 * TERA, 55 * 0.061 * TERA  # of the run, and C_mid of its curve, in flops
@@ -45,7 +46,15 @@ def late(compute):
 
 
 def words(html: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.split("</style>", 1)[1]))
+    body = re.sub(r"<script.*?</script>", " ", html.split("</style>", 1)[1], flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+def axes_of(run, whole, frozen=None):
+    """The axes of `report --figure`, drawn."""
+    axes = new_figure(10, 4).add_subplot()
+    draw_run(axes, drawn_run(run, whole, frozen))
+    return axes
 
 
 def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
@@ -58,22 +67,24 @@ def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
     assert whole.misfit.keep == (0.0, whole.misfit.at)
     assert part.points.compute_N[-1] == pytest.approx(whole.misfit.at)
     assert part.n_points == np.argmin(np.abs(whole.points.compute_N - whole.misfit.at)) + 1
-    view = curve_view(run, whole, None)
-    assert view.change is not None
-    assert view.change.at * TERA == pytest.approx(whole.misfit.at)
-    assert view.change.keep == (0.0, view.change.at)
-    assert view.band is None  # the curve of the whole describes nothing
-    assert [ceiling.A for ceiling in view.ceilings] == [part.median.A]
+    drawn = drawn_run(run, whole)
+    assert drawn.band is None  # the curve of the whole describes nothing
+    assert drawn.ceiling[0] == part.median.A
+    lines = axes_of(run, whole).lines
+    assert any(np.allclose(line.get_xdata(), whole.misfit.at) for line in lines)
+    chart = overlay([OverlayRun("one", whole.points, run, whole)])["runs"][0]["fit"]
+    assert chart["change"]["flops"] == pytest.approx(whole.misfit.at, rel=1e-5)
+    assert (chart["A"], chart["of_part"]) == (None, True)
 
     html = report_html(run, whole)
     text = words(html)
-    assert '<p class="notice" role="note"><b>No saturating curve describes this run.</b>' in html
+    assert "<b>No saturating curve describes this run.</b>" in html
+    assert "No saturating curve describes it: the run has peaked. Its ceiling is withheld." in text
     assert f"{whole.misfit.why[1:]}. The ceiling of the whole run is withheld." in text
     assert f"is fitted alone: ceiling A {ceiling_text(part.to_json(), math.nan)}." in text
-    assert "A ceiling withheld: the run has peaked; known beforehand .820" in text
-    assert "fitted on the part that holds" in text
-    assert f"the run has peaked at {view.change.at:.2f} TFLOP" in text
-    assert text.count(whole.misfit.why[10:]) == 2  # in the notice and in the table: not as a warning too
+    assert "ceiling A withheld" in text
+    assert "Fitted on the part that holds" in text
+    assert text.count(whole.misfit.why[10:]) == 3  # a caution, in the table, in the fit: not a warning too
     assert not re.search(r"\b(nan|None)\b", text)
 
 
@@ -90,14 +101,14 @@ def test_a_forecast_frozen_after_a_jump_withholds_its_ceiling_on_page_and_termin
     assert closing["ceiling A at 77 %"] == "withheld: the pass rate jumps; known beforehand .820"
     assert closing["why withheld"] == row["fit_json"]["why"]
     text = words(report_html(run))
-    assert "No saturating curve described the run then: the pass rate jumps." in text
-    assert "A withheld, B" in text  # the least-squares curve
+    assert "ceiling A withheld" in text
+    assert re.search(r"(inside|outside) the pass rate jumps", text)  # the forecast was made in spite of it
     whole = fit(run, x="flops")
     part = part_that_holds(whole)
     assert part is not None
     assert part.points.compute_N.tolist() == run.compute("flops")[17:].tolist()  # the jump is at step 136
-    view = curve_view(run, whole, main_forecast(frozen_forecasts(run)))
-    assert [ceiling.data for ceiling in view.ceilings] == ["part fitted"]
+    drawn = drawn_run(run, whole, main_forecast(frozen_forecasts(run)))
+    assert drawn.ceiling[2].endswith("(part fitted)")
 
 
 def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
@@ -105,13 +116,11 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
     whole = fit(run, x="flops")
     assert whole.lack_of_fit == "residuals"
     assert part_that_holds(whole) is None
-    view = curve_view(run, whole, None)
-    assert (view.band, view.ceilings) == (None, ())
-    assert view.change is not None
-    assert math.isnan(view.change.at)
+    drawn = drawn_run(run, whole)
+    assert drawn.band is None
+    assert math.isnan(drawn.ceiling[0])
     text = words(report_html(run, whole))
-    assert "The ceiling is withheld: slow waves around every curve." in text
-    assert "No curve is fitted to all evaluations, as none describes them" in text
+    assert "describes it: slow waves around every curve. Its ceiling is withheld." in text
     assert curve_figure(run, whole, out=tmp_path / "waves.png").stat().st_size > 10_000
 
 
@@ -125,7 +134,8 @@ def test_too_early_says_how_much_compute_would_tell(make_run):
     told = f"about {needed / TERA:.1f} TFLOP in all ({needed / END:.2f} times the compute so far)"
     html = report_html(run, whole)
     assert f"<b>Too early to tell the ceiling.</b> T{whole.why[1:]}. To tell it: {told}." in html
-    assert f"ceiling A {whole.median.A:.3f}, not identified (all data)".replace("0.", ".") in words(html)
+    said = {text.get_text() for text in axes_of(run, whole).texts}
+    assert f"ceiling A {whole.median.A:.3f}, not identified".replace("0.", ".") in said
     stated = dataclasses.replace(
         run, forecasts=tuple(row | {"fit_json": whole.to_json()} for row in run.forecasts)
     )
@@ -157,7 +167,7 @@ def test_a_flat_run_is_forecast_and_its_ceiling_is_said_to_be_unknown(make_run):
     run = make_run(steps=False, truth=lambda compute: 0.5 + 0 * compute)
     text = words(report_html(run))
     assert "No curve is fitted" not in text
-    assert f"ceiling A {ceiling_text(fit(run, x='flops').to_json())}" in text.replace("Ceiling", "ceiling")
+    assert "Too early to tell its ceiling: " in text
     assert "Too early to tell the ceiling." in text
     assert "To tell it: " in text
 
@@ -167,7 +177,7 @@ def test_a_falling_run_is_forecast_and_its_ceiling_is_withheld(make_run):
     assert part_that_holds(fit(run, x="flops")) is None
     text = words(report_html(run))
     assert "No saturating curve describes this run. The run has peaked: from" in text
-    assert "The ceiling is withheld: the run has peaked." in text
+    assert "describes it: the run has peaked. Its ceiling is withheld." in text
     forecast = fit(run, x="flops").forecast(2.0 * run.compute("flops")[-1])
     assert 0.1 < forecast.median < 0.3  # it has fallen to .33, and goes on
 
@@ -176,17 +186,16 @@ def test_six_evaluations_are_fitted_and_are_too_early(make_run):
     run = make_run(n_evals=6, steps=False)
     text = words(report_html(run))
     assert "Too early to tell the ceiling." in text
-    assert "evaluations used 6" in text
+    assert "points 6 on GPU-hours" in text
 
 
 def test_the_key_lies_below_a_curve_that_has_hardly_risen(make_run):
     run = make_run(steps=False, truth=late)
-    figure = _draw(curve_view(run, fit(run, x="flops"), None))
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
+    axes = axes_of(run, fit(run, x="flops"))
+    axes.figure.draw_without_rendering()
     legend = axes.get_legend()
     assert legend is not None
     corner = axes.transData.inverted().transform(legend.get_window_extent())
-    compute_N = run.compute("flops") / TERA
+    compute_N = run.compute("flops")
     beside = np.array([point.pass_rate for point in run.evals])[compute_N > corner[0, 0]]
     assert corner[1, 1] < beside.min()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl.view.run.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
+from scalerl.view.runs.roles import balances, busy_shares, ledger_rows, role_panels, role_rows
 
 
 def step(n, generate=0.9, train=0.5, **ledger):
@@ -68,12 +68,12 @@ def test_busy_shares_are_those_of_each_piece_of_the_run():
     assert shares == pytest.approx([0, 0, 1, 1])
 
 
-def test_the_chart_names_both_roles_and_the_places_of_the_groups():
-    svg = roles_svg([step(n) for n in range(1, 8)])
-    assert svg
-    for name in ("generators 90", "trainer 50", "generating 5", "generated 1", "verified 0"):
-        assert name in svg
-    assert roles_svg([step(1)]) is None
+def test_the_panels_show_both_roles_and_the_places_of_the_groups():
+    busy, queue = role_panels([step(n) for n in range(1, 8)])
+    last = {line["name"]: line["y"][-1] for panel in (busy, queue) for line in panel["lines"]}
+    assert last == {"generators": 90, "trainer": 50, "generating": 5, "generated": 1, "verified": 0}
+    assert busy["x_label"] == "minutes of training"
+    assert role_panels([step(1)]) == []
 
 
 def test_one_of_something_is_one():

@@ -5,8 +5,8 @@
     print_closing(run)    the closing table in a terminal
 
     facts/        what is shown of a run, in numbers and words
-    run/, runs/   the page of one run, and of several
-    figures/      matplotlib: the curve, the health, recipes over one another
+    runs/         the page of one run, and of several; document.py lays out every page
+    figures/      matplotlib: the curve of a run, recipes over one another
     terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
 
 It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`; never
@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.view.facts.curve_view import axis_for
+    from scalerl.view.facts.facts import axis_for
     from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
-    from scalerl.view.figures.curve_figure import curve_figure, curve_svg
-    from scalerl.view.figures.health_figure import health_svg
-    from scalerl.view.run.page import report_html, write_report
+    from scalerl.view.figures.run_figure import curve_figure
+    from scalerl.view.runs.page import report_html, write_report
     from scalerl.view.terminal.closing import closing_rows, print_closing
 
 __all__ = [
@@ -33,9 +32,7 @@ __all__ = [
     "axis_for",
     "closing_rows",
     "curve_figure",
-    "curve_svg",
     "frozen_forecasts",
-    "health_svg",
     "judge",
     "main_forecast",
     "print_closing",
@@ -46,11 +43,10 @@ __all__ = [
 lazy(
     __name__,
     {
-        "figures.curve_figure": "curve_figure curve_svg",
-        "facts.curve_view": "axis_for",
+        "figures.run_figure": "curve_figure",
+        "facts.facts": "axis_for",
         "facts.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
-        "figures.health_figure": "health_svg",
-        "run.page": "report_html write_report",
+        "runs.page": "report_html write_report",
         "terminal.closing": "closing_rows print_closing",
     },
 )

@@ -14,7 +14,7 @@ from scalerl.forecast.backtest_result import COLUMNS
 from scalerl.record.reader import unit_of
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
-from scalerl.view.figures.fit_plot import fit_svg, plot_fit
+from scalerl.view.figures.run_figure import fit_svg, plot_fit
 from scalerl.view.numbers import plain, rate, unit_for
 
 if TYPE_CHECKING:

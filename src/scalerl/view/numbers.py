@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl.curve.families import LABELS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DASH = "–"
 MINUS = "−"
@@ -183,3 +186,16 @@ def duration(seconds: Any) -> str:
     if number < 120:
         return f"{number:.0f} s"
     return f"{number / 60:.1f} min" if number < 7200 else f"{number / 3600:.1f} h"
+
+
+def short_numbers(value_N: np.ndarray, digits: int = 6) -> list[float | None]:
+    """Numbers for JSON, rounded to `digits` figures, which halves the size of a page; None if not finite."""
+    return [short_number(value, digits) for value in value_N.tolist()]
+
+
+def short_number(value: float, digits: int = 6) -> float | None:
+    """One of `short_numbers`."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

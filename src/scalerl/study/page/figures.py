@@ -15,10 +15,10 @@ import numpy as np
 
 from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Claim, Difference
-from scalerl.study.verdict.answers import claim_text
 from scalerl.study.verdict.curves import arm_curves
 from scalerl.study.verdict.forecast_scores import JudgedForecast
-from scalerl.study.verdict.verdict import StudyVerdict, is_made
+from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.view.facts.claims import claim_text, is_made
 from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.view.numbers import percent, signed, unit_for
 from scalerl.view.style import (

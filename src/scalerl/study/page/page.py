@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from scalerl.errors import counted
+from scalerl.study.page.chart import study_chart
 from scalerl.study.page.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.tty import console_for
 from scalerl.view import formats
-from scalerl.view.assets import link, page, without_folders, write_text
+from scalerl.view.assets import link, without_folders, write_text
+from scalerl.view.document import Document, PagePart, PageSection
 from scalerl.view.table import Table
 
 if TYPE_CHECKING:
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 
     from scalerl.study.page.figures import StudyFigure
 
+_CHART = (
+    "Points are evaluations of every seed of an arm. Line and band: the mean curve of an arm over its "
+    "seeds with its interval, the variance between seeds included, up to where its runs reach. At the "
+    "right edge: the ceiling A."
+)
 _IN_TERMINAL = (
     *("arm", "seeds_finished", "A", "pass_rate_at_budget"),
     *("A_difference", "compute_to_own_ratio", "verdict"),
@@ -72,7 +80,7 @@ def study_html(
     from scalerl.study.page.figures import study_figures
 
     figures = study_figures(verdict) if figures is None else figures
-    return page("study.html", _content(verdict, folder or verdict.study.path, figures))
+    return study_document(verdict, folder or verdict.study.path, figures).html()
 
 
 def study_markdown(verdict: StudyVerdict) -> str:
@@ -161,30 +169,78 @@ def _warnings(verdict: StudyVerdict) -> list[str]:
     return [without_folders(text, verdict.study.path) for text in verdict.study.warnings]
 
 
-def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> dict[str, Any]:
+def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> Document:
+    """Return the page of a study; links to runs are relative to `folder`."""
     from scalerl.view.style import inline_svg
 
-    links = []  # in the order of the table of runs
-    for run in (run for arm in verdict.arms for run in arm.runs):
-        target = verdict.study.path / run.run.plan.folder / "report.html"
-        links.append(link(target, folder) if target.is_file() else "")
-    return {
-        "name": study_name(verdict),
-        "head": _head(verdict),
-        "answers": _grouped(answers(verdict)),
-        "cautions": verdict.cautions,
-        "warnings": _warnings(verdict),
-        "tables": {table.name: table for table in study_tables(verdict)},
-        "figures": {one.name: one for one in figures},
-        "svg": {one.name: inline_svg(one.figure, one.name, one.title) for one in figures},
-        "links": links,
-        "plan": plan_rows(verdict),
-        "assumptions": assumptions(verdict),
+    tables = {
+        table.name: PagePart(table.title, table=table, kind=table.name) for table in study_tables(verdict)
     }
+    drawn = {
+        one.name: PagePart(one.title, svg=inline_svg(one.figure, one.name, one.title), note=one.caption)
+        for one in figures
+    }
+    none = PagePart()
+    measured = [tables.get("measured", none), drawn.get("forest", none)]
+    chart = study_chart(verdict)
+    runs = replace(tables.get("runs", none), title="", links=_links(verdict, folder))
+    verdicts = replace(tables.get("verdict", none), title="", kind="verdict-table")
+    return Document(
+        kind="Study of reinforcement learning recipes",
+        name=study_name(verdict),
+        sentence=_sentence(verdict),
+        answers=_grouped(answers(verdict)),
+        chart=chart if chart["runs"] else None,
+        chart_note=_CHART,
+        cautions=[("", text) for text in verdict.cautions],
+        warnings=[("", text) for text in _warnings(verdict)],
+        sections=[
+            PageSection("Verdicts", [verdicts], open=True),
+            PageSection("Differences to the base", measured, open=True),
+            PageSection("The linearised curve", [drawn.get("linearised", none)]),
+            PageSection(
+                "Frozen forecasts",
+                [
+                    tables.get("forecast_scores", none),
+                    drawn.get("forecasts", none),
+                    tables.get("forecasts", none),
+                ],
+            ),
+            PageSection("Stability", [tables.get("stability", none)]),
+            PageSection("Decisions during the study", [tables.get("decisions", none)]),
+            PageSection("Runs", [runs]),
+            PageSection("The plan", [PagePart(rows=plan_rows(verdict)), tables.get("changes", none)]),
+            PageSection("What is taken for granted", [PagePart(text=assumptions(verdict))]),
+        ],
+    )
 
 
-def _grouped(found: Sequence[Answer]) -> list[tuple[str, str, list[Answer]]]:
+def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
+    """Where the page of each run is, in the order of the table of runs; empty where there is none."""
+    targets = [
+        verdict.study.path / run.run.plan.folder / "report.html" for arm in verdict.arms for run in arm.runs
+    ]
+    return [link(target, folder) if target.is_file() else "" for target in targets]
+
+
+def _sentence(verdict: StudyVerdict) -> str:
+    """What the study says of its arms, in one sentence."""
+    groups = [
+        f"{heading.lower()}: {', '.join(arm for arm, _ in found)}"
+        for heading, found, _ in _grouped(answers(verdict))
+        if heading != HEADINGS["base"]
+    ]
+    said = "; ".join(groups)
+    return f"{said[:1].upper()}{said[1:]}. {_head(verdict)}" if said else _head(verdict)
+
+
+def _grouped(found: Sequence[Answer]) -> list[tuple[str, list[tuple[str, str]], str]]:
     """Answers under the heading of their kind, in the order of `HEADINGS`; the base last."""
     grouped = sorted(HEADINGS.items(), key=lambda item: item[0] == "base")
-    made = [(kind, heading, [one for one in found if one.kind == kind]) for kind, heading in grouped]
-    return [(kind.replace(" ", "-"), heading, group) for kind, heading, group in made if group]
+    looks: dict[str, str] = dict.fromkeys(("both", "ceiling", "efficiency", "seen"), "moved")
+    looks |= dict.fromkeys(("inconclusive", "not compared"), "open")
+    made = [
+        (heading, [(one.arm, one.text) for one in found if one.kind == kind], looks.get(kind, ""))
+        for kind, heading in grouped
+    ]
+    return [group for group in made if group[1]]

@@ -10,11 +10,12 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
-from scalerl.study.verdict.answers import budget_text, claim_text
+from scalerl.study.verdict.answers import budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.measured import measured_table
 from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict, kind_of
+from scalerl.view.facts.claims import claim_text
 from scalerl.view.numbers import (
     DASH,
     Unit,

@@ -39,7 +39,8 @@ def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
         # A band around a curve that does not describe the runs would lend it a precision that it has not.
         if arm.draws is not None and len(compute_M) and not any(fit.misfit for fit in arm.fits):
             band = _band(arm.draws, compute_M, unit, verdict.level)
-        found.append(ArmCurve(names[arm.name], arm.name == verdict.study.plan["base"], runs, band))
+        is_base = arm.name == verdict.study.plan["base"]
+        found.append(ArmCurve(names[arm.name], is_base, runs, band, whole_name=arm.name))
     return sorted(found, key=lambda arm: not arm.base)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
-from scalerl.forecast.comparison import Claim, Comparison, Pair
+from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
@@ -22,6 +22,7 @@ from scalerl.study.verdict.forecast_scores import (
     judged_forecasts,
     score_forecasts,
 )
+from scalerl.view.facts.claims import is_made
 from scalerl.view.facts.reach import beyond
 
 Kind = Literal["base", "both", "ceiling", "efficiency", "seen", "noise", "inconclusive", "not compared"]
@@ -37,11 +38,6 @@ WORDS: dict[Kind, str] = {
     "not compared": "not compared",
 }
 """The verdict on an arm in a few words, in the order of the page."""
-
-
-def is_made(claim: Claim) -> bool:
-    """Return whether a claim is that something moved."""
-    return claim.verdict not in ("not significant", "inconclusive")
 
 
 def kind_of(pair: Pair) -> Kind:

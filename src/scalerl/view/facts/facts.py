@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl.jsonl import flat
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
-from scalerl.view.facts.curve_view import known_ceiling
+from scalerl.view.facts.frozen import FrozenForecast
 from scalerl.view.numbers import (
     DASH,
     Unit,
@@ -23,8 +23,30 @@ from scalerl.view.numbers import (
     unit_for,
 )
 
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
 Rows = list[tuple[str, str]]
 """Rows of (label, value)."""
+
+
+def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> str:
+    """Return the compute axis of the page: that of the fit, else of the forecast, else the run's own."""
+    if fit is not None:
+        return fit.axis
+    if frozen is not None:
+        return frozen.axis
+    return run.default_axis
+
+
+def known_ceiling(run: RunRecord) -> float:
+    """Return the ceiling that was known before the run, from config.json; NaN without one."""
+    return as_float(as_mapping(run.config.get("ceiling")).get("value"))
+
+
+def ceiling_why(run: RunRecord) -> str:
+    """Return how that ceiling is known, from config.json; empty without one."""
+    return str(as_mapping(run.config.get("ceiling")).get("why") or "")
 
 
 def imported(run: RunRecord) -> bool:

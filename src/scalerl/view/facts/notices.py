@@ -23,6 +23,7 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.view.table import Row, Table, TableColumn, number, words
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -132,18 +133,23 @@ def health_text(run: RunRecord | None) -> str:
     return (alarm_text(run.alarms) or "none") if run is not None and run.health_is_watched else NOT_CHECKED
 
 
-def alarm_rows(alarms: Sequence[Alarm]) -> list[dict[str, str]]:
-    """Return a row of the table for every alarm and warning, alarms first."""
-    return [
-        {
-            "level": alarm.level,
-            "metric": alarm.metric.replace("_", " "),
-            "steps": alarm.steps,
-            "worst": plain(alarm.worst),
-            "threshold": plain(alarm.threshold),
-        }
+def alarm_table(alarms: Sequence[Alarm]) -> Table:
+    """Return a table with a row for every alarm and warning, alarms first."""
+    prose = ("level", "figure", "when")
+    columns = tuple(TableColumn(name, (name,), name in prose) for name in (*prose, "worst", "threshold"))
+    rows = tuple(
+        Row(
+            (
+                words(alarm.level),
+                words(alarm.metric.replace("_", " ")),
+                words(alarm.steps),
+                number(alarm.worst, plain(alarm.worst)),
+                number(alarm.threshold, plain(alarm.threshold)),
+            )
+        )
         for alarm in sorted(alarms, key=lambda alarm: alarm.level != "alarm")
-    ]
+    )
+    return Table("alarms", "Alarms and warnings", columns, rows)
 
 
 def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:

@@ -107,8 +107,7 @@ class Standing:
         """Compute at which the run ends; NaN where it is not given on this axis."""
         if self.asked.budget is not None:
             return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
-        own = as_mapping(self.record.config.get("budget")) if self.record is not None else {}
-        return as_float(own.get("amount")) if own.get("kind") == self.points.axis else math.nan
+        return own_budget(self.record, self.points.axis)
 
     @property
     def end(self) -> float:
@@ -262,6 +261,12 @@ class Standing:
             "eta": self.eta(now),
             "ended": self.ended,
         }
+
+
+def own_budget(record: RunRecord | None, axis: str) -> float:
+    """Return the compute at which a run says it ends, on `axis`; NaN where it does not, or on another."""
+    own = as_mapping(record.config.get("budget")) if record is not None else {}
+    return as_float(own.get("amount")) if own.get("kind") == axis else math.nan
 
 
 def _ceiling(fit: Fit) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class ArmCurve:
     band: Band | None
     look: Look | None = None
     """Its own, where it is shown elsewhere too; by default one that is free."""
+    whole_name: str = ""
+    """Its name where there is room."""
     known: float = math.inf
     """Compute in units of the figure up to which there are evaluations: beyond it the line is thin."""
 

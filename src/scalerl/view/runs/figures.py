@@ -75,4 +75,4 @@ def _arm(run: OverlayRun, name: str, view: RunsView, most: int, look: Look) -> A
         own = fit.curve
         curve = Curve(own.family, own.A, own.B, own.C_mid / unit.size, own.R_0)
     points = RunPoints(compute_N / unit.size, run.points.pass_rate_N[chosen], curve)
-    return ArmCurve(name, False, (points,), band, look, known / unit.size)
+    return ArmCurve(name, False, (points,), band, look, known=known / unit.size)

@@ -13,6 +13,7 @@ from scalerl.record.devices import is_of_one_device
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.reach import beyond
+from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.overlay import OverlayRun
 
@@ -65,7 +66,28 @@ class RunsView:
         """The unit of compute in tables."""
         largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
         of_one = any(is_of_one_device(run.record, self.axis) for run in self.runs)
-        return unit_for(self.axis, max(largest, self.budget or 0.0), of_one)
+        return unit_for(self.axis, max(largest, self.end), of_one)
+
+    @property
+    def end(self) -> float:
+        """Compute that is forecast: the budget, that of all runs, or twice the compute so far."""
+        return self._end[0]
+
+    @property
+    def where(self) -> str:
+        """What `end` is, in words."""
+        return self._end[1]
+
+    @property
+    def _end(self) -> tuple[float, str]:
+        if self.budget is not None:
+            return self.budget, "the budget"
+        own = {own_budget(run.record, self.axis) for run in self.runs}
+        if len(own) == 1 and (budget := own.pop()) > 0:
+            return budget, "the end of the run" if len(self.runs) == 1 else "the end of the runs"
+        return 2 * max(
+            float(run.points.compute_N.max(initial=0.0)) for run in self.runs
+        ), "twice the compute so far"
 
     @property
     def beyond(self) -> list[str]:

@@ -7,6 +7,7 @@ the last evaluation the conversion is not known, and nothing is drawn.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
-from scalerl.view.numbers import unit_for
+from scalerl.view.facts.standing import own_budget
+from scalerl.view.numbers import short_number, short_numbers, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -53,6 +56,11 @@ class OverlayRun:
     budget: float = math.nan
     """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
 
+    @functools.cached_property
+    def part(self) -> Fit | None:
+        """The fit of the part that holds, of a run that no curve describes as a whole."""
+        return part_that_holds(self.fit) if self.fit is not None else None
+
 
 def overlay(
     runs: Sequence[OverlayRun], *, budget: float | None = None, target: float | None = None
@@ -71,15 +79,18 @@ def overlay(
         axes[].{key, label, size}   every axis that a run has: `shown = compute / size` in units of `label`
         level                 of the intervals of fits; None without a fit
         budget, target        as given
+        end                   compute to which the chart extends: the budget, or twice the compute so far
         thinned               whether fewer evaluations are drawn than there are
         runs[].name, .reason  as given
         runs[].evaluations    how many there are
         runs[].compute.AXIS   compute of every evaluation that is drawn, for the axes of this run
         runs[].pass_rate, .noise, .step, .used    of each of them; noise is one sd or None, step may be None,
                               and used says if the fit is of it
+        runs[].known          the ceiling that was known before the run, or None
         runs[].fit            None without a fit, else:
             .A, .B, .C_mid    [median, low, high]; A is None where it is withheld
             .identified, .why, .misfit    the ceiling in words; misfit is empty where a curve fits
+            .change.AXIS      where no curve describes the run any more, or None
             .window.AXIS      interval of the compute that was fitted
             .curve            {compute: {AXIS: [...]}, line, low, high}: the median of the mean curve,
                               and the interval; of the part that holds where there is a misfit,
@@ -105,7 +116,8 @@ def overlay(
     places = _PLACES_OF_MANY if len(runs) > _MANY else _PLACES
     mixed = [one for one in HOURS if mixed_devices(named, one)]
     clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in runs]
-    ends = [run.budget if math.isfinite(run.budget) else budget or 0.0 for run in runs]
+    spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
+    ends = [_end(run, budget) for run in runs]
     fits = [run.fit for run in runs if run.fit is not None]
     return {
         "axis": axis,
@@ -113,9 +125,18 @@ def overlay(
         "level": fits[0].intervals.level if fits else None,
         "budget": budget,
         "target": target,
+        "end": short_number(max(ends, default=0.0) if budget is None else max(budget, spent)),
         "thinned": any(len(run.points) > most for run in runs),
         "runs": [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)],
     }
+
+
+def _end(run: OverlayRun, budget: float | None) -> float:
+    """Return the compute to which the curve of a run is drawn: its budget, the chart's, or twice its own."""
+    if math.isfinite(run.budget):
+        return run.budget
+    own = own_budget(run.record, run.points.axis) if budget is None else budget
+    return own if own > 0 else 2 * float(run.points.compute_N.max(initial=0.0))
 
 
 def thin(value_N: np.ndarray, most: int) -> np.ndarray:
@@ -174,12 +195,13 @@ def _run(
         "name": run.name,
         "reason": run.reason,
         "evaluations": len(points),
-        "compute": {axis: _numbers(clock_N[chosen]) for axis, clock_N in clocks.items()},
-        "pass_rate": _numbers(points.pass_rate_N[chosen]),
-        "noise": _numbers(points.noise_sd_N[chosen], 3),
-        "step": [None] * len(chosen) if points.step_N is None else _numbers(points.step_N[chosen]),
+        "compute": {axis: short_numbers(clock_N[chosen]) for axis, clock_N in clocks.items()},
+        "pass_rate": short_numbers(points.pass_rate_N[chosen]),
+        "noise": short_numbers(points.noise_sd_N[chosen], 3),
+        "step": [None] * len(chosen) if points.step_N is None else short_numbers(points.step_N[chosen]),
         "used": used_N[chosen].tolist(),
-        "fit": None if fit is None else _fit(fit, along, places, end),
+        "known": short_number(known_ceiling(run.record)) if run.record else None,
+        "fit": None if fit is None else _fit(fit, run.part, along, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }
 
@@ -199,8 +221,7 @@ def _clock(from_N: np.ndarray, to_N: np.ndarray) -> Clock:
     return lambda compute_M: np.interp(compute_M, known_N, then_N, right=math.nan)
 
 
-def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str, Any]:
-    part = part_that_holds(fit)
+def _fit(fit: Fit, part: Fit | None, along: dict[str, Clock], places: int, end: float) -> dict[str, Any]:
     drawn = fit if fit.misfit is None else part
     window = np.array([fit.points.compute_N[0], fit.points.compute_N[-1]])
     median, intervals = fit.median, fit.intervals
@@ -209,6 +230,7 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
         last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
         compute_M = places_between(drawn.points.compute_N, float(last), places)
         curve = _curve(along, compute_M, drawn.band(compute_M))
+    at = math.nan if fit.misfit is None or fit.misfit.at is None else fit.misfit.at
     return {
         "A": None if fit.misfit else _spread(median.A, intervals.A),
         "B": _spread(median.B, intervals.B),
@@ -216,6 +238,7 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
         "identified": fit.identified,
         "why": fit.why,
         "misfit": misfit_in_words(fit.lack_of_fit),
+        "change": {axis: ends[0] for axis, ends in _by_axis(along, np.array([at])).items()},
         "window": _by_axis(along, window),
         "curve": curve,
         "of_part": fit.misfit is not None and part is not None,
@@ -246,9 +269,9 @@ def _curve(
     line_M, low_M, high_M = band
     return {
         "compute": _by_axis(along, compute_M),
-        "line": _numbers(line_M, 4),
-        "low": _numbers(low_M, 4),
-        "high": _numbers(high_M, 4),
+        "line": short_numbers(line_M, 4),
+        "low": short_numbers(low_M, 4),
+        "high": short_numbers(high_M, 4),
     }
 
 
@@ -267,12 +290,12 @@ def _forecast(
     ends = _by_axis(along, np.array([forecast.compute, forecast.target_compute]))
     return {
         "axis": forecast.axis,
-        "step": _number(forecast.made_at_step),
+        "step": short_number(forecast.made_at_step),
         "made": {axis: end[0] for axis, end in ends.items()},
         "target": {axis: end[1] for axis, end in ends.items()},
-        "median": _number(forecast.median),
-        "interval": _numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
-        "measured": _number(outcome.measured.pass_rate) if outcome.measured else None,
+        "median": short_number(forecast.median),
+        "interval": short_numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
+        "measured": short_number(outcome.measured.pass_rate) if outcome.measured else None,
         "outcome": outcome.word,
         "curve": band and _frozen(along, band, places),
     }
@@ -288,20 +311,8 @@ def _frozen(along: dict[str, Clock], band: Band, places: int) -> dict[str, Any]:
 
 
 def _by_axis(along: dict[str, Clock], compute_M: np.ndarray) -> dict[str, list[float | None]]:
-    return {axis: _numbers(clock(compute_M)) for axis, clock in along.items()}
+    return {axis: short_numbers(clock(compute_M)) for axis, clock in along.items()}
 
 
 def _spread(median: float, interval: Interval) -> list[float | None]:
-    return _numbers(np.array([median, *interval]))
-
-
-def _numbers(value_N: np.ndarray, digits: int = 6) -> list[float | None]:
-    """Return numbers rounded to `digits` figures, which halves the size of a page; None if not finite."""
-    return [_number(value, digits) for value in value_N.tolist()]
-
-
-def _number(value: float, digits: int = 6) -> float | None:
-    if not math.isfinite(value):
-        return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return short_numbers(np.array([median, *interval]))

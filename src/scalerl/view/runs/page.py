@@ -1,56 +1,121 @@
-"""Several runs on one page, and the same tables in Markdown and LaTeX, the curves as figures.
+"""The page of one run or several: all it says is gathered here, and laid out by `scalerl.view.document`.
 
-write_runs_report(view, "runs.html")     self-contained, its chart interactive
+write_report(run)                        report.html in the folder of one run
+write_runs_report(view, "runs.html")     of one or several
 runs_markdown(view), runs_latex(view)    the tables as text
-write_figures(view, "figures")           overlay and linearised curves as SVG, PNG and PDF
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from scalerl.errors import CannotAnswerError
+from scalerl.record.reader import RunRecord
 from scalerl.view import formats
-from scalerl.view.assets import CHART, asset, page, script_json, write_text
-from scalerl.view.facts.notices import sentence
+from scalerl.view.assets import write_text
+from scalerl.view.document import Document, PagePart, PageSection, Pair
+from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
+from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
+from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.numbers import axis_name, percent, rate
-from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
-from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.answer import MOST, answers_of, sentence_of
+from scalerl.view.runs.details import fit_section, record_sections
+from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of
+from scalerl.view.runs.overlay import OverlayRun, overlay
 from scalerl.view.runs.tables import runs_tables
+from scalerl.view.table import Table
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
+_NOTE = (
+    "Points are evaluations, their bars one standard deviation of the sampling noise; hollow: not part of "
+    "the fit. Line and band: the median of the mean curve, as the table forecasts it, and its interval; "
+    "thin where no evaluation has been. At the right edge: the ceiling A with its interval. An upright bar "
+    "with caps: a forecast as it was frozen, for one evaluation at its target. Shaded, where one run "
+    "stands out: what its curve was fitted to."
+)
+
+
+def write_report(run: RunRecord | str | Path, out: Path | None = None, *, level: float = 0.95) -> Path:
+    """Write the page of one run, whole or not at all, and return where it is.
+
+    Args:
+        run: the record, or the path of its folder.
+        out: the file to write; by default report.html in the run folder.
+        level: of the intervals.
+
+    Raises:
+        InputError: the folder cannot be read, or the counters behind the compute axis are missing.
+        CannotAnswerError: the run holds no evaluation.
+        WriteError: the disk does not take the page.
+    """
+    record = run if isinstance(run, RunRecord) else RunRecord.read(run)
+    return write_text(out or record.path / "report.html", report_html(record, level=level))
+
+
+def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) -> str:
+    """Return the page of one run as text; the same for the same input. `level` is that of a fit made here.
+
+    Raises:
+        CannotAnswerError: the run holds no evaluation.
+    """
+    from scalerl.curve import Points
+
+    if not run.evals:
+        raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
+    axis = axis_for(run, fit, main_forecast(frozen_forecasts(run)))
+    shown = OverlayRun(run.name, Points.from_record(run, axis), run, fit)
+    if fit is None:
+        found, reason = fit_or_reason(shown, level=level)
+        shown = replace(shown, fit=found, reason=reason)
+    return runs_document(RunsView((shown,), level)).html()
 
 
 def write_runs_report(view: RunsView, out: str | Path) -> Path:
-    """Write the page of several runs, which links to nothing, and return where it is.
+    """Write the page of one run or several, which links to nothing, and return where it is.
 
     Raises:
         WriteError: the disk does not take it.
     """
-    return write_text(Path(out), page("runs.html", _content(view)))
+    return write_text(Path(out), runs_document(view).html())
 
 
-def _content(view: RunsView) -> dict[str, Any]:
-    return {
-        "name": view.title,
-        "facts": _facts(view),
-        "unfit": [(run.name, sentence(run.reason)) for run in view.runs if run.fit is None],
-        "data": script_json(overlay(view.runs, budget=view.budget, target=view.target)),
-        "scripts": [asset(name) for name in CHART],
-        "look": asset("chart.css"),
-        "tables": {table.name: table for table in runs_tables(view)},
-        "not_compared": view.not_compared,
-        "groups": [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1],
-        "assumptions": assumptions(view),
-        "taken": [(run.name, text) for run in view.runs if (text := taken(run))],
-        "warnings": [(run.name, said) for run in view.runs if (said := warnings_of(run))],
-    }
+def runs_document(view: RunsView) -> Document:
+    """Return the page of one run or several."""
+    alone = view.runs[0] if len(view.runs) == 1 else None
+    return Document(
+        kind="Reinforcement learning run" if alone else "Reinforcement learning runs, over one another",
+        name=view.title,
+        sentence=sentence_of(view),
+        answers=answers_of(view),
+        verdict=_outcome(alone) if alone else "",
+        facts=_facts(view),
+        chart=overlay(view.runs, budget=view.budget, target=view.target),
+        chart_note=_chart_note(view),
+        cautions=_cautions(view),
+        warnings=_warnings(view),
+        sections=[*_tables(view), *(_details(view, alone) if alone else ()), _assumed(view)],
+    )
 
 
-def _facts(view: RunsView) -> list[tuple[str, str]]:
-    evaluations = sum(len(run.points) for run in view.runs)
+def _outcome(run: OverlayRun) -> str:
+    """The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured."""
+    frozen = main_forecast(frozen_forecasts(run.record)) if run.record else None
+    if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
+        return ""
+    return judge(run.record, frozen).word.replace(" ", "-")
+
+
+def _facts(view: RunsView) -> list[Pair]:
+    if len(view.runs) == 1 and (record := view.runs[0].record) is not None and record.evals:
+        return head(record, view.axis)
     found = [
         ("metric", "; ".join(map(str, view.metrics))),
         ("runs", f"{len(view.runs)}"),
-        ("evaluations", f"{evaluations:,}"),
+        ("evaluations", f"{sum(len(run.points) for run in view.runs):,}"),
         ("compute axis", axis_name(view.axis)),
         ("intervals", percent(view.level)),
     ]
@@ -61,13 +126,96 @@ def _facts(view: RunsView) -> list[tuple[str, str]]:
     return found
 
 
+def _chart_note(view: RunsView) -> str:
+    record = view.runs[0].record if len(view.runs) == 1 else None
+    if record is None or not ceiling_why(record):
+        return _NOTE
+    known = rate(known_ceiling(record))
+    return f"{_NOTE} Dotted: the ceiling {known} that was known beforehand ({ceiling_why(record)})."
+
+
+def _cautions(view: RunsView) -> list[Pair]:
+    """Return what a reader must know before any number; of many runs, that of a few."""
+    found: list[Pair] = []
+    for run in view.runs:
+        name = "" if len(view.runs) == 1 else f"{run.name}: "
+        said = alarm_notices(run.record.alarms) if run.record is not None else []
+        if run.fit is not None:
+            said = said + notices(run.fit, run.part)
+        elif name:
+            said = [*said, ("No curve.", sentence(run.reason))]
+        found += [(f"{name}{title}", text) for title, text in said]
+    if len(found) <= MOST:
+        return found
+    return [*found[:MOST], ("And more.", f"{len(found) - MOST} further remarks: the tables have them.")]
+
+
+def _warnings(view: RunsView) -> list[Pair]:
+    """Return the warnings of reading and fitting, each once, with the runs that they are of."""
+    about: dict[str, list[str]] = {}
+    for run in view.runs:
+        misfit = run.fit.misfit.why if run.fit is not None and run.fit.misfit else None
+        said = warnings_of(run)
+        if len(view.runs) == 1 and run.record is not None:
+            frozen = main_forecast(frozen_forecasts(run.record))
+            then = (frozen.fit.get("warnings") or ()) if frozen else ()
+            said += [*map(str, then), *(local(run, one) for one in notes(run.record))]
+        for warning in dict.fromkeys(said):
+            if misfit is None or misfit not in warning:
+                about.setdefault(warning, []).append(run.name)
+    named = [(", ".join(names) if len(view.runs) > 1 else "", text) for text, names in about.items()]
+    return [*(("", text) for text in view.beyond), *named]
+
+
+def _tables(view: RunsView) -> list[PageSection]:
+    shown = []
+    for table in runs_tables(view):
+        if table.name == "health" and len(view.runs) == 1 and view.runs[0].record is not None:
+            continue  # it has a section of its own
+        alone = table.name == "curves" and len(table.rows) == 1
+        part = (
+            PagePart(rows=_upright(table), note=table.note)
+            if alone
+            else PagePart(table=table, kind=table.name)
+        )
+        groups = [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1]
+        more = (PagePart("Runs of one recipe", items=groups),) if table.name == "comparison" else ()
+        opens = table.name in ("curves", "comparison")
+        title = "The run so far, and its forecast" if alone else table.title
+        shown.append(PageSection(title, (part, *more), open=opens))
+    if view.comparison is None and len(view.runs) > 1:
+        shown.insert(1, PageSection("Comparison", (PagePart(text=view.not_compared),), open=True))
+    return shown
+
+
+def _upright(table: Table) -> list[Pair]:
+    """Return the only row of a table as pairs."""
+    return [
+        (column.header, cell.whole) for column, cell in zip(table.columns, table.rows[0].cells, strict=True)
+    ][1:]
+
+
+def _details(view: RunsView, run: OverlayRun) -> list[PageSection]:
+    sections = [fit_section(run, view.end)]
+    return [*sections, *(record_sections(run.record) if run.record is not None and run.record.evals else ())]
+
+
+def _assumed(view: RunsView) -> PageSection:
+    took = [(run.name, text) for run in view.runs if (text := taken(run))]
+    return PageSection(
+        "What is taken for granted",
+        (
+            PagePart(items=[("", text) for text in assumptions(view)]),
+            PagePart("What was taken for what in the logs of other trainers", items=took),
+        ),
+    )
+
+
 def runs_markdown(view: RunsView) -> str:
     """All tables in Markdown, what they rest on below."""
     escaped = formats.markdown_text
-    found = [f"# {escaped(view.title)}"]
+    found = [f"# {escaped(view.title)}", escaped(sentence_of(view))]
     found += [formats.markdown(table).rstrip("\n") for table in runs_tables(view)]
-    if view.not_compared:
-        found.append(escaped(view.not_compared))
     said = [*assumptions(view)]
     said += [f"{run.name}: {text}" for run in view.runs if (text := taken(run))]
     said += [f"{run.name}: warning: {text}" for run in view.runs for text in warnings_of(run)]

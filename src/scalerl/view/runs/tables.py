@@ -8,9 +8,19 @@ from dataclasses import replace
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
-from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
 from scalerl.view.facts.notices import NOT_CHECKED, WHO_CHECKS, health_text, misfit_in_words
-from scalerl.view.numbers import DASH, p_value, percent, rate, rate_interval, unit_for
+from scalerl.view.numbers import (
+    DASH,
+    as_float,
+    as_mapping,
+    p_value,
+    pair,
+    percent,
+    rate,
+    rate_interval,
+    unit_for,
+)
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.overlay import OverlayRun
 from scalerl.view.table import (
@@ -59,21 +69,18 @@ def curves_table(view: RunsView) -> Table:
         f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
         "C_mid are for the log-logistic curve."
     )
-    if view.budget is not None:
+    if view.end > 0:
         columns += [
-            TableColumn(
-                f"forecast at {view.unit.show(view.budget)}, one evaluation", spread_keys("forecast")
-            ),
+            TableColumn(f"forecast at {view.unit.show(view.end)}, one evaluation", spread_keys("forecast")),
             TableColumn("another seed", ("rerun_low", "rerun_high")),
         ]
-        if view.target is not None:
-            header = f"reaches {rate(view.target)}?"
-            columns.append(TableColumn(header, ("verdict", "probability"), prose=True))
         note += (
-            " The forecast is the median of the mean curve at the budget with the interval of one evaluation "
-            "there, its noise included; another seed: that of the mean curve of a rerun of the recipe."
+            f" The forecast is the median of the mean curve at {view.where} with the interval of one "
+            "evaluation there, its noise included; another seed: that of the mean curve of a rerun of the "
+            "recipe."
         )
-        note += "".join(f" Warning: {text}." for text in view.beyond)
+    if view.budget is not None and view.target is not None:
+        columns.append(TableColumn(f"reaches {rate(view.target)}?", ("verdict", "probability"), prose=True))
     columns.append(TableColumn("ceiling identified", ("identified", "why"), prose=True))
     rows = tuple(_curve_row(view, run) for run in view.runs)
     return Table("curves", "Curves and forecasts", tuple(columns), rows, note)
@@ -94,10 +101,10 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), view.unit),
     ]
-    if view.budget is not None:
-        cells += _forecast_cells(fit, view.budget)
-        if view.target is not None:
-            cells.append(_verdict_cell(fit, view.target, view.budget))
+    if view.end > 0:
+        cells += _forecast_cells(fit, view.end)
+    if view.budget is not None and view.target is not None:
+        cells.append(_verdict_cell(fit, view.target, view.budget))
     cells.append(_identified_cell(run))
     return Row(tuple(cells), "" if fit is not None and fit.identified else "open")
 
@@ -256,6 +263,10 @@ def frozen_table(
         TableColumn("forecast, one evaluation", spread_keys("forecast")),
         TableColumn("measured", ("measured",)),
         TableColumn("outcome", ("outcome",), prose=True),
+        TableColumn("another seed", ("rerun_low", "rerun_high")),
+        TableColumn("ceiling A then", spread_keys("A")),
+        TableColumn("B then", spread_keys("B")),
+        TableColumn("C_mid then", spread_keys("C_mid")),
     )
     rows = []
     for cells, forecast, outcome in forecasts:
@@ -267,11 +278,31 @@ def frozen_table(
             Cell(unit_for(forecast.axis, target).show(target), (forecast.axis, target)),
             rate_cell(Estimate(forecast.median, forecast.prediction)),
             number(measured, rate(measured)),
-            words(outcome.word),
+            Cell(outcome.word, (outcome.word,), misfit_in_words(forecast.fit.get("lack_of_fit"))),
+            Cell(rate_interval(forecast.rerun), forecast.rerun),
+            *_then(forecast),
         )
         rows.append(Row(cells, "open" if outcome.inside is False else ""))
-    note = "As they were written while the run went on; nothing in them was fitted again."
+    note = (
+        "As they were written while the run went on; nothing in them was fitted again. The interval is for "
+        "one evaluation at the target compute, its noise included. Measured is the evaluation nearest the "
+        f"target, within {percent(REACHED)} of it, or {percent(2 * REACHED)} once the run is past it. Then: "
+        "by the fit behind it."
+    )
     return Table("forecasts", title, columns, tuple(rows), note)
+
+
+def _then(forecast: FrozenForecast) -> list[Cell]:
+    """The curve behind a forecast; older ones stored neither medians nor all intervals."""
+    median, intervals = as_mapping(forecast.fit.get("median")), as_mapping(forecast.fit.get("intervals"))
+    unit = unit_for(forecast.axis, forecast.target_compute)
+    A, B, C_mid = (
+        Estimate(as_float(median.get(name)), pair(intervals.get(name))) for name in ("A", "B", "C_mid")
+    )
+    withheld = bool(forecast.fit.get("lack_of_fit"))
+    mid = amount_cell(C_mid, unit)
+    shown = [rate_cell(None if withheld else A, "withheld"), amount_cell(B)]
+    return [*shown, replace(mid, beside=f"{mid.beside} {unit.name}" if mid.beside != DASH else mid.beside)]
 
 
 def health_table(view: RunsView) -> Table:

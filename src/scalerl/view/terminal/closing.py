@@ -9,7 +9,7 @@ from typing import TextIO
 
 from scalerl.record.reader import RunRecord
 from scalerl.tty import console_for
-from scalerl.view.facts.curve_view import axis_for, known_ceiling
+from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_text, ceiling_text, to_tell_text
 from scalerl.view.numbers import percent, rate, rate_interval, unit_for

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
-from scalerl.view.facts.curve_view import known_ceiling
+from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing

@@ -34,6 +34,7 @@ var scalerlChart = (() => {
 
     // What of the data is on this axis, and looks like what
 
+    const known = (value) => value !== null && value !== undefined;
     const many = () => data.runs.length > MOST_APART;
     const unit = () => data.axes.find((axis) => axis.key === state.axis);
     const has = (run) => state.axis in run.compute;
@@ -94,12 +95,12 @@ var scalerlChart = (() => {
           fill: "toself", fillcolor: faded(colour, dim ? 0.04 : 0.15), mode: "none", hoverinfo: "skip" });
       }
       const end = (windowOf(run) || [0, Infinity])[1] * (1 + 1e-6);
-      const known = found.filter((row) => row[0] <= end);
+      const within = found.filter((row) => row[0] <= end);
       const beyond = found.filter((row) => row[0] > end);
       const line = (part, width) => ({ x: part.map((row) => row[0]), y: part.map((row) => row[1]), mode: "lines",
         line: { color: colour, dash, width }, opacity: dim ? 0.3 : 1, hoverinfo: "skip" });
-      traces.push(line(known, state.near === run.name ? 3.2 : 2));
-      if (beyond.length) traces.push(line([...known.slice(-1), ...beyond], 1));
+      traces.push(line(within, state.near === run.name ? 3.2 : 2));
+      if (beyond.length) traces.push(line([...within.slice(-1), ...beyond], 1));
       return traces;
     }
 
@@ -111,11 +112,11 @@ var scalerlChart = (() => {
       const found = rows(run.compute, run.pass_rate, run.noise, run.step, run.used);
       const { symbol } = lookOf(run);
       const ends = windowOf(run);
-      const known = (row) => (state.frozen ? !ends || row[0] <= ends[1] * (1 + 1e-9) : !run.fit || row[4]);
+      const isKnown = (row) => (state.frozen ? !ends || row[0] <= ends[1] * (1 + 1e-9) : !run.fit || row[4]);
       const size = found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
       return { x: found.map((row) => row[0]), y: found.map((row) => row[1]), mode: "markers", meta: { run: run.name },
         opacity: dimmed(run) ? 0.25 : 1,
-        marker: { color: colour, size, symbol: found.map((row) => symbol + (known(row) ? "" : "-open")) },
+        marker: { color: colour, size, symbol: found.map((row) => symbol + (isKnown(row) ? "" : "-open")) },
         error_y: { visible: bars && found.length <= 300 && found.some((row) => row[2] !== null), type: "data",
           array: found.map((row) => row[2] || 0), color: colour, thickness: 1, width: 0 },
         text: found.map((row) => hover(run, row)), hovertemplate: "%{text}<extra></extra>" };
@@ -127,17 +128,22 @@ var scalerlChart = (() => {
         (noise ? ` ± ${rate(noise)}` : "");
     }
 
-    function forecastTrace(run, colour) {
-      const lead = leading(run);
-      const place = lead && lead.interval && lead.target[state.axis];
-      if (place === undefined || place === null) return [];
+    /* Forecasts as they were frozen: the one that leads, and of a run alone all, each a little before the next. */
+    function forecastTraces(run, colour) {
+      const own = run === alone() ? run.forecasts : run.forecasts.filter((forecast) => forecast.leads);
+      return own.flatMap((forecast, n) => forecastTrace(run, forecast, colour, own.length - 1 - n));
+    }
+
+    function forecastTrace(run, lead, colour, before) {
+      const place = lead.interval && lead.target[state.axis] * (1 - 0.012 * before);
+      if (!place) return [];
       const middle = (lead.interval[0] + lead.interval[1]) / 2;
       const text = `${plain(run.name)}<br>frozen at ${lead.step === null ? "an unknown step" : "step " + amount(lead.step)}: ` +
         `${rate(lead.median)} [${rate(lead.interval[0])}, ${rate(lead.interval[1])}]<br>` +
         (lead.measured === null ? "not measured yet" : `measured ${rate(lead.measured)}: ${lead.outcome}`);
       return [{ x: [place / unit().size], y: [middle], mode: "markers", opacity: dimmed(run) ? 0.25 : 1,
         marker: { color: colour, symbol: "line-ew-open", size: 9, line: { width: 1.5, color: colour } },
-        error_y: { type: "data", array: [middle - lead.interval[0]], color: colour, thickness: 2, width: 7 },
+        error_y: { type: "data", array: [middle - lead.interval[0]], color: colour, thickness: lead.leads ? 2 : 1, width: 7 },
         text: [text], hovertemplate: "%{text}<extra></extra>" }];
     }
 
@@ -172,28 +178,75 @@ var scalerlChart = (() => {
       }
       for (const run of coloured) {
         const colour = palette[lookOf(run).colour];
-        found.push(pointTrace(run, colour, few || state.near === run.name), ...forecastTrace(run, colour));
+        if (run === alone()) found.push(...frozenTrace(run, palette));
+        found.push(pointTrace(run, colour, few || state.near === run.name), ...forecastTraces(run, colour));
       }
       return found;
     }
 
+    /* Of a run alone, the curve that the leading forecast was made with, from where it was made on. */
+    function frozenTrace(run, palette) {
+      const lead = leading(run);
+      if (state.frozen || !lead || !lead.curve) return [];
+      const from = (lead.made[state.axis] || 0) / unit().size;
+      const found = rows(lead.curve.compute, lead.curve.line).filter((row) => row[0] >= from);
+      return [{ x: found.map((row) => row[0]), y: found.map((row) => row[1]), mode: "lines", hoverinfo: "skip",
+        line: { color: palette.later, width: 1.5, dash: "dash" } }];
+    }
+
     // Layout
+
+    /* The run that stands out: the only one, or the one that is pointed at. */
+    function alone() {
+      const coloured = shown().filter((run) => !grey(run));
+      return coloured.find((run) => run.name === state.near) || (coloured.length === 1 ? coloured[0] : null);
+    }
 
     function shapes(palette) {
       const found = [];
-      const coloured = shown().filter((run) => !grey(run));
-      const alone = coloured.find((run) => run.name === state.near) || (coloured.length === 1 ? coloured[0] : null);
-      const ends = alone && windowOf(alone);
+      const only = alone();
+      const ends = only && windowOf(only);
       if (ends) {
         found.push({ type: "rect", xref: "x", yref: "paper", x0: Math.max(ends[0], state.log ? lowest() : 0), x1: ends[1],
           y0: 0, y1: 1, fillcolor: palette.window, line: { width: 0 }, layer: "below" });
       }
+      found.push(...ceilingShapes(palette, only));
       const line = { color: palette.muted, width: 1.2, dash: "dot" };
       const budget = budgetAt();
       if (budget !== null) found.push({ type: "line", xref: "x", yref: "paper", x0: budget, x1: budget, y0: 0, y1: 1, line });
       if (data.target !== null) {
         found.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: data.target, y1: data.target, line });
       }
+      return found;
+    }
+
+    /* Intervals of A as bars at the right edge; of a run alone also its level, a known ceiling, and its change. */
+    function ceilingShapes(palette, only) {
+      const across = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1 };
+      const fitted = shown().filter((run) => !grey(run) && run.fit && run.fit.A).slice(0, MOST_BANDS);
+      const found = fitted.map((run, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
+        y0: Math.max(run.fit.A[1], 0), y1: Math.min(run.fit.A[2], 1), line: { width: 0 }, opacity: run.fit.identified ? 0.55 : 0.25,
+        fillcolor: palette[fitted.length > 1 ? lookOf(run).colour : "ceiling"] }));
+      if (!only) return found;
+      if (known(only.known)) found.push({ ...across, y0: only.known, y1: only.known, line: { color: palette.muted, width: 1.2, dash: "dot" } });
+      if (!only.fit) return found;
+      if (only.fit.A) found.push({ ...across, y0: only.fit.A[0], y1: only.fit.A[0], line: { color: palette.ceiling, width: 1.2, dash: "dash" } });
+      const at = only.fit.change[state.axis];
+      if (known(at)) found.push({ type: "line", xref: "x", yref: "paper", x0: at / unit().size, x1: at / unit().size, y0: 0, y1: 1,
+        line: { color: palette.later, width: 1.2, dash: "dash" } });
+      return found;
+    }
+
+    function ceilingNotes(palette, look) {
+      const only = alone();
+      if (!only || !only.fit) return [];
+      const { A, identified, misfit, change } = only.fit;
+      const found = [];
+      if (A) found.push({ ...look, xref: "paper", x: 0.985, xanchor: "right", y: A[0], yanchor: known(only.known) && only.known > A[0] ? "top" : "bottom", font: { color: palette.ceiling, size: 12 },
+        text: `ceiling A ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}` });
+      const at = change[state.axis];
+      if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
+        x: state.log ? Math.log10(at / unit().size) : at / unit().size, text: plain(misfit), font: { color: palette.later, size: 12 } });
       return found;
     }
 
@@ -211,7 +264,7 @@ var scalerlChart = (() => {
       if (data.target !== null) {
         found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 1, xanchor: "right", y: data.target, yanchor: "top" });
       }
-      return found;
+      return [...found, ...ceilingNotes(palette, look)];
     }
 
     function lowest() {
@@ -224,14 +277,20 @@ var scalerlChart = (() => {
       const narrow = plot.clientWidth < 560;
       const axis = { gridcolor: palette.grid, linecolor: palette.muted, zeroline: false, tickcolor: palette.grid };
       return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: palette.muted, activecolor: palette.ink },
         font: { color: palette.muted, size: 12, family: getComputedStyle(document.body).fontFamily },
         margin: { l: narrow ? 40 : 58, r: 14, t: 32, b: 46 }, uirevision: `${state.axis} ${state.log}`,
         dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", shapes: shapes(palette), annotations: annotations(palette),
         hoverlabel: { align: "left", bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 13 } },
-        xaxis: { ...axis, type: state.log ? "log" : "linear", rangemode: "tozero", exponentformat: "SI", nticks: narrow ? 5 : 10,
+        xaxis: { ...axis, type: state.log ? "log" : "linear", rangemode: "tozero", autorangeoptions: included(), exponentformat: "SI", nticks: narrow ? 5 : 10,
           title: { text: `training compute (${plain(unit().label)})`, standoff: 8 } },
         yaxis: { ...axis, tickformat: ".2f", autorangeoptions: { clipmin: -0.03, clipmax: 1.03 },
           title: narrow ? { text: "" } : { text: "pass rate on the held-out prompts", standoff: 10 } } };
+    }
+
+    /* The chart always extends to the budget, or to twice the compute so far. */
+    function included() {
+      return state.axis === data.axis && data.end > 0 ? { include: [data.end / unit().size] } : {};
     }
 
     const config = { displaylogo: false, responsive: true, showTips: false, doubleClick: "reset", plotlyServerURL: "",
@@ -293,6 +352,7 @@ var scalerlChart = (() => {
     }
 
     function fillLegend() {
+      legend.hidden = data.runs.length === 1;
       legend.classList.toggle("many", many());
       const list = node("ul", {}, ...data.runs.map(entry));
       const heading = node("legend", {}, many() ? "Runs, coloured where ticked" : "Runs");

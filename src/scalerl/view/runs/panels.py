@@ -1,28 +1,25 @@
-"""The health of a training over its steps, as small multiples."""
+"""The health of a training over its steps, as the data of small multiples (scalerl/view/web/panels.js).
+
+A panel is {title, unit, x, x_label, lines[].{name, y, smooth}, marks[].{from, to, level},
+bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` is a running mean or
+None, and `marks` are the steps of alarms.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scalerl.record.alarms import Alarm
-from scalerl.view.numbers import as_float, as_mapping, plain
-from scalerl.view.style import FORECAST, INK, LATER, MUTED, apart, inline_svg, new_figure, note, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from scalerl.view.numbers import as_float, as_mapping, short_numbers
 
 Steps = Sequence[Mapping[str, Any]]
 """The parsed lines of steps.jsonl."""
 
-_COLUMNS = 4
-_APART = 0.16
-"""Between the labels of two lines, in heights of a panel."""
 _LONGEST_LINE = 400
 """Points drawn per line; a longer run is drawn in blocks of steps."""
 
@@ -132,17 +129,17 @@ PANELS = (
 )
 
 
-def health_svg(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None) -> str | None:
-    """Draw the small multiples as inline SVG; None if the steps hold none of the figures, or only zeros.
+def health_panels(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None) -> list[dict[str, Any]]:
+    """Return the panels that hold more than zeros, with alarms, and with `thresholds` near the values.
 
-    Alarms are marked, and lines are drawn at `thresholds`, the recipe's `health` as config.json has it.
+    `thresholds` are the recipe's `health`, as config.json has it.
     """
     step_N = _field(steps, "step")
-    shown = [panel for panel in PANELS if _known_values(panel, steps).any()]
-    if not shown:
-        return None
-    described = f"{len(shown)} health figures over the trainer steps"
-    return inline_svg(_draw(shown, steps, step_N, alarms, as_mapping(thresholds)), "health", described)
+    return [
+        _panel(panel, steps, step_N, alarms, as_mapping(thresholds))
+        for panel in PANELS
+        if _known_values(panel, steps).any()
+    ]
 
 
 def always_zero(steps: Steps) -> list[str]:
@@ -178,76 +175,43 @@ def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
     return (blocks_BS.max(axis=1) if largest else blocks_BS.mean(axis=1)).filled(math.nan)
 
 
-def _draw(
-    panels: Sequence[Panel],
-    steps: Steps,
-    step_N: np.ndarray,
-    alarms: Sequence[Alarm],
-    thresholds: Mapping[str, Any],
-) -> Figure:
-    rows = math.ceil(len(panels) / _COLUMNS)
-    with style():
-        height_in = 1.75 * rows + 0.3
-        figure = new_figure(10.0, height_in)
-        edges = {"left": 0.045, "right": 0.935, "bottom": 0.5 / height_in, "top": 1 - 0.4 / height_in}
-        spacing = {**edges, "wspace": 0.58, "hspace": 0.62}
-        grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False, gridspec_kw=spacing)
-        for axes, panel in zip(grid.flat, panels, strict=False):
-            _draw_panel(axes, panel, steps, step_N)
-            _mark(axes, step_N, [alarm for alarm in alarms if alarm.metric in panel.watched])
-            if panel.bounded:
-                _bound(axes, as_mapping(thresholds.get(panel.watched[0])), panel.scale)
-        for spare in grid.flat[len(panels) :]:
-            spare.remove()
-        for column in range(min(_COLUMNS, len(panels))):
-            lowest = grid[(len(panels) - 1 - column) // _COLUMNS, column]
-            lowest.tick_params(labelbottom=True)
-            lowest.set_xlabel("trainer step")
-    return figure
+def line(name: str, y_N: np.ndarray, smooth: bool = False) -> dict[str, Any]:
+    """Return a line of a panel; a figure of every few steps has None between them."""
+    mean_N = running_mean(y_N, max(1, y_N.size // 24))
+    mean_N[~np.isfinite(y_N)] = math.nan
+    return {"name": name, "y": short_numbers(y_N, 4), "smooth": short_numbers(mean_N, 4) if smooth else None}
 
 
-def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_title(panel.title, loc="left", weight="bold", pad=15)
-    note(axes, panel.unit, (0, 1), offset=(0, 4), fontsize=8, color=MUTED)
-    x_N = in_blocks(step_N)
-    ends = []
-    for line, colour in zip(panel.lines, (FORECAST, LATER), strict=False):
-        y_N = in_blocks(line.values(steps), line.largest) * panel.scale
-        smooth_N = y_N if line.largest else running_mean(y_N, max(1, y_N.size // 24))
-        known_N = np.isfinite(y_N)  # a figure of every few steps is a line all the same
-        if not line.largest:
-            axes.plot(x_N[known_N], y_N[known_N], color=colour, lw=0.7, alpha=0.3)
-        axes.plot(x_N[known_N], smooth_N[known_N], color=colour, lw=1.0 if line.largest else 1.5)
-        if known_N.any():
-            ends.append((float(smooth_N[known_N][-1]), line.name))
-    axes.yaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.margins(y=0.12)
-    if panel.from_zero and not any((line.values(steps) < 0).any() for line in panel.lines):
-        axes.set_ylim(bottom=0)
-    low, high = axes.get_ylim()
-    if high < 1e-3:  # a power of ten above the axis would stand in the way of the unit
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    heights = apart([(value - low) / (high - low) for value, _ in ends], _APART, -math.inf, math.inf)
-    for (value, name), height in zip(ends, heights, strict=True):
-        text = f"{name} {plain(value)}".strip()
-        note(axes, text, (1, height), offset=(2, 0), va="center", fontsize=8, color=INK)
+def _panel(
+    panel: Panel, steps: Steps, step_N: np.ndarray, alarms: Sequence[Alarm], thresholds: Mapping[str, Any]
+) -> dict[str, Any]:
+    found = [(one, one.values(steps) * panel.scale) for one in panel.lines]
+    known = np.concatenate([values for _, values in found])
+    known = known[np.isfinite(known)]
+    limits = as_mapping(thresholds.get(panel.watched[0])) if panel.bounded else {}
+    return {
+        "title": panel.title,
+        "unit": panel.unit,
+        "x": short_numbers(in_blocks(step_N)),
+        "x_label": "trainer step",
+        "lines": [
+            line(one.name, in_blocks(values, one.largest), not one.largest)
+            for one, values in found
+            if np.isfinite(values).any()
+        ],
+        "marks": [_mark(alarm, step_N) for alarm in alarms if alarm.metric in panel.watched],
+        "bounds": _bounds(limits, known, panel.scale),
+        "zero": panel.from_zero and not (known < 0).any(),
+    }
 
 
-def _mark(axes: Axes, step_N: np.ndarray, alarms: Sequence[Alarm]) -> None:
-    """Shade the steps of alarms, and more lightly those of warnings."""
-    for alarm in alarms:
-        last = float(step_N[-1]) if alarm.last is None else alarm.last
-        alpha = 0.28 if alarm.level == "alarm" else 0.12
-        axes.axvspan(alarm.first - 0.5, last + 0.5, color=LATER, alpha=alpha, lw=0, zorder=0)
+def _mark(alarm: Alarm, step_N: np.ndarray) -> dict[str, Any]:
+    last = float(step_N[-1]) if alarm.last is None else alarm.last
+    return {"from": alarm.first - 0.5, "to": last + 0.5, "level": alarm.level}
 
 
-def _bound(axes: Axes, limits: Mapping[str, Any], scale: float) -> None:
-    """Draw lines at the thresholds that are no farther from the values than the height of the panel."""
-    low, high = axes.get_ylim()
-    for name, shape in (("warning", (0, (1, 2))), ("alarm", (0, (4, 2)))):
-        value = as_float(limits.get(name)) * scale
-        if value > 0 and low - (high - low) <= value <= high + (high - low):
-            axes.axhline(value, color=LATER, lw=0.9, ls=shape, zorder=1)
+def _bounds(limits: Mapping[str, Any], known: np.ndarray, scale: float) -> list[dict[str, Any]]:
+    """Return the thresholds that are no farther from the values than the values reach."""
+    found = [(name, as_float(limits.get(name)) * scale) for name in ("warning", "alarm")]
+    most = 2 * float(known.max(initial=0.0))
+    return [{"name": name, "value": value} for name, value in found if 0 < value <= most]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scalerl.errors import counted
 from scalerl.view.facts.facts import Rows
-from scalerl.view.figures.health_figure import in_blocks
-from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain
-from scalerl.view.style import FORECAST, INK, LATER, inline_svg, new_figure, note, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain, short_numbers
+from scalerl.view.runs.panels import in_blocks, line
 
 Steps = Sequence[Mapping[str, Any]]
 
@@ -27,7 +22,7 @@ FATES = (
     ("in_flight", "in flight at the end"),
 )
 """What became of the groups, and how the page says it."""
-_ROLES = (("generate", "generators", FORECAST), ("train", "trainer", LATER))
+_ROLES = (("generate", "generators"), ("train", "trainer"))
 
 
 def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
@@ -98,7 +93,7 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
     if not steps or not as_mapping(steps[-1].get("idle_seconds")):
         return []
     last, rows = steps[-1], []
-    for (role, name, _), made in zip(_ROLES, ("generated", "trained"), strict=True):
+    for (role, name), made in zip(_ROLES, ("generated", "trained"), strict=True):
         busy, idle, total = _seconds(last, role, apart)
         speed = as_float(as_mapping(last.get("tokens")).get(made)) / busy if busy > 0 else 0.0
         share = idle / total if total > 0 else 0.0
@@ -109,37 +104,35 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
     return rows
 
 
-def roles_svg(steps: Steps, apart: bool = True) -> str | None:
-    """The share of its time that each role worked, over the run; None where the steps do not say."""
+def role_panels(steps: Steps, apart: bool = True) -> list[dict[str, Any]]:
+    """Return panels of how busy each role was, and of where the groups were; none where no step says it."""
     if len(steps) < 3 or not as_mapping(steps[-1].get("idle_seconds")):
-        return None
-    return inline_svg(_draw(steps, apart), "roles", "how busy generators and trainer were over the run")
-
-
-def _draw(steps: Steps, apart: bool) -> Figure:
+        return []
     wall_N = np.array([as_float(row.get("wall_seconds")) for row in steps])
     scale, unit = (60.0, "minutes") if wall_N[-1] < 7200 else (3600.0, "hours")
-    with style():
-        figure = new_figure(10.0, 2.3)
-        axes, queue = figure.subplots(
-            1, 2, gridspec_kw={"left": 0.05, "right": 0.9, "bottom": 0.24, "top": 0.84, "wspace": 0.36}
-        )
-        for role, name, colour in _ROLES:
-            busy_N, _, total_N = np.array([_seconds(row, role, apart) for row in steps]).T
-            x_N, share_N = busy_shares(wall_N, busy_N, total_N)
-            axes.plot(x_N / scale, 100 * share_N, color=colour, lw=1.3, drawstyle="steps-post")
-            _name(axes, name, 100 * share_N[-1], colour)
-        axes.set_ylim(0, 105)
-        axes.set_title("Busy, % of the time of each role", loc="left", weight="bold")
-        for place, colour in (("generating", FORECAST), ("generated", LATER), ("verified", INK)):
-            y_N = in_blocks(np.array([as_float(as_mapping(row.get("queue")).get(place)) for row in steps]))
-            queue.plot(in_blocks(wall_N) / scale, y_N, color=colour, lw=1.1)
-            _name(queue, place, y_N[-1], colour)
-        queue.set_ylim(bottom=0)
-        queue.set_title("Groups in flight, by where they are", loc="left", weight="bold")
-        for each in (axes, queue):
-            each.set_xlabel(f"{unit} of training")
-    return figure
+    shared = {"x_label": f"{unit} of training", "marks": [], "bounds": [], "zero": True}
+    seconds = [np.array([_seconds(row, role, apart) for row in steps]).T for role, _ in _ROLES]
+    busy = [busy_shares(wall_N, busy_N, total_N) for busy_N, _, total_N in seconds]
+    queue_N = {
+        place: in_blocks(np.array([as_float(as_mapping(row.get("queue")).get(place)) for row in steps]))
+        for place in ("generating", "generated", "verified")
+    }
+    return [
+        shared
+        | {
+            "title": "Busy",
+            "unit": "% of the time of each role",
+            "x": short_numbers(busy[0][0] / scale),
+            "lines": [line(name, 100 * share) for (_, name), (_, share) in zip(_ROLES, busy, strict=True)],
+        },
+        shared
+        | {
+            "title": "Groups in flight",
+            "unit": "by where they are",
+            "x": short_numbers(in_blocks(wall_N) / scale),
+            "lines": [line(place, y_N) for place, y_N in queue_N.items()],
+        },
+    ]
 
 
 def busy_shares(
@@ -168,8 +161,3 @@ def _seconds(row: Mapping[str, Any], role: str, apart: bool) -> tuple[float, flo
     held = sum(as_float(spent.get(part)) for part in ("generate", "train", "idle"))
     generators = as_float(spent.get("generate")) + as_float(waited.get("generate"))
     return busy, idle, held - generators if apart else held
-
-
-def _name(axes: Axes, name: str, height: float, colour: str) -> None:
-    """Name a line and its last value at the right edge."""
-    note(axes, f"{name} {plain(height)}", (1, height), "y", (3, 0), va="center", fontsize=8, color=colour)

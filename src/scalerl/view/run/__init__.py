@@ -1,4 +1,0 @@
-"""The page of one run.
-
-It may import `scalerl.view.facts`, `scalerl.view.figures` and `scalerl.view.runs`.
-"""

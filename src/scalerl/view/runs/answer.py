@@ -1,0 +1,97 @@
+"""The sentence that a page begins with: what a run will reach, or why that cannot be told yet."""
+
+from __future__ import annotations
+
+from scalerl.curve.result import Fit
+from scalerl.view.facts.claims import pair_text
+from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.notices import ceiling_text, misfit_in_words
+from scalerl.view.numbers import Unit, percent, rate, rate_interval
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.overlay import OverlayRun
+
+Named = list[tuple[str, str]]
+MOST = 6
+"""Runs and recipes that are answered for in sentences; the tables have all."""
+
+
+def sentence_of(view: RunsView) -> str:
+    """Return the answer of a page in one sentence."""
+    if len(view.runs) == 1:
+        question = f"{_question(view)} " if view.target is not None and view.runs[0].fit else ""
+        return question + run_answer(view, view.runs[0])
+    if view.target is not None:
+        return _question(view)
+    if view.comparison is None:
+        return view.not_compared or f"{len(view.runs)} runs; nothing is compared."
+    return f"Compared with {view.comparison.base}:"
+
+
+def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
+    """Return what is said of each of several runs, and of the recipes that are compared."""
+    found: list[tuple[str, Named, str]] = []
+    if len(view.runs) > 1 and view.target is not None:
+        found.append(("", [(run.name, run_answer(view, run)) for run in view.runs[:MOST]], ""))
+    if view.comparison is not None:
+        heading = f"Compared with {view.comparison.base}" if view.target is not None else ""
+        pairs = view.comparison.pairs[:MOST]
+        found.append((heading, [(pair.recipe, pair_text(pair)) for pair in pairs], ""))
+    return found
+
+
+def run_answer(view: RunsView, run: OverlayRun) -> str:
+    """Return whether a run reaches the target, or what it is forecast to reach, or why that is not known."""
+    fit = run.fit
+    if fit is None:
+        return f"No curve is fitted: {run.reason}."
+    if view.budget is None and (told := _frozen(run)):
+        return told
+    if fit.misfit is not None:
+        return (
+            f"No saturating curve describes it: {misfit_in_words(fit.lack_of_fit)}. Its ceiling is withheld."
+        )
+    if view.target is not None and view.budget is not None:
+        return _verdict(fit, view.target, view.budget, view.unit)
+    forecast = fit.forecast(view.end)
+    about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
+    told = f"At {view.unit.show(view.end)} ({view.where}) {about}. "
+    if fit.identified:
+        return f"{told}Its ceiling is {ceiling_text(fit.to_json())}."
+    return f"{told}Too early to tell its ceiling: {more_text(fit, view.unit)}."
+
+
+def more_text(fit: Fit, unit: Unit) -> str:
+    """Return how much more compute would tell the ceiling: `about 60 more GPU-hours would`."""
+    tell, spent = fit.compute_to_tell, float(fit.points.compute_N[-1])
+    if tell is None or tell <= spent:
+        return "8 times the compute so far are not expected to tell it"
+    amount, _, name = unit.show(tell - spent).partition(" ")
+    return f"about {amount} more {name} would"
+
+
+def _question(view: RunsView) -> str:
+    who = "it" if len(view.runs) == 1 else "they"
+    return f"Will {who} reach {rate(view.target)} by {view.unit.show(view.end)}?"
+
+
+def _frozen(run: OverlayRun) -> str:
+    """The forecast that was frozen, once its outcome is known."""
+    if run.record is None or not (frozen := main_forecast(frozen_forecasts(run.record))):
+        return ""
+    if frozen.axis not in run.record.logged_axes():
+        return ""
+    outcome = judge(run.record, frozen)
+    return sentence(frozen, outcome) if outcome.measured else ""
+
+
+def _verdict(fit: Fit, target: float, budget: float, unit: Unit) -> str:
+    chance, forecast = fit.chance(target, budget), fit.forecast(budget)
+    about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
+    share = percent(chance.probability)
+    return {
+        "go": f"Yes ({share}): {about}.",
+        "no-go": f"No ({share}): {about}.",
+        "too close": f"Too close to call ({share}): {about}.",
+        "too early": f"Too early to tell: {more_text(fit, unit)}. So far, {about}.",
+        "training reward": f"No verdict, as this is a training reward: {about}.",
+    }[chance.verdict]

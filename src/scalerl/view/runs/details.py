@@ -1,0 +1,157 @@
+"""The folded sections of one run: its fit in full, health, roles, strata, compute, and recipe."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalerl.errors import counted
+from scalerl.record.reader import RunRecord
+from scalerl.view.document import PagePart, PageSection
+from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
+from scalerl.view.facts.fit_rows import fit_rows
+from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
+from scalerl.view.numbers import as_float, as_mapping, rate
+from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.panels import always_zero, health_panels
+from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
+from scalerl.view.table import Row, Table, TableColumn, number, words
+
+_CURVE = (
+    "R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B). A, B and C_mid are posterior medians with their "
+    "intervals: A’s averages the families of curves by their weights, those of B and C_mid are for the "
+    "log-logistic curve. The least-squares curve is the paper’s estimate (arXiv 2510.13786); the intervals "
+    "are not about it."
+)
+
+
+def fit_section(run: OverlayRun, end: float) -> PageSection:
+    """What `scalerl fit` prints of a run, and of the part of it that a curve describes."""
+    if run.fit is None:
+        return PageSection("The fit", (PagePart(text=f"No fit: {run.reason}."),))
+    return PageSection(
+        "The fit",
+        (
+            PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE),
+            PagePart("Fitted on the part that holds", rows=fit_rows(run.part, [end]) if run.part else ()),
+        ),
+    )
+
+
+def record_sections(run: RunRecord) -> list[PageSection]:
+    """All that a run folder has beside its curve."""
+    groups = strata_table(run.eval_prompts(), str(run.config.get("strata") or "stratum"))
+    recipe = run.config.get("recipe")
+    sections = [PagePart(title, rows=rows) for title, rows in recipe_sections(recipe)]
+    found = [
+        _health(run),
+        PageSection(f"Pass rate by {run.config.get('strata') or 'stratum'}", (PagePart(table=groups),)),
+        PageSection(
+            "Compute",
+            (
+                PagePart("Counted as training compute", rows=compute_rows(run)),
+                PagePart("Recorded, and not counted", rows=uncounted_rows(run)),
+            ),
+            columns=True,
+        ),
+        PageSection(
+            "Recipe and environment",
+            (
+                *(sections or [PagePart(text="This run’s config.json holds no recipe.")]),
+                PagePart("environment", rows=environment(run.config)),
+            ),
+            columns=True,
+        ),
+    ]
+    return found
+
+
+def _health(run: RunRecord) -> PageSection:
+    steps, recipe = run.steps(), run.config.get("recipe")
+    apart = run.config.get("placement") != "inline"
+    alarms = alarm_table(run.alarms) if run.alarms else None
+    checked = health_text(run) + ("." if run.health_is_watched else f"; {WHO_CHECKS}.")
+    return PageSection(
+        "Health of the training",
+        (
+            PagePart("Alarms and warnings", table=alarms, note="" if alarms else checked),
+            PagePart(
+                "Over the trainer steps",
+                panels=health_panels(steps, run.alarms, as_mapping(recipe).get("health")),
+                note=_health_note(steps),
+            ),
+            PagePart("Updates in flight", rows=in_flight_rows(steps, recipe)),
+            PagePart("What became of every prompt that was admitted", rows=ledger_rows(steps, run.lost())),
+            PagePart(
+                "Generators and trainer over time",
+                rows=role_rows(steps, apart),
+                panels=role_panels(steps, apart),
+            ),
+        ),
+    )
+
+
+def _health_note(steps: Sequence[Mapping[str, Any]]) -> str:
+    if not steps:
+        return "This run holds no steps.jsonl, so there are no health figures."
+    skipped, zero = sum(bool(row.get("skipped")) for row in steps), always_zero(steps)
+    text = f"{counted(len(steps), 'trainer step')}. Bold: running mean. "
+    text += f"{counted(skipped, 'step')} without a usable group skipped. " if skipped else ""
+    text += f"Zero at every step, and not drawn: {', '.join(zero)}. " if zero else ""
+    return (
+        f"{text}Shaded: steps of alarms, and more lightly of warnings. Dotted and dashed: the thresholds of "
+        "warnings and alarms, where the values come near them. Truncation of 10–15 % went with runs that "
+        "broke in the paper (arXiv 2510.13786); entropy did not predict quality there."
+    )
+
+
+def strata_table(evaluations: Sequence[Mapping[str, Any]], label: str = "stratum") -> Table | None:
+    """Pass rate by stratum of the held-out prompts, at the first and the last line of eval_prompts.jsonl.
+
+    The stratum of a prompt is its id up to the last slash: `chain/7/123` belongs to `chain/7`. None with
+    fewer than two strata, or fewer than two evaluations of one prompt set.
+    """
+    evaluations = [line for line in evaluations if _is_whole(line)]
+    if len(evaluations) < 2 or evaluations[0].get("prompt_set") != evaluations[-1].get("prompt_set"):
+        return None
+    start, end = _rates(evaluations[0]), _rates(evaluations[-1])
+    names = sorted(start.keys() & end.keys(), key=_natural)
+    if len(names) < 2:
+        return None
+    first, last = (f"at step {evaluations[place].get('step')}" for place in (0, -1))
+    columns = (
+        TableColumn(label, ("stratum",), prose=True),
+        TableColumn("prompts", ("prompts",)),
+        TableColumn(first, ("start",)),
+        TableColumn(last, ("end",)),
+    )
+    rows = []
+    for name in names:
+        means = [sum(rates[name]) / len(rates[name]) for rates in (start, end)]
+        cells = (number(mean, rate(mean)) for mean in means)
+        rows.append(Row((words(name), number(len(end[name])), *cells)))
+    return Table("strata", f"Pass rate by {label}", columns, tuple(rows), "Held-out prompts.")
+
+
+def _rates(line: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the pass rates of the prompts of every stratum."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, correct in zip(line["id"], line["correct"], strict=True):
+        stratum, slash, _ = str(name).rpartition("/")
+        if slash:
+            found[stratum].append(as_float(correct) / as_float(line["n"]))
+    return found
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    ids, correct = line.get("id"), line.get("correct")
+    lists = isinstance(ids, list) and isinstance(correct, list) and len(ids) == len(correct)
+    return lists and as_float(line.get("n")) > 0
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return a sort key that puts `chain/10` after `chain/9`."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
