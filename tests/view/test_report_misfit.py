@@ -50,11 +50,16 @@ def words(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
 
 
-def axes_of(run, whole, frozen=None):
-    """The axes of `report --figure`, drawn."""
-    axes = new_figure(10, 4).add_subplot()
+def figure_of(run, whole, frozen=None):
+    """The axes of `report --figure`, drawn, and their figure."""
+    figure = new_figure(10, 4)
+    axes = figure.add_subplot()
     draw_run(axes, drawn_run(run, whole, frozen))
-    return axes
+    return figure, axes
+
+
+def axes_of(run, whole):
+    return figure_of(run, whole)[1]
 
 
 def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
@@ -70,8 +75,9 @@ def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
     drawn = drawn_run(run, whole)
     assert drawn.band is None  # the curve of the whole describes nothing
     assert drawn.ceiling[0] == part.median.A
-    lines = axes_of(run, whole).lines
-    assert any(np.allclose(line.get_xdata(), whole.misfit.at) for line in lines)
+    at, lines = whole.misfit.at, axes_of(run, whole).lines
+    assert at is not None
+    assert any(np.allclose(line.get_xdata(), at) for line in lines)
     chart = overlay([OverlayRun("one", whole.points, run, whole)])["runs"][0]["fit"]
     assert chart["change"]["flops"] == pytest.approx(whole.misfit.at, rel=1e-5)
     assert (chart["A"], chart["of_part"]) == (None, True)
@@ -191,8 +197,8 @@ def test_six_evaluations_are_fitted_and_are_too_early(make_run):
 
 def test_the_key_lies_below_a_curve_that_has_hardly_risen(make_run):
     run = make_run(steps=False, truth=late)
-    axes = axes_of(run, fit(run, x="flops"))
-    axes.figure.draw_without_rendering()
+    figure, axes = figure_of(run, fit(run, x="flops"))
+    figure.draw_without_rendering()
     legend = axes.get_legend()
     assert legend is not None
     corner = axes.transData.inverted().transform(legend.get_window_extent())

@@ -141,6 +141,8 @@ def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
     raw = (found.median, *found.interval)
     if found.kind == "difference":
         return Cell(signed(found.median), raw, signed_interval(found.interval))
+    if found.median in (0.0, math.inf):  # one of the two ends below the target
+        return Cell("never reaches it" if found.median else "the other never reaches it", raw)
     return Cell(f"×{open_plain(found.median)}", raw, open_interval(found.interval))
 
 

@@ -87,7 +87,8 @@ def _frozen(run: OverlayRun) -> str:
 def _verdict(fit: Fit, target: float, budget: float, unit: Unit) -> str:
     chance, forecast = fit.chance(target, budget), fit.forecast(budget)
     about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
-    share = percent(chance.probability)
+    share = "under 1 %" if chance.probability < 0.01 else percent(min(chance.probability, 0.99))
+    share = "over 99 %" if chance.probability > 0.99 else share
     return {
         "go": f"Yes ({share}): {about}.",
         "no-go": f"No ({share}): {about}.",

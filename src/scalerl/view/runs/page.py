@@ -91,7 +91,7 @@ def runs_document(view: RunsView) -> Document:
         name=view.title,
         sentence=sentence_of(view),
         answers=answers_of(view),
-        verdict=_outcome(alone) if alone else "",
+        verdict=_outcome(alone) if alone and view.budget is None else "",
         facts=_facts(view),
         chart=overlay(view.runs, budget=view.budget, target=view.target),
         chart_note=_chart_note(view),

@@ -211,7 +211,7 @@ def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -
 def _difference_cell(found: Difference | None, without: str = DASH, claim: Claim | None = None) -> Cell:
     """A difference of recipes, and the interval of these very runs below it; and if nothing is claimed."""
     cell = difference_cell(found, without)
-    if found is None:
+    if found is None or not cell.beside:
         return cell
     alone = difference_cell(replace(found, interval=found.runs_only)).beside
     unclaimed = "inconclusive:\n" if claim is not None and claim.verdict == "inconclusive" else ""

@@ -2,6 +2,7 @@
 "use strict";
 
 (() => {
+  const { node, rate } = scalerlMarks;
   const MOST = 40;  // as the server has it
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#runs tbody");
@@ -21,15 +22,7 @@
     history.replaceState(null, "", address);
   }
 
-  function node(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
-
   const known = (value) => value !== null && value !== undefined;
-  const rate = (value) => (known(value) ? value.toFixed(3).replace(/^(-?)0\./, "$1.") : "–");
   const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const spread = ([low, high]) => `[${rate(low)}, ${rate(high)}]`;
 
