@@ -211,24 +211,23 @@ def on_ray() -> None:
 
 
 def listen_to(actor: Any, n: int) -> float:
-    """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
-    from scalerl.rl.config.cluster import ClusterTimeouts
-    from scalerl.rl.placement.ray.generator import RayGenerator, RolloutWorker
-    from scalerl.rl.workers.ray.actors import SupervisedActor
-    from scalerl.rl.workers.ray.pool import ActorPool
-    from scalerl.rl.workers.ray.timeline import Timeline
+    """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
+    from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
+    from scalerl.rl.workers.pool import WorkerPool
+    from scalerl.rl.workers.ray.backend import RayActors, RayProcess
 
-    timeouts = ClusterTimeouts()
-    generator: Any = object.__new__(RayGenerator)
-    ActorPool.__init__(generator, timeouts, Timeline())
-    generator._unassigned, generator.version = {}, 0
+    workers = []
     for i in range(n):
-        worker = RolloutWorker(f"generator {i}", timeouts, lambda: (None, None))
-        worker.actor = SupervisedActor(worker.name, actor, 60.0)
-        worker.taking_part, worker.installed = True, 0
-        worker.receive()
-        generator._workers.append(worker)
-    least, _ = seconds(lambda: [generator._poll(0) for _ in range(3)])
+        worker = RolloutWorker(f"generator {i}", i)
+        worker.process = process = RayProcess(worker.name, actor, 60.0)
+        process._placing, process.pid, process.placed_at = None, 1, time.monotonic()
+        process._request()
+        worker.taking_part, worker.started, worker.installed = True, True, 0
+        workers.append(worker)
+    generator: Any = object.__new__(RolloutPool)
+    WorkerPool.__init__(generator, workers, object.__new__(RayActors), print)
+    generator.version = 0
+    least, _ = seconds(lambda: [generator.poll(0) for _ in range(3)])
     return least / 3
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from dataclasses import fields, replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +19,9 @@ from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.placement.evaluate import Evaluator
-from scalerl.rl.placement.evaluate_aside import EvaluationProcess, EvaluatorAside
+from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.workers.child import Processes
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def aside():
 
     def make(recipe, **timeouts):
         prompts = recipe.task.prompts("heldout")
-        start = partial(EvaluationProcess, recipe.without_prompts(), recipe.model, prompts)
-        made.append(EvaluatorAside(start, Timeouts(**timeouts)))
+        arguments = recipe.without_prompts(), recipe.model, prompts
+        made.append(EvaluatorAside(Processes(), arguments, Timeouts(**timeouts)))
         return made[-1]
 
     yield make
@@ -159,15 +159,16 @@ def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe, aside):
 def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
     started, made = [], threading.Event()
 
-    def start():
-        made.wait(60)
-        closing.start()
-        time.sleep(0.3)  # the run ends meanwhile
-        started.append(EvaluationProcess(recipe.without_prompts(), recipe.model, []))
-        return started[0]
+    class Slow(Processes):
+        def spawn(self, name, number, target, *arguments):
+            made.wait(60)
+            closing.start()
+            time.sleep(0.3)  # the run ends meanwhile
+            started.append(super().spawn(name, number, target, *arguments))
+            return started[0]
 
     closing = threading.Thread(target=lambda: evaluate.close())
-    evaluate = EvaluatorAside(start, Timeouts())
+    evaluate = EvaluatorAside(Slow(), (recipe.without_prompts(), recipe.model, []), Timeouts())
     made.set()
     future = evaluate({}, 0)
     with pytest.raises(CancelledError):

@@ -20,9 +20,9 @@ from scalerl.rl.config.settings import Local, Timeouts
 from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
-from scalerl.rl.placement import local
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.workers import pool as worker_pool
 
 P = 2  # groups a step of the recipe
 
@@ -104,13 +104,13 @@ def test_what_is_sampled_is_what_one_process_would_sample(recipe, start, start_r
 def test_a_resume_takes_the_version_that_was_published_not_the_one_that_was_installed(recipe, start):
     loop, generator, learner = start(recipe, 1)
     next(loop)
-    os.kill(generator._workers[0].child.pid, signal.SIGSTOP)  # it lags behind
+    os.kill(generator._workers[0].process.pid, signal.SIGSTOP)  # it lags behind
     try:
         generator.update(learner.weights(), 5)
         assert generator.installed < 5
         assert generator.state()["version"] == 5
     finally:
-        os.kill(generator._workers[0].child.pid, signal.SIGCONT)
+        os.kill(generator._workers[0].process.pid, signal.SIGCONT)
 
 
 def test_what_is_installed_is_the_oldest_version_of_several_generators(recipe, start):
@@ -137,7 +137,7 @@ def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe,
         while generator.restarts < kill:
             steps.append(next(loop))
         steps += islice(loop, 3)
-        os.kill(generator._workers[kill % 2].child.pid, signal.SIGKILL)
+        os.kill(generator._workers[kill % 2].process.pid, signal.SIGKILL)
     steps += islice(loop, 12)
     assert generator.restarts == 3
     assert drawn(steps) == order_of_draws(recipe, len(steps) * P)
@@ -169,7 +169,7 @@ class Unreadable(Cispo):
 
 
 def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatch):
-    monkeypatch.setattr(local, "MOST_LOSSES", 0)
+    monkeypatch.setattr(worker_pool, "MOST_LOSSES", 0)
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(replace(recipe, loss=Unreadable()), recipe.model, learner.weights())
     with pytest.raises(WorkerError, match="is lost: its process exited with status 1"):
@@ -189,7 +189,7 @@ def test_a_generator_that_hangs_is_reported_and_replaced(recipe, start, caplog):
     """One that is stopped; the groups that it has are sampled by another process."""
     loop, generator, _ = start(replace(recipe, timeouts=Timeouts(generator=6)), 1)
     steps = list(islice(loop, 2))
-    os.kill(generator._workers[0].child.pid, signal.SIGSTOP)
+    os.kill(generator._workers[0].process.pid, signal.SIGSTOP)
     steps += islice(loop, 6)
     assert generator.restarts == 1
     assert drawn(steps) == order_of_draws(recipe, len(steps) * P)

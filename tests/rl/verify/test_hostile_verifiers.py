@@ -180,8 +180,8 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.verify.pool import VerifierPool
-workers = VerifierPool(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
+from scalerl.rl.verify.supervised import SupervisedVerifiers
+workers = SupervisedVerifiers(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
 print("ready", flush=True)
 jobs = [json.dumps([asdict(Prompt("crowd", "", "")), ""]).encode()] * 2
 workers.submit(jobs).wait(600)

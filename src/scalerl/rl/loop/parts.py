@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,11 @@ from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import gpus_in_use, model_of
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator
-from scalerl.rl.placement.evaluate_aside import EvaluationProcess, EvaluatorAside
+from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.types import Generator
 from scalerl.rl.verify.verifier import Verification, load_verifier
+from scalerl.rl.workers.child import Processes
 
 if TYPE_CHECKING:
     from scalerl.rl.placement.ray.parts import RayParts
@@ -80,9 +80,9 @@ class PartsHere:
             evaluator = Evaluator(recipe, model_folder, lender=self._generator)
         elif self._aside:
             prompts = recipe.task.prompts("heldout")
-            device = self._devices.evaluator
-            start = partial(EvaluationProcess, recipe.without_prompts(), model_folder, prompts, device)
-            evaluator = EvaluatorAside(start, recipe.timeouts)
+            arguments = recipe.without_prompts(), model_folder, prompts
+            processes = Processes(devices=[self._devices.evaluator])
+            evaluator = EvaluatorAside(processes, arguments, recipe.timeouts)
         else:
             evaluator = Evaluator(recipe, model_folder)
         self._closing.callback(evaluator.close)

@@ -1,9 +1,9 @@
 """Where the parts of a run are: generators and evaluations in processes, or in Ray actors.
 
-    rollouts.py         groups assigned to rollout workers, wherever these run
+    rollouts.py         the pool of rollout workers, wherever these run; rollout_worker.py runs in each
     local.py            rollout workers in processes of this machine
     evaluate.py         an evaluation; evaluate_aside.py has it made in a process of its own
-    ray/                generators, learner ranks, verifiers and evaluations as Ray actors
+    ray/                the same as Ray actors; learner ranks and verifiers
 
 It may import engines, learners, verification and what is below. `scalerl.rl.loop` imports it.
 """

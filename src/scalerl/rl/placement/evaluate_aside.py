@@ -1,8 +1,7 @@
 """Evaluations beside the training, in a process of their own that is replaced where it is lost.
 
-    EvaluatorAside     queues evaluations; its thread has them made in order, by one worker at a time
-      EvaluationWorker   a process that evaluates: `EvaluationProcess` here, or an actor on a cluster
-        Evaluator          the evaluation itself, in that process
+    EvaluatorAside     queues evaluations; its thread has them made in order, by a pool of one worker
+      evaluate           in that worker: an `Evaluator`, and a heartbeat after every decode step
 
 A worker that exits, or makes no progress until its deadline, is replaced, and its evaluation made again from
 the weights that are held: the result is a function of weights and seed, so that it is the same. An evaluation
@@ -12,83 +11,83 @@ that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
 from __future__ import annotations
 
 import atexit
-import logging
 import queue
 import threading
 import time
-import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from scalerl.errors import ScalerlError, WorkerError, brief_error
+from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.child import ChildProcess
-from scalerl.rl.workers.process import follow_the_parent
-from scalerl.rl.workers.supervision import Watchdog, WorkerLostError, backoff
+from scalerl.rl.workers.backend import Backend, Channel, Message
+from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
+from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
 
-_LOG = logging.getLogger("scalerl")
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
 _INTERVAL = 0.5  # seconds between two polls of a worker, and between two of its heartbeats
 
 
-class EvaluationWorker(ABC):
-    """A process that makes one evaluation at a time; it starts by itself."""
+@dataclass(eq=False)
+class EvaluationWorker(PoolWorker):
+    """The worker: the deadline of an evaluation limits the wait for its start, and for room, too."""
 
-    beats = 0
-    """Rises with its progress."""
-    started = False
-    """Whether it has loaded its model."""
-    startup = 0.0
-    """Seconds that its start has taken, once it has started or was killed."""
+    version: int = 0
+    """Of the evaluation under way."""
+    startup: float = 0.0
+    """Seconds in which its processes were started, since the evaluation before."""
 
-    @abstractmethod
-    def submit(self, weights: Any, version: int) -> None:
-        """Evaluate `weights`, once the worker has started."""
+    def watch(self) -> Watchdog:
+        """See `PoolWorker.watch`."""
+        timeout = self.timeout if self.started else self.start_timeout
+        return Watchdog(f"evaluation at step {self.version}", timeout)
 
-    @abstractmethod
-    def poll(self, seconds: float) -> EvaluationResult | None:
-        """Return the result; None where it has not come within `seconds`.
+    def check(self) -> None:
+        """See `PoolWorker.check`."""
+        self.watchdog = self.watchdog or self.watch()
+        self.watchdog.check()
 
-        Raises:
-            WorkerLostError: the process has exited.
-            ScalerlError: the evaluation has failed, as it would in any other process.
-        """
-
-    @abstractmethod
-    def kill(self, why: WorkerLostError | None = None) -> None:
-        """Kill the process; `why` it is lost, where it is."""
+    def release(self) -> dict[int, Any]:
+        """See `PoolWorker.release`."""
+        if self.process and self.process.placed_at and not self.started:
+            self.startup += time.monotonic() - self.process.placed_at
+        return super().release()
 
 
-class EvaluatorAside:
+class EvaluatorAside(WorkerPool[EvaluationWorker]):
     """Evaluates by a worker, in order, while training goes on.
 
-    `start` makes a worker; `pack` makes what it is sent of the weights, held until they are evaluated.
+    `arguments` are those of `evaluate`; `pack` makes what the worker is sent of the weights, held until they
+    are evaluated.
     """
+
+    noun, role = "evaluation", "evaluate"
+    capacity = 1
 
     def __init__(
         self,
-        start: Callable[[], EvaluationWorker],
+        backend: Backend,
+        arguments: Sequence[Any],
         timeouts: Timeouts,
         pack: Callable[[Weights], Any] = dict,
+        events: Events | None = None,
     ) -> None:
-        self._start, self._timeouts, self._pack = start, timeouts, pack
-        self._worker: EvaluationWorker | None = None
+        worker = EvaluationWorker("the evaluation", 0, timeouts.evaluation, timeouts.start)
+        super().__init__([worker], backend, evaluate, arguments, events=events)
+        self._pack = pack
+        self._result: EvaluationResult | None = None
         self._closed, self._lock = threading.Event(), threading.Lock()
-        self._startup = self._reported = 0.0
         self._queue: queue.SimpleQueue[tuple[Any, int, Future[EvaluationResult]] | None] = queue.SimpleQueue()
         # Python would end the process by SIGTERM, which it does not answer.
-        self._at_exit = atexit.register(self._kill)
+        self._at_exit = atexit.register(self.kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
@@ -104,13 +103,15 @@ class EvaluatorAside:
         with self._lock:
             self._closed.set()
         self._queue.put(None)
-        self._kill()
+        self.kill()
         self._thread.join()
         atexit.unregister(self._at_exit)
 
+    # -- in the thread -------------------------------------------------------------------------------------
+
     def _run(self) -> None:
-        with suppress(WorkerLostError, CancelledError):  # the first evaluation raises it again
-            self._running_worker()
+        with suppress(CancelledError):
+            self.start()
         while (item := self._queue.get()) is not None:
             weights, version, future = item
             try:
@@ -118,114 +119,71 @@ class EvaluatorAside:
             except BaseException as error:
                 future.set_exception(error)
             del item, weights, future  # they are not to be held until the next one comes
-        self._kill()
+        self.kill()
 
     def _evaluate(self, weights: Any, version: int) -> EvaluationResult:
-        for attempt in range(MOST_RESTARTS + 1):
-            try:
-                return self._attempt(weights, version)
-            except WorkerLostError as error:
-                self._release(error)
+        (worker,) = self._workers
+        worker.version, worker.watchdog, worker.losses = version, None, 0
+        self._result = None
+        try:
+            self.add(version, weights)
+            while self._result is None:
                 if self._closed.is_set():
-                    break
-                if attempt == MOST_RESTARTS:
-                    times = f"{attempt + 1} times in a row"
-                    raise WorkerError(f"evaluation at step {version}: {error}, {times}") from error
-                again = f"a new process is started, and the evaluation of step {version} made again"
-                _LOG.warning("%s; %s", error, again)
-            except ScalerlError:
-                self._release(None)
-                raise
-            if self._closed.wait(backoff(attempt)):
-                break
-        raise CancelledError
+                    raise CancelledError
+                self.poll(_INTERVAL)
+        except ScalerlError:
+            worker.release()
+            worker.start_at = 0.0
+            raise
+        finally:
+            self._waiting.clear()
+        startup, worker.startup = worker.startup, 0.0
+        return replace(self._result, startup=startup)
 
-    def _attempt(self, weights: Any, version: int) -> EvaluationResult:
-        worker = self._running_worker()
-        worker.submit(weights, version)
-        watchdog, beats = self._watchdog(worker, version), worker.beats
-        while (outcome := worker.poll(_INTERVAL)) is None:
-            if worker.beats != beats:
-                watchdog, beats = self._watchdog(worker, version), worker.beats
-            watchdog.check()
-            if self._closed.is_set():
-                raise CancelledError
-        total = self._startup + worker.startup
-        startup, self._reported = total - self._reported, total
-        return replace(outcome, startup=startup)
+    def _send(self, worker: EvaluationWorker, number: int, work: Any) -> None:
+        assert worker.process is not None
+        worker.process.send((work, number))
 
-    def _watchdog(self, worker: EvaluationWorker, version: int) -> Watchdog:
-        timeout = self._timeouts.evaluation if worker.started else self._timeouts.start
-        return Watchdog(f"evaluation at step {version}", timeout)
+    def _received(self, worker: EvaluationWorker, message: Message) -> None:
+        if message.kind == "done":
+            self._result = message.value
+            self.complete(worker, message.value.version)
 
-    def _running_worker(self) -> EvaluationWorker:
+    def _started(self, worker: EvaluationWorker, value: float) -> None:
+        worker.startup += value
+        self._take_part(worker)
+
+    def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
+        raise error  # it would come again in any other process
+
+    def _spawn(self, worker: EvaluationWorker) -> None:
         with self._lock:  # which `close` takes before it kills the worker
             if self._closed.is_set():
                 raise CancelledError
-            if self._worker is None:
-                try:
-                    self._worker = self._start()
-                except OSError as error:  # no memory, or too many processes
-                    raise WorkerLostError(f"no process for evaluations ({error.strerror})") from error
-            return self._worker
+            super()._spawn(worker)
 
-    def _release(self, why: WorkerLostError | None) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill(None if self._closed.is_set() else why)
-            self._startup += worker.startup
+    def _lose(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
+        if self._closed.is_set():
+            raise CancelledError
+        super()._lose(worker, error)
 
-    def _kill(self) -> None:
-        if (worker := self._worker) is not None:
-            worker.kill()
+    def _check_losses(self, worker: EvaluationWorker, why: str) -> None:
+        if worker.losses > MOST_RESTARTS:
+            times = f"{worker.losses} times in a row"
+            raise WorkerError(f"evaluation at step {worker.version}: {why}, {times}")
 
-
-class EvaluationProcess(EvaluationWorker):
-    """A worker on this machine."""
-
-    def __init__(
-        self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt], device: str | None = None
-    ) -> None:
-        self._began = time.perf_counter()  # all processes of a machine have one `perf_counter`
-        self._child = ChildProcess("evaluation", serve, device=device)
-        self._child.send((recipe.without_prompts(), model_folder, prompts, self._began))
-
-    def submit(self, weights: Weights, version: int) -> None:
-        """See `EvaluationWorker.submit`."""
-        self._child.send((dict(weights), version))
-
-    def poll(self, seconds: float) -> EvaluationResult | None:
-        """See `EvaluationWorker.poll`."""
-        ends = time.monotonic() + seconds
-        try:
-            while self._child.channel.poll(max(ends - time.monotonic(), 0.0)):
-                what, value = self._child.channel.recv()
-                self.beats += 1
-                if what == "started":
-                    self.started, self.startup = True, value
-                elif what == "done":
-                    return value
-                elif what == "failed":
-                    raise value
-                elif what == "lost":
-                    raise WorkerLostError(f"the evaluation is lost: {value}")
-        except (EOFError, OSError):
-            raise WorkerLostError(f"the evaluation is lost: {self._child.exit_cause()}") from None
-        return None
-
-    def kill(self, why: WorkerLostError | None = None) -> None:
-        """See `EvaluationWorker.kill`."""
-        self._child.kill()
-        if not self.started:
-            self.startup = time.perf_counter() - self._began
+    def _fate(self, work: Mapping[int, Any]) -> str:
+        again = "".join(
+            f", and the evaluation of step {step} made again" for step in {**work, **self._waiting}
+        )
+        return f"; a new process is started{again}"
 
 
 # -- in the process ----------------------------------------------------------------------------------------
 
 
-def serve(channel: Connection) -> None:
+def evaluate(channel: Channel, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]) -> None:
     """Make the evaluations that come, until the channel is closed."""
-    follow_the_parent()
     torch.set_num_threads(1)
     sent_at = time.monotonic()
 
@@ -233,20 +191,12 @@ def serve(channel: Connection) -> None:
         nonlocal sent_at
         if time.monotonic() - sent_at >= _INTERVAL:
             sent_at = time.monotonic()
-            channel.send(("beat", None))
+            channel.send("beat")
 
-    with suppress(EOFError, OSError):  # the run has ended
-        try:
-            recipe, model_folder, prompts, began = channel.recv()
-            evaluator = Evaluator(recipe, model_folder, prompts, beat)
-            channel.send(("started", time.perf_counter() - began))
-            while True:
-                weights, version = channel.recv()
-                channel.send(("done", evaluator.evaluate(weights, version)))
-        except ScalerlError as error:
-            channel.send(("failed", error))
-        except (EOFError, BrokenPipeError):
-            raise
-        except Exception as error:  # out of memory, say: another process may do better
-            traceback.print_exc()
-            channel.send(("lost", brief_error(error)))
+    evaluator = Evaluator(recipe, model_folder, prompts, beat)
+    channel.send("started", time.perf_counter() - channel.began)
+    while True:
+        weights, version = channel.receive()
+        fetch = getattr(weights, "fetch", lambda weights=weights: weights)
+        channel.send("done", evaluator.evaluate(fetch(), version))
+        del weights, fetch  # a model's worth of memory

@@ -1,65 +1,266 @@
-"""Groups assigned to rollout workers: the table of what is in flight, wherever the workers run."""
+"""Rollout workers, wherever they run: groups assigned to them, and weights on their way to them.
+
+              add                                        groups as they are complete, versions installed
+    driver -----------> generator  0 .. n-1  -------------------------------------------------------> driver
+              weights, by a transport
+
+    submit     goes to the worker with the fewest groups in flight; to none that has no weights yet
+    work       waits for a message of any worker, and not for long
+    update     gives the weights to the transport; waits for nothing. `installed` is the version that all
+               workers that take part have installed
+
+A lost worker's groups in flight keep their sequence numbers and are sampled again by others: the same epochs
+of the same prompts (random numbers are counters), by newer weights. The one that takes its place is first
+sent the latest weights, and takes part once it has installed a version as new as the one by which groups have
+been admitted. So no token is older than the schedule allows, whichever workers come and go.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from itertools import count
+from typing import Any, Protocol
 
+from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
-from scalerl.rl.types import Counters
+from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
+from scalerl.rl.types import Counters, Weights
+from scalerl.rl.workers.backend import Backend, Message
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
+from scalerl.rl.workers.supervision import backoff
+
+_LOG = logging.getLogger("scalerl")
+_WORK = 0.5  # seconds that the driver waits for a message
+_ARRIVALS = count()
+
+
+class WeightTransport(Protocol):
+    """Brings weights from the learner to rollout workers; `scalerl.rl.sync` has them."""
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """Make these the latest weights."""
+
+    def for_one(self) -> Any:
+        """Return the message to one worker, which fetches the latest weights by itself."""
+
+    def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
+        """Return the message to each of all workers, which have numbers that are never used again."""
+        ...
+
+    def failed(self) -> None:
+        """Note that a worker did not receive the weights."""
+
+    def close(self) -> None:
+        """Free what is held."""
 
 
 @dataclass(eq=False)
-class Assigned:
-    """What one rollout worker is assigned, has installed and has spent, over all of its processes."""
+class RolloutWorker(PoolWorker):
+    """What one rollout worker has installed and has spent, over all of its processes."""
 
-    in_flight: dict[int, GroupRequest] = field(default_factory=dict)
-    """Groups by sequence number."""
+    weights_timeout: float = math.inf
+    """Seconds in which weights that are offered are to be installed."""
+    arrival: int = -1
+    """The process's number among all that were started: a process group is of these, not of the places."""
     installed: int = -1
     """The version of its weights; -1 before the first."""
     counters: Counters = field(default_factory=Counters)
     lost_counters: Counters = field(default_factory=Counters)
     """What its lost processes had spent."""
-    launched_at: float = 0.0
-    """When its process was started; 0 where it waits for room."""
     reported_at: float = 0.0
+    offered: int = -1
+    offered_at: float = 0.0
+    offer_at: float = math.inf
+    """When weights that it did not get are offered again."""
+    misses: int = 0
+    """Offers in a row that it did not get."""
 
     def reported(self, counters: Counters) -> None:
         """Note what its process has spent."""
         self.counters, self.reported_at = counters, time.monotonic()
 
-    def take_back(self) -> dict[int, GroupRequest]:
+    def has_installed(self, version: int) -> None:
+        """Note the version of its weights; newer ones have been on their way since now."""
+        if version > self.installed:
+            self.offered_at = time.monotonic()
+        self.installed, self.misses = version, 0
+
+    def excuse(self, seconds: float) -> None:
+        """See `PoolWorker.excuse`."""
+        super().excuse(seconds)
+        self.offered_at += seconds
+
+    def offer(self, parcel: Any, version: int) -> None:
+        """Send weights, once it has started."""
+        if self.process is not None and self.started:
+            self.process.send((WEIGHTS, parcel, version))
+            if self.offered == self.installed:
+                self.offered_at = time.monotonic()
+            self.offered, self.offer_at = version, math.inf
+
+    def missed(self) -> None:
+        """Note that it did not get its weights. They are offered again after a pause: the cause may last."""
+        self.offer_at = time.monotonic() + backoff(self.misses, self.weights_timeout / 8)
+        self.misses += 1
+
+    def check(self) -> None:
+        """See `PoolWorker.check`."""
+        super().check()
+        assert self.process is not None
+        if self.installed < self.offered and time.monotonic() - self.offered_at > self.weights_timeout:
+            version, seconds = self.offered, self.weights_timeout
+            raise self.process.lost(f"version {version} of the weights was not installed in {seconds:g} s")
+
+    def release(self) -> dict[int, Any]:
         """Count what a lost process has spent; return its groups, which are sampled again."""
+        placed_at = self.process.placed_at if self.process else 0.0
+        groups = super().release()
         # The time since its last report is spent too: what it has done in it is lost.
         now, spent = time.monotonic(), self.counters
         if spent.held:
             spent = replace(spent, held=spent.held + now - self.reported_at)
         else:
-            spent = replace(spent, startup=now - self.launched_at if self.launched_at else 0.0)
-        groups, self.in_flight = self.in_flight, {}
+            spent = replace(spent, startup=now - placed_at if placed_at else 0.0)
         self.lost_counters, self.counters = sum_of([self.lost_counters, spent]), Counters()
         self.lost_counters.restarted += len(groups)
-        self.installed, self.launched_at = -1, 0.0
+        self.installed = self.offered = -1
+        self.offer_at, self.misses = math.inf, 0
         return groups
 
 
-W = TypeVar("W", bound=Assigned)
+class RolloutPool(WorkerPool[RolloutWorker], OrderedGroups):
+    """Generators in processes of their own; see `scalerl.rl.types.Generator`.
 
+    Raises:
+        WorkerError: (by any method) a worker does not start, or is lost again and again.
+    """
 
-class AssignedGroups(OrderedGroups, Generic[W]):
-    """Groups that are sampled by rollout workers."""
+    noun, role = "generator", "generate"
+    no_progress = frozenset({"behind"})
 
-    _workers: list[W]
+    def __init__(
+        self,
+        workers: Sequence[RolloutWorker],
+        backend: Backend,
+        arguments: Sequence[Any],
+        transport: WeightTransport,
+        weights: Weights,
+        version: int = 0,
+        timeline: Any = None,
+        none_left: float = math.inf,
+    ) -> None:
+        OrderedGroups.__init__(self, version)
+        WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, timeline)
+        self._transport, self._timeline, self._closed = transport, timeline, False
+        self._floor = -1
+        """The version by which groups have been admitted."""
+        self._transport.publish(weights, version)
+        self.start()
+
+    def work(self) -> None:
+        """Wait until a worker sends a message, but not for long; and receive it."""
+        self.poll(_WORK)
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Offer new weights; completions in flight go on with them and their old KV cache."""
+        self.poll(0)
+        self._transport.publish(weights, version)
+        self.version = version
+        workers = [worker for worker in self._workers if worker.taking_part]
+        parcels = self._transport.for_all([worker.arrival for worker in workers], version)
+        for worker, parcel in zip(workers, parcels, strict=True):
+            worker.offer(parcel, version)
+        for worker in self._workers:
+            if not worker.taking_part:
+                self._offer_to(worker)
+        self.poll(0)
+
+    @property
+    def installed(self) -> int:
+        """The version that every worker which takes part has installed; -1 before the first does."""
+        self.poll(0)
+        # Without a worker it is the latest: one that comes installs that before it takes part.
+        least = min((w.installed for w in self._workers if w.taking_part), default=self.version)
+        if self.alive or self._floor >= 0:
+            self._floor = max(self._floor, least)
+        return self._floor
 
     @property
     def counters(self) -> Counters:
         """What all processes have spent, the lost ones included."""
+        if not self._closed:
+            self.poll(0)
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
 
-    def _complete_groups(self, worker: W, packed: dict[str, Any]) -> None:
-        """Take complete groups from a worker, as `pack_samples` has them."""
-        self._keep(packed)
-        for seq_no in packed["seq_nos"]:
-            del worker.in_flight[seq_no]
+    @property
+    def restarts(self) -> int:
+        """Processes that were lost."""
+        return len(self.lost)
+
+    def close(self) -> None:
+        """Stop the workers; what is in flight is lost."""
+        self._closed = True
+        super().close()
+        self._transport.close()
+
+    # -- the pool ------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> None:
+        """See `WorkerPool.poll`."""
+        super().poll(timeout)
+        for worker in self._workers:
+            if time.monotonic() >= worker.offer_at:
+                self._offer_to(worker)
+
+    def _assign(self, seq_no: int, group: GroupRequest) -> None:
+        self.add(seq_no, group)
+
+    def _offer_to(self, worker: RolloutWorker) -> None:
+        worker.offer(self._transport.for_one(), self.version)
+
+    def _send(self, worker: RolloutWorker, number: int, work: GroupRequest) -> None:
+        assert worker.process is not None
+        worker.process.send((GROUP, number, *work))
+
+    def _started(self, worker: RolloutWorker, value: Any) -> None:
+        worker.arrival = next(_ARRIVALS)
+        self._offer_to(worker)
+
+    def _failed(self, worker: RolloutWorker, error: ScalerlError) -> None:
+        if self._backend.elsewhere:
+            super()._failed(worker, error)
+        raise WorkerError(f"the generator cannot go on: {error}")
+
+    def _received(self, worker: RolloutWorker, message: Message) -> None:
+        if message.kind == "behind":
+            _LOG.warning("%s did not get its weights (%s)", worker.where, message.value)
+            self._transport.failed()
+            worker.missed()
+            return
+        value, counters = message.value
+        if self._timeline and worker.process:
+            busy = counters.seconds - worker.counters.seconds
+            self._timeline.generated(worker.name, worker.process.node, message.at, busy)
+        worker.reported(counters)
+        if message.kind == "installed":
+            worker.has_installed(value)
+            # Behind the floor its tokens would be staler than those that were admitted for.
+            if value >= self._floor and not worker.taking_part:
+                self._take_part(worker, f"takes part from version {value}")
+        elif message.kind == "complete":
+            self._keep(value)
+            for seq_no in value["seq_nos"]:
+                self.complete(worker, seq_no)
+
+    def _reassign(self, worker: RolloutWorker, work: Mapping[int, Any]) -> None:
+        super()._reassign(worker, work)
+        self._transport.failed()
+
+    def _fate(self, work: Mapping[int, Any]) -> str:
+        groups = f", and its {counted(len(work), 'group')} go{'es' * (len(work) == 1)} to others"
+        return "; it is started again" + groups * bool(work)

@@ -32,7 +32,8 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout, as_reward
-from scalerl.rl.verify.pool import Outcome, VerifierPool
+from scalerl.rl.verify.pool import Outcome
+from scalerl.rl.verify.supervised import SupervisedVerifiers
 
 ODD = {
     "exit": "a verification called sys.exit or the like",
@@ -146,7 +147,7 @@ class PoolVerifier(Verification):
     def __init__(self, task: Task, tokenizer: Any, limits: Limits) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._pool = VerifierPool(task, limits)
+        self._pool = SupervisedVerifiers(task, limits)
         # A verifier that is forgotten must not leave its processes behind.
         self._close = weakref.finalize(self, self._pool.close)
 

@@ -1,8 +1,9 @@
-"""What all worker processes share.
+"""The worker pool: rollout workers, evaluators and verifiers, started, watched, replaced and given work.
 
-    supervision.py   deadlines, back-off, and time in which the driver did not poll
-    process.py       signals; child.py is a process of this machine; ranks.py makes ranks fail together
-    ray/             the Ray cluster of a run: its session, its actors and pools of them, the timeline
+    pool.py          the pool; supervision.py has deadlines, back-off, and time without a poll
+    backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing
+    process.py       signals; ranks.py makes ranks fail together
+    ray/             the Ray cluster of a run: its session, the backend of actors, the timeline
 
 It may import `scalerl.rl.config`. Rooms that start processes import it.
 """

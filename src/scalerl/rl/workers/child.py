@@ -1,4 +1,4 @@
-"""A worker process of this machine, and the channel to it."""
+"""The backend of this machine: workers in processes of their own, by multiprocessing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,47 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from scalerl.rl.workers.process import masked_signals
+from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
+from scalerl.rl.workers.process import follow_the_parent, masked_signals
 
 _SPAWN = get_context("spawn")
+_FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages to be read
 
 
-class ChildProcess:
-    """Runs `target(channel, *arguments)` in a process of its own.
+class Processes(Backend):
+    """Starts workers in processes of this machine."""
+
+    def __init__(self, *inherited: Any, devices: Sequence[str | None] = ()) -> None:
+        """`inherited` are further arguments of every worker, such as only a child can be given; `devices` are
+        the GPUs of each, by their names in CUDA_VISIBLE_DEVICES."""
+        self._inherited, self._devices = inherited, devices
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
+        """See `Backend.spawn`."""
+        kind = name.removeprefix("the ").partition(" ")[0]
+        device = self._devices[number] if self._devices else None
+        process = ChildProcess(kind, _run, time.perf_counter(), target, *self._inherited, device=device)
+        process.name = name
+        process.send(arguments)
+        return process
+
+    def wait(self, processes: Sequence[ChildProcess], seconds: float) -> None:
+        """See `Backend.wait`."""
+        # The sentinel too: what a process has started may hold its end of the channel open.
+        wait([ready for process in processes for ready in (process.channel, process.sentinel)], seconds)
+
+
+class ChildProcess(WorkerProcess):
+    """Runs `target(connection, *arguments)` in a process of its own.
 
     A pipe takes 64 KiB, and a process that is stopped or hangs takes nothing more. Messages are therefore
     sent by a thread: the driver never waits for a reader.
@@ -35,19 +62,15 @@ class ChildProcess:
         Raises:
             OSError: no process can be started.
         """
+        self.name = name
         self.channel, theirs = _SPAWN.Pipe()
         run = target if device is None else partial(_run_on, device, target)
         self._process = _SPAWN.Process(target=run, name=name, args=(theirs, *arguments), daemon=True)
         with masked_signals():
             self._process.start()
         theirs.close()
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._send_queued, name="outbox", daemon=True).start()
-
-    @property
-    def pid(self) -> int | None:
-        """The process's number."""
-        return self._process.pid
+        self.pid, self.placed_at = self._process.pid or 0, time.monotonic()
+        self._outbox, self._ends = Outbox(self.channel), 0.0
 
     @property
     def sentinel(self) -> int:
@@ -55,22 +78,37 @@ class ChildProcess:
         return self._process.sentinel
 
     def send(self, message: Any) -> None:
-        """Queue a message; to a process that has exited it is dropped."""
-        self._messages.put(ForkingPickler.dumps(message))  # pickled here, where an error has a caller
+        """See `WorkerProcess.send`."""
+        self._outbox.put(message)
 
-    def close(self) -> None:
-        """Close the channel once all is sent, or the process has exited."""
-        self._messages.put(None)
+    def receive(self) -> list[Message]:
+        """See `WorkerProcess.receive`."""
+        found: list[Message] = []
+        try:
+            while self.channel.poll():
+                found.append(self.channel.recv())
+        except (EOFError, OSError):
+            ended = True
+        else:
+            ended = not self._process.is_alive() and not self.channel.poll()
+        if ended and not found:  # else at the next call
+            raise self.lost(self.exit_cause())
+        return found
 
     def kill(self) -> None:
-        """Kill the process, and close the channel."""
+        """See `WorkerProcess.kill`."""
         self._process.kill()
         self._process.join()
-        self.close()
+        self._outbox.close()
 
-    def join(self, seconds: float) -> None:
-        """Wait for the end of a process whose channel is closed, and kill it after `seconds`."""
-        self._process.join(timeout=seconds)
+    def close(self, seconds: float = 10.0) -> None:
+        """See `WorkerProcess.close`; the channel is closed once all is sent."""
+        self._outbox.close()
+        self._ends = time.monotonic() + seconds
+
+    def join(self) -> None:
+        """See `WorkerProcess.join`."""
+        self._process.join(timeout=max(self._ends - time.monotonic(), 0.0))
         self.kill()
 
     def exit_cause(self) -> str:
@@ -82,16 +120,71 @@ class ChildProcess:
             return f"its process was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
         return f"its process exited with status {status}"
 
+
+class Outbox:
+    """A thread that sends what is put here through one end of a pipe, and closes that end last."""
+
+    def __init__(self, channel: Connection) -> None:
+        self._channel, self._queue = channel, queue.SimpleQueue[Any]()
+        self._thread = threading.Thread(target=self._send_queued, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Any) -> None:
+        """Queue a message; where the other side has closed the pipe it is dropped."""
+        self._queue.put(ForkingPickler.dumps(message))  # pickled here, where an error has a caller
+
+    def close(self) -> None:
+        """Close the channel once all is sent."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait until the channel is closed."""
+        self._thread.join(seconds)
+
     def _send_queued(self) -> None:
         with suppress(OSError):
-            while (message := self._messages.get()) is not None:
-                self.channel.send_bytes(message)
-            self.channel.close()
+            while (message := self._queue.get()) is not None:
+                self._channel.send_bytes(message)
+            self._channel.close()
             return
-        # The driver may be reading from this channel: it is closed only when the driver says so.
-        while self._messages.get() is not None:
+        # This process may be reading from the channel: it is closed only when this process says so.
+        while self._queue.get() is not None:
             pass
-        self.channel.close()
+        self._channel.close()
+
+
+# -- in the process of a worker -----------------------------------------------------------------------------
+
+
+class _ChildChannel:
+    """See `scalerl.rl.workers.backend.Channel`."""
+
+    def __init__(self, connection: Connection, began: float) -> None:
+        self._connection, self._outbox, self.began = connection, Outbox(connection), began
+
+    def receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except OSError as error:
+            raise EOFError from error
+
+    def send(self, kind: str, value: Any = None) -> None:
+        self._outbox.put(message(kind, value))
+
+    def close(self) -> None:
+        self._outbox.close()
+        self._outbox.join(_FLUSH)
+
+
+def _run(connection: Connection, began: float, target: Target, *inherited: Any) -> None:
+    follow_the_parent()
+    channel = _ChildChannel(connection, began)
+    try:
+        arguments = channel.receive()
+    except EOFError:  # the run has ended
+        return
+    run_worker(channel, target, (*arguments, *inherited))
+    channel.close()
 
 
 def _run_on(device: str, target: Callable[..., None], *arguments: Any) -> None:

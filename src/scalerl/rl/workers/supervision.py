@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from scalerl.errors import WorkerError
@@ -16,6 +17,10 @@ _POLLING = 1.5  # seconds between two polls, beyond which the driver did somethi
 
 class WorkerLostError(WorkerError):
     """A worker has exited or passed a deadline; the text names it and the cause. Another can replace it."""
+
+    def __init__(self, message: str, who: str = "", node: str = "") -> None:
+        super().__init__(message)
+        self.who, self.node, self.at = who, node, time.time()
 
 
 def backoff(attempt: int, longest: float = _LONGEST_PAUSE) -> float:
@@ -43,15 +48,19 @@ class PollClock:
 class Watchdog:
     """Watches one worker's progress; `what` names its work."""
 
-    def __init__(self, what: str, timeout: float) -> None:
+    def __init__(self, what: str, timeout: float, notice: float = NOTICE) -> None:
+        """Report that there was none for `notice` seconds, or half of `timeout` where that is less."""
         self._what, self._timeout = what, timeout
-        self._notice = min(NOTICE, timeout / 2)
-        self._clock = PollClock()
+        self._notice = min(notice, timeout / 2) if notice < math.inf else math.inf
         self.progress()
 
     def progress(self) -> None:
         """Note that progress was made."""
         self._since, self._reported = time.monotonic(), False
+
+    def excuse(self, seconds: float) -> None:
+        """Leave out a time in which the driver did not poll."""
+        self._since += seconds
 
     def check(self) -> None:
         """Report a lack of progress, once; to be called often.
@@ -59,7 +68,6 @@ class Watchdog:
         Raises:
             WorkerLostError: the deadline has passed.
         """
-        self._since += self._clock.unpolled()
         still = time.monotonic() - self._since
         if still >= self._timeout:
             raise WorkerLostError(f"{self._what} has made no progress for {self._timeout:g} s")

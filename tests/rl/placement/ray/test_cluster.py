@@ -61,7 +61,7 @@ def test_two_generators_and_two_ranks_on_three_nodes(nodes, sharded, small_base,
     moving = replace(sharded.cluster, transport=Transport(transport, bucket_mib=0.05))
     recipe = replace(sharded, cluster=moving)
     run = start(recipe)
-    assert len({worker.actor.node for worker in run.generator._workers}) == 2
+    assert len({worker.process.node for worker in run.generator._workers}) == 2
     steps, lines = [], []
     for step in islice(run.pipeline.steps(), 20):
         steps.append(step)

@@ -65,7 +65,7 @@ def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base
     with running(endless, small_base, 1, 1, 1) as (nodes, run):
         loop, worker, steps = run.pipeline.steps(), run.generator._workers[0], []
         take_steps(loop, steps, lambda: len(steps) == 6)
-        node = worker.actor.node
+        node = worker.process.node
         nodes.kill_node_of(node)
         take_steps(loop, steps, lambda: run.generator.lost)
         assert node in run.generator.lost[0]
@@ -75,7 +75,7 @@ def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base
         assert took_part == run.generator.alive == 1
         nodes.add(1)
         take_steps(loop, steps, lambda: run.generator.alive == 2)
-        assert worker.actor.node != node
+        assert worker.process.node != node
         take_steps(loop, steps, lambda: worker.counters.tokens > 0)  # it gets work
         check(endless, run, steps)
         print(f"\n{len(steps)} steps; lost: {run.generator.lost}")
@@ -86,7 +86,7 @@ def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, sma
     recipe = replace(endless, cluster=hasty)
     with running(recipe, small_base, 3) as (_, run):
         generator, worker = run.generator, run.generator._workers[1]
-        pid = worker.actor.pid
+        pid = worker.process.pid
         os.kill(pid, signal.SIGSTOP)
         asked = list(filter(None, (run.pool.draw() for _ in range(4))))
         for prompt, epoch in asked:
@@ -98,7 +98,7 @@ def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, sma
         assert found == asked
         assert generator.counters.restarted == 2
         until(lambda: generator.work() or generator.alive == 2)  # another has come in its place
-        assert worker.actor.pid != pid
+        assert worker.process.pid != pid
         until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
@@ -108,16 +108,18 @@ def test_one_that_hangs_while_it_loads_is_replaced(endless, small_base):
     recipe = replace(endless, cluster=hasty)
     with running(recipe, small_base, 3) as (_, run):
         generator, worker = run.generator, run.generator._workers[1]
-        os.kill(worker.actor.pid, signal.SIGKILL)
-        until(lambda: generator.work() or (len(generator.lost) == 1 and worker.actor and worker.actor.pid))
-        assert worker.starting is not None
-        node, pid = worker.actor.node, worker.actor.pid
+        os.kill(worker.process.pid, signal.SIGKILL)
+        until(
+            lambda: generator.work() or (len(generator.lost) == 1 and worker.process and worker.process.pid)
+        )
+        assert not worker.started
+        node, pid = worker.process.node, worker.process.pid
         os.kill(pid, signal.SIGSTOP)
         until(lambda: generator.work() or len(generator.lost) == 2)
         said = f"generator 1 on {node} is lost: no heartbeat for 15 s (pid {pid})"
         assert generator.lost[1] == said
         until(lambda: generator.work() or generator.alive == 2)
-        assert worker.actor.pid != pid
+        assert worker.process.pid != pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

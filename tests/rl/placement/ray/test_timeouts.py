@@ -1,22 +1,27 @@
 """Who is slow, or was not listened to, is not lost; who says nothing while somebody listens is."""
 
 import math
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 from ray_nodes import Run, simulated
 
+from scalerl.errors import LearnerLostError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import ClusterTimeouts
-from scalerl.rl.placement.ray.generator import RolloutWorker
-from scalerl.rl.workers.ray import actors
-from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor
-from scalerl.rl.workers.supervision import PollClock
+from scalerl.rl.placement.ray.learner import RayRanks
+from scalerl.rl.placement.rollouts import RolloutWorker
+from scalerl.rl.workers.ray import backend
+from scalerl.rl.workers.ray.backend import RayProcess
+from scalerl.rl.workers.supervision import PollClock, WorkerLostError
 
-TIMEOUTS = ClusterTimeouts(start=30, heartbeat=20, decode=40, weights=10)
+LIMITS = 40.0, 30.0  # without progress, and to start
 
 
 class Handle:
@@ -29,21 +34,38 @@ class Handle:
         return "asked"
 
 
+def placed(name):
+    """The process of an actor that has a place."""
+    process = RayProcess(name, Handle(), 20.0)
+    process._placing, process.node, process.pid, process.placed_at = None, "node a", 1, time.monotonic()
+    process._request()
+    return process
+
+
 @pytest.fixture
-def worker():
+def worker(monkeypatch):
     """A generator that takes part."""
-    worker = RolloutWorker("generator 0", TIMEOUTS, lambda: (Handle(), "start"))
-    worker.request()
-    worker.placed(("node a", 1))
-    worker.started()
-    worker.receive()
+    monkeypatch.setattr(backend, "_is_done", lambda ref: False)
+    worker = RolloutWorker("generator 0", 0, *LIMITS, weights_timeout=10.0)
+    worker.process, worker.started, worker.watchdog = placed("generator 0"), True, worker.watch()
     return worker
 
 
 def later(worker, seconds):
     """So many seconds go by."""
-    for name in ("placed_at", "called_at", "progressed_at", "offered_at"):
-        setattr(worker, name, getattr(worker, name) - seconds)
+    worker.excuse(-seconds)
+
+
+def receive(worker):
+    """It sends something, that it decodes say."""
+    worker.process._request()
+    worker.watchdog.progress()
+
+
+def check(worker):
+    """What a poll does."""
+    worker.process.receive()
+    worker.check()
 
 
 def test_one_that_installs_version_after_version_may_be_behind_for_ever(worker):
@@ -52,21 +74,21 @@ def test_one_that_installs_version_after_version_may_be_behind_for_ever(worker):
         later(worker, 6)
         worker.offer("weights", version + 1)  # before it has installed the last
         worker.has_installed(version)
-        worker.receive()
-        worker.check()
+        receive(worker)
+        check(worker)
     later(worker, 12)
-    worker.receive()
-    with pytest.raises(LostError, match="version 6 of the weights was not installed in 10 s"):
-        worker.check()
+    receive(worker)
+    with pytest.raises(WorkerLostError, match="version 6 of the weights was not installed in 10 s"):
+        check(worker)
 
 
 def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(worker):
     for version in range(4):  # offered again and again, and none arrives
         worker.offer("weights", version)
         later(worker, 3)
-    worker.receive()
-    with pytest.raises(LostError, match="version 3 of the weights"):
-        worker.check()
+    receive(worker)
+    with pytest.raises(WorkerLostError, match="version 3 of the weights"):
+        check(worker)
 
 
 def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(worker):
@@ -86,20 +108,20 @@ def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(w
 
 
 def test_time_in_which_nobody_listened_is_no_silence(worker):
-    worker.submit({0: "group"})
+    worker.in_flight[0] = "group"
     worker.offer("weights", 0)
     later(worker, 1000)
     worker.excuse(999)
-    worker.check()
+    check(worker)
     later(worker, 20)
     worker.excuse(0)
-    with pytest.raises(LostError, match="no heartbeat for 20 s"):
-        worker.check()
+    with pytest.raises(WorkerLostError, match="no heartbeat for 20 s"):
+        check(worker)
 
 
 def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(actors.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(backend.time, "monotonic", lambda: clock[0])
     poll_clock = PollClock()
     for gap, away in ((0.02, 0.0), (1.0, 0.0), (61.5, 60.0), (1.0, 0.0)):
         clock[0] += gap
@@ -116,15 +138,17 @@ def listen(calls, clock):
 def unanswered(monkeypatch):
     """A clock, where no call to an actor has returned yet."""
     clock = [100.0]
-    monkeypatch.setattr(actors.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(actors.ray, "wait", lambda refs, **how: ([], refs))
+    monkeypatch.setattr(backend.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(backend.ray, "wait", lambda refs, **how: ([], refs))
     return clock
 
 
 def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
-    actor = SupervisedActor("trainer 0", Handle(), 20.0)
-    actor.placed(("node a", 1))
-    calls = Calls({"call": actor}, 30.0, "stepped")
+    ranks: Any = object.__new__(RayRanks)
+    ranks._backend, ranks._timeouts = object.__new__(backend.RayActors), ClusterTimeouts(step=30)
+    ranks._lock, ranks._clock, ranks._numbers, ranks.returned = threading.Lock(), PollClock(), count(), {}
+    ranks.actors = [placed("trainer 0")]
+    calls = ranks._start([()], "step", "stepped")
     assert not calls.wait(0.0)  # which asks for a heartbeat
     unanswered[0] += 1000.0
     assert not calls.wait(0.0)
@@ -133,7 +157,7 @@ def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswe
         assert not calls.wait(0.0)
     unanswered[0] += 1.5
     assert not calls.wait(0.0)
-    with pytest.raises(LostError, match="no heartbeat for 20 s"):
+    with pytest.raises(LearnerLostError, match="no heartbeat for 20 s"):
         listen(calls, unanswered)
 
 

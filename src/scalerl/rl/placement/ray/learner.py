@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import RayActorError
 
-from scalerl.errors import LearnerLostError
+from scalerl.errors import LearnerLostError, ScalerlError, brief_error
 from scalerl.rl.config.cluster import Cluster, Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
@@ -33,18 +35,25 @@ from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
 from scalerl.rl.types import Pending
+from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.ranks import meet, store_at
-from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor, WorkerActor, actors_of
+from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
+from scalerl.rl.workers.supervision import PollClock, WorkerLostError
 
-THREADS = {"life": 1, "first": 1, "send": 1}
-"""Threads beside the one that trains: for heartbeats, for the disk, and for a broadcast."""
+THREADS = ("first", "send")
+"""Calls beside those that train, each in a thread of its own: of the disk, and of a broadcast."""
 _AFTERMATH = 5.0  # seconds in which Ray reports which rank died first
+_POLL = 1.0  # seconds between two polls, at most
 
 
 class TrainerActor(WorkerActor):
-    """Holds a shard of the learner, and takes part in what all ranks do."""
+    """The process of a rank."""
+
+
+class RankServer:
+    """A rank, which holds a shard of the learner, and takes part in what all ranks do."""
 
     def address_to_meet(self) -> str:
         """Return a free address of this node, at which the ranks find each other; called on the first."""
@@ -64,14 +73,15 @@ class TrainerActor(WorkerActor):
         meet(seconds, store=store, rank=rank, world_size=world)
         self._rank = LearnerRank()
 
-    def all(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of `LearnerRank`, as all ranks do; the first returns its result."""
-        found = getattr(self._rank, name)(*arguments)
-        # What the others return would travel to the driver for nothing.
+    def all(self, name: str, arguments: Any) -> Any:
+        """Call a method of `LearnerRank`, as all ranks do, with arguments from the object store.
+
+        The first returns its result: what the others return would travel to the driver for nothing.
+        """
+        found = getattr(self._rank, name)(*ray.get(arguments))
         return found if dist.get_rank() == 0 else None
 
-    @ray.method(concurrency_group="first")
-    def first(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def first(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a method that only the first rank calls, while all train."""
         return getattr(self._rank, name)(*arguments)
 
@@ -88,14 +98,36 @@ class TrainerActor(WorkerActor):
             (i, put(bucket)) for i, bucket in enumerate(in_buckets(tensors, bucket_mib)) if i % world == rank
         ]
 
-    @ray.method(concurrency_group="send")
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Broadcast weights to the generators, while training goes on."""
         send(group, weights, version)
 
 
+def serve(channel: Channel) -> None:
+    """Make the calls that come, (number, method, arguments): in order those that train, and beside them those
+    of `THREADS`."""
+    server = RankServer()
+    queues = {name: queue.SimpleQueue[Any]() for name in ("train", *THREADS)}
+
+    def work(calls: queue.SimpleQueue[Any]) -> None:
+        while True:
+            number, method, arguments = calls.get()
+            try:
+                channel.send("returned", (number, getattr(server, method)(*arguments)))
+            except ScalerlError as error:
+                channel.send("raised", error)
+            except Exception as error:
+                channel.send("lost", brief_error(error))
+
+    for calls in queues.values():
+        threading.Thread(target=work, args=[calls], daemon=True).start()
+    while True:
+        call = channel.receive()
+        queues[call[1] if call[1] in THREADS else "train"].put(call)
+
+
 class RayRanks:
-    """The ranks as actors: see `scalerl.rl.learner.fsdp.group.Ranks`.
+    """The ranks as actors: see `scalerl.rl.learner.fsdp.group.Ranks`. They are lost together.
 
     Raises:
         LearnerLostError: (by any method) one of them was lost; all are killed.
@@ -103,19 +135,20 @@ class RayRanks:
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
         self._timeouts, self.size = cluster.timeouts, cluster.trainers
-        request = actors_of(TrainerActor, THREADS, cluster.trainer, session.room["trainers"])
-        self.actors = [
-            SupervisedActor(f"trainer {rank}", request(rank), cluster.timeouts.heartbeat)
-            for rank in range(self.size)
-        ]
-        for actor, where in zip(
-            self.actors, self.call("where", "started", limit=cluster.timeouts.start), strict=True
-        ):
-            actor.placed(where)
+        self._backend = RayActors(
+            TrainerActor, cluster.trainer, session.room["trainers"], cluster.timeouts.heartbeat
+        )
+        self._lock = threading.Lock()
+        """A checkpoint's thread waits for ranks while the driver does too."""
+        self._clock, self._numbers = PollClock(), count()
+        self.returned: dict[tuple[int, int], Any] = {}
+        """By number of the call, and rank."""
+        self.actors = [self._backend.spawn(f"trainer {rank}", rank, serve) for rank in range(self.size)]
+        self._wait_for_places()
         address = self._on_first("address_to_meet", "found a place to meet")
         seconds = getattr(cluster.learner, "timeout", cluster.timeouts.start)
-        arguments = {a: (rank, self.size, address, seconds) for rank, a in enumerate(self.actors)}
-        self._wait(self._start(arguments, "meet", "met the others"))
+        arguments = [(rank, self.size, address, seconds) for rank in range(self.size)]
+        self._result(self._start(arguments, "meet", "met the others"))
 
     def all(self, name: str, *args: Any) -> Any:
         """Call a method on every rank; return what the first returns."""
@@ -127,84 +160,136 @@ class RayRanks:
         """Do the same, without waiting for it."""
         check()
         # `put` once: as arguments of each call the batch would be copied for every rank.
-        arguments = dict.fromkeys(self.actors, (name, ray.put(args)))
-        return _OfFirst(self._start(arguments, "all", f"done its part of `{name}`"), self._losses)
+        arguments = [(name, ray.put(args))] * self.size
+        return _OfFirst(self._start(arguments, "all", f"done its part of `{name}`"))
 
     def first(self, name: str, *args: Any) -> Any:
         """Call a method on the first rank alone."""
         return self._on_first("first", f"done its part of `{name}`", name, args)
 
-    def call(self, method: str, what: str, *args: Any, limit: float | None = None) -> list[Any]:
-        """Call a method of the actors on every rank; return what each returns."""
-        return self._wait(self._start(dict.fromkeys(self.actors, args), method, what, limit))
+    def call(self, method: str, what: str, *args: Any) -> list[Any]:
+        """Call a method of `RankServer` on every rank; return what each returns."""
+        return self._result(self._start([args] * self.size, method, what))
+
+    def send(self, *args: Any) -> None:
+        """Call `RankServer.send` on the first; waits for nothing."""
+        self._start([args], "send", "sent the weights")
 
     def check_life(self) -> None:
         """Check that all live; waits for nothing."""
-        check()
+        self.poll(0.0)
+
+    def poll(self, seconds: float) -> None:
+        """Receive what ranks return within `seconds`."""
+        with self._losses(), self._lock:
+            self._backend.wait(self.actors, seconds)
+            unpolled = self._clock.unpolled()
+            for rank, actor in enumerate(self.actors):
+                actor.excuse(unpolled)
+                for kind, value, _ in actor.receive():
+                    if kind == "returned":
+                        self.returned[value[0], rank] = value[1]
+                    elif kind == "raised":
+                        raise value
+                    else:
+                        raise actor.lost(value)
+
+    def check_deadline(self, calls: RankCalls) -> None:
+        """Check the time limit of calls."""
         with self._losses():
-            for actor in self.actors:
-                actor.check_life()
+            for rank in calls.missing():
+                if time.monotonic() > calls.ends:
+                    raise self.actors[rank].lost(f"it has not {calls.what} within {calls.limit:g} s")
 
     def close(self) -> None:
         """Kill them."""
         for actor in self.actors:
             actor.kill()
 
+    def _wait_for_places(self) -> None:
+        ends = time.monotonic() + self._timeouts.start
+        while not all(actor.pid for actor in self.actors):
+            self.poll(_POLL)
+            with self._losses():
+                for actor in self.actors:
+                    if not actor.pid and time.monotonic() > ends:
+                        raise actor.lost(f"it has not started within {self._timeouts.start:g} s")
+
     def _on_first(self, method: str, what: str, *args: Any) -> Any:
-        return self._wait(self._start({self.actors[0]: args}, method, what))[0]
+        return self._result(self._start([args], method, what))[0]
 
-    def _wait(self, calls: Calls) -> list[Any]:
-        with self._losses():
-            calls.wait(math.inf)
-            return calls.result()
+    def _result(self, calls: RankCalls) -> list[Any]:
+        calls.wait(math.inf)
+        return calls.result()
 
-    def _start(
-        self,
-        arguments: Mapping[SupervisedActor, Sequence[Any]],
-        method: str,
-        what: str,
-        limit: float | None = None,
-    ) -> Calls:
-        calls = {getattr(actor.handle, method).remote(*args): actor for actor, args in arguments.items()}
-        return Calls(calls, limit or self._timeouts.step, what)
+    def _start(self, arguments: Sequence[Sequence[Any]], method: str, what: str) -> RankCalls:
+        number = next(self._numbers)
+        for actor, args in zip(self.actors, arguments, strict=False):
+            actor.send((number, method, args))
+        return RankCalls(self, number, len(arguments), self._timeouts.step, what)
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
         try:
             yield
-        except LostError as error:
+        except WorkerLostError as error:
             cause = self._first_loss() or error
             self.close()  # without one of them the others cannot go on
             raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
-    def _first_loss(self) -> LostError | None:
+    def _first_loss(self) -> WorkerLostError | None:
         """Return the loss of the rank that died, if one did: the others report their connection to it."""
         ends = time.monotonic() + _AFTERMATH
-        pings = {actor.handle.ping.remote(): actor for actor in self.actors}
-        while pings and time.monotonic() < ends:
-            for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
-                actor = pings.pop(ref)
+        while time.monotonic() < ends:
+            for actor in self.actors:
                 try:  # a rank that merely failed answers; one that died raises
-                    ray.get(ref, timeout=_AFTERMATH)
-                except RayActorError as error:
-                    return actor.lost(error)
+                    actor.receive()
+                except WorkerLostError as error:
+                    return error
+            time.sleep(_AFTERMATH / 50)
         return None
+
+
+class RankCalls:
+    """Calls under way on the first `n` ranks; see `scalerl.rl.types.Pending`."""
+
+    def __init__(self, ranks: RayRanks, number: int, n: int, limit: float, what: str) -> None:
+        self._ranks, self._number, self._n = ranks, number, n
+        self.limit, self.what = limit, what
+        self.ends = time.monotonic() + limit
+        self._clock = PollClock()
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not returned."""
+        return [rank for rank in range(self._n) if (self._number, rank) not in self._ranks.returned]
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether all have returned; wait for that, and for no longer than `seconds`."""
+        until = time.monotonic() + seconds
+        while self.missing():
+            self._ranks.poll(max(0.0, min(_POLL, until - time.monotonic())))
+            self.ends += self._clock.unpolled()
+            self._ranks.check_deadline(self)
+            if time.monotonic() >= until:
+                break
+        return not self.missing()
+
+    def result(self) -> list[Any]:
+        """Return what they returned, in order, once."""
+        return [self._ranks.returned.pop((self._number, rank)) for rank in range(self._n)]
 
 
 @dataclass
 class _OfFirst:
     """What the first of all ranks returns; see `scalerl.rl.types.Pending`."""
 
-    calls: Calls
-    losses: Callable[[], AbstractContextManager[None]]
+    calls: RankCalls
 
     def wait(self, seconds: float) -> bool:
-        with self.losses():
-            return self.calls.wait(seconds)
+        return self.calls.wait(seconds)
 
     def result(self) -> Any:
-        with self.losses():
-            return self.calls.result()[0]
+        return self.calls.result()[0]
 
 
 class RayLearner(LearnerGroup):
@@ -241,7 +326,7 @@ class RayLearner(LearnerGroup):
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Have the first rank broadcast weights to the generators; waits for nothing."""
-        self._actors.actors[0].handle.send.remote(group, weights, version)
+        self._actors.send(group, weights, version)
 
     def close(self) -> None:
         """Kill the ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,17 +14,27 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.learner.learner import Learner, load_learner
 from scalerl.rl.placement.evaluate import Evaluate
-from scalerl.rl.placement.ray.evaluation import evaluator_on
-from scalerl.rl.placement.ray.generator import RayGenerator
+from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.ray.verifier import RayVerifier
+from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
+from scalerl.rl.sync.object_store import StoredWeights, store
 from scalerl.rl.sync.transport import transport_of
-from scalerl.rl.types import Generator
+from scalerl.rl.types import Generator, Weights
 from scalerl.rl.verify.verifier import Verification, load_verifier
+from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.ray.timeline import Timeline
 
 T = TypeVar("T", bound=Any)
+
+
+class GeneratorActor(WorkerActor):
+    """The process of a generator."""
+
+
+class EvaluationActor(WorkerActor):
+    """The process of the evaluation."""
 
 
 class RayParts:
@@ -68,10 +79,23 @@ class RayParts:
             generator = self._keep(VllmGenerator.of(recipe, model, engine, weights, version, **where))
             generator.wait_until_started()
             return generator
-        transport = transport_of(recipe.on_cluster, learner)
-        return self._keep(
-            RayGenerator(recipe, model, weights, self._session, transport, version, self.timeline)
+        cluster, limits = recipe.on_cluster, recipe.on_cluster.timeouts
+        workers = [
+            RolloutWorker(f"generator {i}", i, limits.decode, limits.start, weights_timeout=limits.weights)
+            for i in range(cluster.generators)
+        ]
+        generator = RolloutPool(
+            workers,
+            RayActors(GeneratorActor, cluster.generator, self._session.room["generators"], limits.heartbeat),
+            (recipe.without_prompts(), model),
+            transport_of(cluster, learner),
+            weights,
+            version,
+            self.timeline,
+            limits.start,
         )
+        self._keep(generator).wait_until_started()
+        return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
         """Return the verifier: in processes beside the driver, or in actors."""
@@ -80,8 +104,18 @@ class RayParts:
         return self._keep(load_verifier(self._recipe, tokenizer))
 
     def evaluate(self) -> Evaluate:
-        """Return the evaluator."""
-        return self._keep(evaluator_on(self._recipe, self._model_folder, self._session, self.timeline))
+        """Return the evaluator, in an actor that has the resources of a generator."""
+        recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
+
+        def pack(weights: Weights) -> StoredWeights:
+            return store(weights, cluster.transport.bucket_mib, limits.weights)
+
+        # Its start includes the wait for room, which is the cluster's to bound.
+        timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
+        room = self._session.room["evaluation"]
+        actors = RayActors(EvaluationActor, cluster.generator, room, limits.heartbeat)
+        arguments = recipe.without_prompts(), self._model_folder, recipe.task.prompts("heldout")
+        return self._keep(EvaluatorAside(actors, arguments, timeouts, pack, self.timeline))
 
     def _keep(self, part: T) -> T:
         return self._closing.enter_context(closing(part))

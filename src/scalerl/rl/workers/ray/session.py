@@ -46,6 +46,9 @@ def connected(cluster: Cluster) -> Iterator[None]:
     # Ray ends a driver after this long without its head; `cluster_watch` does so before, and says why.
     reconnect = round(cluster.timeouts.heartbeat + 3 * cluster_watch.GRACE)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(reconnect))
+    # Ray prints pages on standard output about each process that died, which the run reports by itself, where
+    # --json has its object. Ray reads this as it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
     if cluster.address == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all sockets on the loopback
     ray = _ray()
@@ -100,13 +103,13 @@ def _masked() -> Iterator[None]:
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
-    head, own = ray.get_runtime_context().gcs_address, ray._private.worker._global_node.raylet_socket_name
-    return cluster_watch.watched(head, own, cluster.timeouts.heartbeat)
+    context = ray.get_runtime_context()
+    (own,) = (n["RayletSocketName"] for n in ray.nodes() if n["NodeID"] == context.get_node_id())
+    return cluster_watch.watched(context.gcs_address, own, cluster.timeouts.heartbeat)
 
 
 def _init(ray: Any, cluster: Cluster) -> None:
     address = cluster.address
-    ray._private.worker.print_to_stdstream = _keep  # it is of the driver's process alone
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":  # as many processes as are asked for, however few cores they share
         cpus = sum(n * resources.cpus for _, n, resources, _ in _requests(cluster))
@@ -117,24 +120,20 @@ def _init(ray: Any, cluster: Cluster) -> None:
             raise InputError(f"{_lack(cluster, there)}, and no other machine joins a cluster that is local")
         return
     try:
-        ray.init(address=_answering(ray, address), **quiet)
+        ray.init(address=_answering(address), **quiet)
     except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is one of the first
         where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
         raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
 
 
-def _keep(message: Mapping[str, Any], ignore_prefix: bool) -> None:
-    """Log what Ray would print on standard output, which is for --json: pages about each process that died,
-    which the run reports by itself."""
-    _LOG.debug("%s", message["lines"])
-
-
-def _answering(ray: Any, address: str) -> str:
+def _answering(address: str) -> str:
     """Return the address of a cluster that answers: where none does, Ray itself would try for minutes."""
     if address.startswith("ray://"):
         raise ValueError("the command has to run on a node of the cluster")
-    found = ray._private.services.canonicalize_bootstrap_address(address)
+    found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if found == "auto":  # Ray looks for processes of a cluster on this machine
+        return found
     host, _, port = found.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=_ANSWER):
         return found

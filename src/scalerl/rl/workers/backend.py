@@ -1,0 +1,138 @@
+"""What a worker pool requires of the place where its workers run: spawn, send, receive, kill.
+
+    driver   WorkerProcess.send ----> Channel.receive   worker
+             WorkerProcess.receive <- Channel.send
+
+The backends are `scalerl.rl.workers.child` (processes of this machine), `scalerl.rl.workers.ray.backend` (Ray
+actors) and `scalerl.rl.verify.supervised` (supervisors of code that is not trusted).
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from scalerl.errors import ScalerlError, brief_error
+from scalerl.rl.workers.supervision import WorkerLostError
+
+
+class Message(NamedTuple):
+    """What a worker sends.
+
+    The pool handles four kinds itself: "started", "beat" (a heartbeat with progress), "failed" (value: an
+    error that would come again in any other process) and "lost" (value: why this process cannot go on).
+    """
+
+    kind: str
+    value: Any = None
+    at: float = 0.0
+    """When it was sent, in Unix seconds by the worker's clock."""
+
+
+class Channel(Protocol):
+    """A worker's end of the connection to its driver."""
+
+    began: float
+    """When its process was started (`time.perf_counter` of its machine)."""
+
+    def receive(self) -> Any:
+        """Return the next message of the driver; wait for it.
+
+        Raises:
+            EOFError: the driver has closed the channel.
+        """
+        ...
+
+    def send(self, kind: str, value: Any = None) -> None:
+        """Send a message; waits for nothing, and may be called by any thread."""
+        ...
+
+
+Target = Callable[..., None]
+"""What a worker runs: `target(channel, *arguments)`, importable by its name."""
+
+
+class WorkerProcess(ABC):
+    """A worker's process as the driver sees it. No method waits for the worker."""
+
+    name: str
+    node: str = ""
+    """Where it runs, for messages; empty on this machine."""
+    pid: int = 0
+    placed_at: float = 0.0
+    """When its process was started (`time.monotonic`); 0 while it waits for room."""
+
+    @abstractmethod
+    def send(self, message: Any) -> None:
+        """Send a message; to a process that has exited it is dropped."""
+
+    @abstractmethod
+    def receive(self) -> list[Message]:
+        """Return the messages that have come.
+
+        Raises:
+            WorkerLostError: the process has exited, or gave no heartbeat.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it now."""
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Have it exit by itself within `seconds` from now; `join` waits for that."""
+        self.kill()
+
+    def join(self) -> None:  # noqa: B027
+        """Wait for the end of a process that was closed, and kill it after its time."""
+
+    def excuse(self, seconds: float) -> None:  # noqa: B027
+        """Leave a time in which the driver did not poll out of its silence."""
+
+    @property
+    def where(self) -> str:
+        """Its name and its node, for messages."""
+        return f"{self.name} on {self.node}" if self.node else self.name
+
+    def lost(self, why: str) -> WorkerLostError:
+        """Return the error for its loss."""
+        return WorkerLostError(f"{self.where} is lost: {why}", self.name, self.node)
+
+
+class Backend(ABC):
+    """Starts processes of workers."""
+
+    elsewhere: ClassVar[bool] = False
+    """Whether the replacement of a lost worker may run on another machine than the lost one."""
+
+    @abstractmethod
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> WorkerProcess:
+        """Start worker `number` of a pool, or request it where there is no room yet.
+
+        Raises:
+            OSError: no process can be started.
+        """
+
+    @abstractmethod
+    def wait(self, processes: Sequence[Any], seconds: float) -> None:
+        """Return when one of the processes has something to receive, and after `seconds` at the latest."""
+
+
+def run_worker(channel: Channel, target: Target, arguments: Sequence[Any]) -> None:
+    """Run a worker until it returns or the channel is closed, and report what it raises."""
+    try:
+        target(channel, *arguments)
+    except ScalerlError as error:
+        channel.send("failed", error)
+    except (EOFError, BrokenPipeError):  # the run has ended
+        pass
+    except Exception as error:  # out of memory, say: another process may do better
+        traceback.print_exc()
+        channel.send("lost", brief_error(error))
+
+
+def message(kind: str, value: Any = None) -> Message:
+    """Return a message that is sent now."""
+    return Message(kind, value, time.time())

@@ -1,0 +1,353 @@
+"""A pool of workers of one role: started, watched, replaced where they are lost, and given work.
+
+    start --spawned--> placed --loaded--> started --> takes part --lost--> killed --back-off--> start ...
+
+    add          a piece of work, under its number, waits for a worker
+    poll         receives what workers send; finds those that are lost; starts others; assigns what waits
+    lost         exited, silent, or past a deadline. Its work waits again under its numbers, and is assigned
+                 in their order: the lowest first, each to the worker with the least
+    complete     the work is done: the losses are no longer in a row
+
+A pool never waits for a worker, except in `poll` for a message of any. What a worker is sent and what its
+messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess
+from scalerl.rl.workers.supervision import (
+    FIRST_PAUSE,
+    PollClock,
+    Watchdog,
+    WorkerLostError,
+    backoff,
+)
+
+_LOG = logging.getLogger("scalerl")
+MOST_LOSSES = 5
+"""Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
+other machines, for each worker that there is."""
+
+
+class Events(Protocol):
+    """Records who takes part and who is lost, as `scalerl.rl.workers.ray.timeline` does."""
+
+    def event(self, kind: str, role: str, who: str, node: str, what: str, at: float | None = None) -> None:
+        """Record an event."""
+        ...
+
+
+@dataclass(eq=False)
+class PoolWorker:
+    """A place of a pool: the process that has it, or when the next is started."""
+
+    name: str
+    number: int
+    timeout: float = math.inf
+    """Seconds without a message of a worker that has started, after which it is lost."""
+    start_timeout: float = math.inf
+    """Seconds in which a process loads what it needs, once it has a place."""
+    process: WorkerProcess | None = None
+    watchdog: Watchdog | None = None
+    """Of its progress, once it has started."""
+    started: bool = False
+    """It has loaded what it needs."""
+    taking_part: bool = False
+    in_flight: dict[int, Any] = field(default_factory=dict)
+    """What it is assigned, by number."""
+    losses: int = 0
+    """Processes lost in a row."""
+    start_at: float = 0.0
+    waited_for: float = 0.0
+    """Seconds in which the driver did not poll since the process was placed."""
+
+    @property
+    def where(self) -> str:
+        """Name and node, for messages."""
+        return self.process.where if self.process else self.name
+
+    def watch(self) -> Watchdog:
+        """Return what watches it from its start on."""
+        return Watchdog(self.where, self.timeout)
+
+    def excuse(self, seconds: float) -> None:
+        """Leave out of all deadlines a time in which the driver did not poll."""
+        self.waited_for += seconds
+        if self.process:
+            self.process.excuse(seconds)
+        if self.watchdog:
+            self.watchdog.excuse(seconds)
+
+    def check(self) -> None:
+        """Check the deadlines. Waiting for room has none: a cluster may be full for long.
+
+        Raises:
+            WorkerLostError: one has passed.
+        """
+        assert self.process is not None
+        if self.watchdog:
+            self.watchdog.check()
+        elif self.process.placed_at:
+            waited = time.monotonic() - self.process.placed_at - self.waited_for
+            if waited > self.start_timeout:
+                raise self.process.lost(f"it has not started within {self.start_timeout:g} s")
+
+    def release(self) -> dict[int, Any]:
+        """Kill the process; return what it was assigned. The next is started after a pause."""
+        if self.process:
+            # One that hangs must be killed, or what it holds stays taken and the next never has room.
+            self.process.kill()
+        self.process = self.watchdog = None
+        self.started, self.taking_part, self.waited_for = False, False, 0.0
+        self.start_at = time.monotonic() + backoff(self.losses)
+        self.losses += 1
+        work, self.in_flight = self.in_flight, {}
+        return work
+
+
+W = TypeVar("W", bound=PoolWorker)
+
+
+class WorkerPool(ABC, Generic[W]):
+    """Workers of one role, polled by the driver.
+
+    Raises (by `poll`):
+        WorkerError: workers are lost again and again, or none is left and none came in time.
+        ScalerlError: what a worker raised, where it would come again in any other.
+    """
+
+    noun: ClassVar[str]
+    """Of a worker, in messages."""
+    role: ClassVar[str]
+    """In timeline.jsonl."""
+    capacity: ClassVar[float] = math.inf
+    """Pieces of work that a worker has at a time, at most."""
+    no_progress: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of messages that show no progress."""
+
+    def __init__(
+        self,
+        workers: Sequence[W],
+        backend: Backend,
+        target: Target,
+        arguments: Sequence[Any] = (),
+        none_left: float = math.inf,
+        events: Events | None = None,
+    ) -> None:
+        """Each worker runs `target(channel, *arguments)`; `none_left` seconds may pass without any."""
+        self._workers = list(workers)
+        self._backend, self._target, self._arguments = backend, target, arguments
+        self._waiting: dict[int, Any] = {}
+        """Work that is not assigned, by number."""
+        self._none_left, self._events = none_left, events
+        self._clock, self._none_since, self._losses = PollClock(), math.inf, 0
+        self._any_started = self._ready = False
+        self.lost: list[str] = []
+        """The message of each loss."""
+
+    # -- what a pool's workers do --------------------------------------------------------------------------
+
+    @abstractmethod
+    def _send(self, worker: W, number: int, work: Any) -> None:
+        """Send a worker a piece of work."""
+
+    @abstractmethod
+    def _received(self, worker: W, message: Message) -> None:
+        """Take a message of a worker."""
+
+    def _started(self, worker: W, value: Any) -> None:
+        """Note that a worker has started, which sent `value`: it takes part."""
+        self._take_part(worker)
+
+    def _failed(self, worker: W, error: ScalerlError) -> None:
+        """Raise an error for the user; a machine that lacks what others have loses the worker alone."""
+        if self._backend.elsewhere and self._any_started and worker.process:
+            raise worker.process.lost(str(error))
+        raise error
+
+    def _fate(self, work: Mapping[int, Any]) -> str:
+        """Return what becomes of the work of a lost worker, for the message."""
+        return ""
+
+    def _reassign(self, worker: W, work: Mapping[int, Any]) -> None:
+        """Have the work of a lost worker wait again."""
+        self._waiting |= work
+
+    # -- the pool --------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> int:
+        """Workers that take part."""
+        return sum(worker.taking_part for worker in self._workers)
+
+    def start(self) -> None:
+        """Start all processes; waits for none of them."""
+        for worker in self._workers:
+            self._spawn(worker)
+
+    def add(self, number: int, work: Any) -> None:
+        """Have a worker do a piece of work, at once or in its turn."""
+        self._waiting[number] = work
+        self._assign_waiting()
+
+    def complete(self, worker: W, number: int) -> Any:
+        """Note that a worker has done a piece of work, and return that."""
+        self._losses = worker.losses = 0
+        return worker.in_flight.pop(number)
+
+    def poll(self, timeout: float) -> None:
+        """Receive what workers send within `timeout` seconds; replace those that are lost; assign work."""
+        self._excuse()
+        processes = [worker.process for worker in self._workers if worker.process]
+        if len(processes) < len(self._workers):
+            timeout = min(timeout, FIRST_PAUSE)  # others are to be started
+        if processes:
+            self._backend.wait(processes, timeout)
+            self._excuse()
+        elif timeout:
+            time.sleep(timeout)
+        for worker in self._workers:
+            self._attempt(worker, self._receive)
+            self._attempt(worker, lambda worker: worker.check())
+            if worker.process is None and time.monotonic() >= worker.start_at:
+                self._spawn(worker)
+        self._assign_waiting()
+        self._check_any_left()
+
+    def wait_for(
+        self, condition: Callable[[], bool], seconds: float = math.inf, interval: float = FIRST_PAUSE
+    ) -> bool:
+        """Poll until `condition` holds, and for no longer than `seconds`; return whether it does."""
+        until = time.monotonic() + seconds
+        while not condition():
+            left = until - time.monotonic()
+            self.poll(min(max(left, 0.0), interval))
+            if left <= 0:
+                break
+        return condition()
+
+    def wait_until_started(self) -> None:
+        """Wait until all workers take part.
+
+        Raises:
+            WorkerError: they do not within `none_left` seconds.
+        """
+        if not self.wait_for(lambda: self.alive == len(self._workers), self._none_left):
+            why = self.lost[-1] if self.lost else "they are not ready in time"
+            raise WorkerError(f"the {self.noun}s do not start: {why}")
+        self._ready = True
+
+    def close(self) -> None:
+        """Stop the processes; what is in flight is lost."""
+        processes = [worker.process for worker in self._workers if worker.process]
+        for process in processes:
+            process.close()  # they exit side by side
+        for process in processes:
+            process.join()
+        for worker in self._workers:
+            worker.process, worker.started, worker.taking_part = None, False, False
+            worker.in_flight = {}
+
+    def kill(self) -> None:
+        """Kill the processes; may be called by another thread."""
+        for process in [worker.process for worker in self._workers]:
+            if process:
+                process.kill()
+
+    # -- parts of it -----------------------------------------------------------------------------------------
+
+    def _excuse(self) -> None:
+        unpolled = self._clock.unpolled()
+        self._none_since += unpolled
+        for worker in self._workers:
+            worker.excuse(unpolled)
+
+    def _spawn(self, worker: W) -> None:
+        try:
+            worker.process = self._backend.spawn(worker.name, worker.number, self._target, *self._arguments)
+        except OSError as error:  # no memory, or too many processes
+            why = f"{worker.name} is lost: no process can be started ({error.strerror or error})"
+            self._lose(worker, WorkerLostError(why))
+
+    def _receive(self, worker: W) -> None:
+        assert worker.process is not None
+        for message in worker.process.receive():
+            if message.kind == "started":
+                worker.started = self._any_started = True
+                worker.watchdog = worker.watch()
+                self._started(worker, message.value)
+            elif message.kind == "failed":
+                self._failed(worker, message.value)
+            elif message.kind == "lost":
+                raise worker.process.lost(message.value)
+            else:
+                self._received(worker, message)
+            if worker.watchdog and message.kind not in self.no_progress:
+                worker.watchdog.progress()
+
+    def _take_part(self, worker: W, what: str = "takes part") -> None:
+        """Have a worker be assigned work from now on."""
+        worker.taking_part = True
+        if self._events and worker.process:
+            node = worker.process.node
+            self._events.event("arrived", self.role, worker.name, node, f"{worker.where} {what}")
+
+    def _assign_waiting(self) -> None:
+        """Give what waits to workers that take part, by number, each to the one with the least."""
+        # Those that start for the first time are waited for, where the first of them would be given all.
+        if self.capacity == math.inf and not all(
+            worker.taking_part or worker.losses for worker in self._workers
+        ):
+            return
+        for number in sorted(self._waiting):
+            free = [w for w in self._workers if w.taking_part and len(w.in_flight) < self.capacity]
+            if not free:
+                return
+            worker = min(free, key=lambda worker: len(worker.in_flight))
+            worker.in_flight[number] = work = self._waiting.pop(number)
+            self._send(worker, number, work)
+
+    def _attempt(self, worker: W, do: Callable[[W], None]) -> None:
+        if worker.process is None:  # lost by an earlier step of the same poll
+            return
+        try:
+            do(worker)
+        except WorkerLostError as error:
+            self._lose(worker, error)
+
+    def _lose(self, worker: W, error: WorkerLostError) -> None:
+        self.lost.append(why := str(error))
+        self._losses += 1
+        node = worker.process.node if worker.process else ""
+        work = worker.release()
+        self._check_losses(worker, why)
+        if self._events:
+            self._events.event("lost", self.role, worker.name, node, why, error.at)
+        _LOG.warning("%s%s", why, self._fate(work))
+        self._reassign(worker, work)
+
+    def _check_losses(self, worker: W, why: str) -> None:
+        if self._backend.elsewhere:
+            if self._losses > MOST_LOSSES * len(self._workers):
+                raise WorkerError(f"{self._losses} {self.noun}s were lost with no result in between: {why}")
+        elif worker.losses > MOST_LOSSES:
+            raise WorkerError(f"{why}, {worker.losses} times in a row (out of memory?)")
+
+    def _check_any_left(self) -> None:
+        if self.alive or not self._ready:
+            self._none_since = math.inf
+            return
+        # The first poll without one: it must not move with every poll.
+        self._none_since = min(self._none_since, time.monotonic())
+        if time.monotonic() - self._none_since > self._none_left:
+            why = self.lost[-1] if self.lost else "none has started"
+            raise WorkerError(f"no {self.noun} is left, and none came within {self._none_left:g} s: {why}")

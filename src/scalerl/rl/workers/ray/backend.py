@@ -1,0 +1,216 @@
+"""The backend of a cluster: workers in Ray actors.
+
+A worker runs in a thread of its actor. Other threads take messages for it, and answer the call by which the
+driver receives its own: that call returns within some seconds, with nothing where there is nothing, and is
+the heartbeat of the process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+
+from scalerl.errors import ScalerlError, brief_error
+from scalerl.rl.config.cluster import Resources
+from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
+from scalerl.rl.workers.ray.cluster_watch import check
+from scalerl.rl.workers.ray.session import here
+from scalerl.rl.workers.supervision import PollClock
+
+_RECEIVE = 2.0  # seconds that an actor waits for a message to return
+_CAUSE = 140  # characters of Ray's text about a death
+
+
+class WorkerActor:
+    """Runs a worker. Roles have subclasses, by whose names Ray shows their processes."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self._inbox, self._outbox = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
+
+    @ray.method(concurrency_group="receive")
+    def where(self) -> tuple[str, int]:
+        """Return node and process."""
+        return here()
+
+    def run(self, target: Target, arguments: Sequence[Any]) -> None:
+        """Start the worker."""
+        threading.Thread(
+            target=run_worker, args=(_ActorChannel(self), target, arguments), daemon=True
+        ).start()
+
+    @ray.method(concurrency_group="put")
+    def put(self, message: Any) -> None:
+        """Take a message to the worker."""
+        self._inbox.put(message)
+
+    @ray.method(concurrency_group="receive")
+    def receive(self, seconds: float) -> list[Message]:
+        """Return the messages since the last call; none where none comes within `seconds`."""
+        try:
+            messages = [self._outbox.get(timeout=seconds)]
+        except queue.Empty:
+            return []
+        while not self._outbox.empty():
+            messages.append(self._outbox.get())
+        return messages
+
+
+class _ActorChannel:
+    """See `scalerl.rl.workers.backend.Channel`."""
+
+    def __init__(self, actor: WorkerActor) -> None:
+        self.began, self._inbox, self._outbox = actor.began, actor._inbox, actor._outbox
+
+    def receive(self) -> Any:
+        return self._inbox.get()  # the driver kills an actor, and closes no channel
+
+    def send(self, kind: str, value: Any = None) -> None:
+        self._outbox.put(message(kind, value))
+
+
+class RayActors(Backend):
+    """Requests actors of class `cls`, put where `placement` says."""
+
+    elsewhere = True
+
+    def __init__(
+        self, cls: type, resources: Resources, placement: Callable[[int], Any], heartbeat: float
+    ) -> None:
+        """An actor without a heartbeat for `heartbeat` seconds is lost."""
+        make: Any = ray.remote
+        self._actor = make(concurrency_groups={"receive": 1, "put": 1})(cls)
+        self._resources, self._placement, self._heartbeat = resources, placement, heartbeat
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
+        """See `Backend.spawn`. Ray restarts no actor: the pool that lost it requests another."""
+        handle = self._actor.options(
+            num_cpus=self._resources.cpus,
+            num_gpus=self._resources.gpus,
+            max_restarts=0,
+            scheduling_strategy=self._placement(number),
+        ).remote()
+        process = RayProcess(name, handle, self._heartbeat)
+        process.run(target, arguments)
+        return process
+
+    def wait(self, processes: Sequence[RayProcess], seconds: float) -> None:
+        """See `Backend.wait`.
+
+        Raises:
+            ClusterLostError: the cluster is gone.
+        """
+        check()
+        ray.wait([ref for process in processes for ref in process.calls()], num_returns=1, timeout=seconds)
+
+
+class RayProcess(WorkerProcess):
+    """An actor, where it runs, and when it last gave a heartbeat."""
+
+    def __init__(self, name: str, handle: Any, heartbeat: float) -> None:
+        self.name, self._handle, self._heartbeat = name, handle, heartbeat
+        self.node = "no node yet"
+        self._placing, self._running, self._receiving = handle.where.remote(), None, None
+        self._heard_at = 0.0
+        self._clock = PollClock()
+        self._lock = threading.RLock()
+        """A checkpoint's thread waits for an actor while the driver does too."""
+
+    def run(self, target: Target, arguments: Sequence[Any]) -> None:
+        """Have it run a worker, which begins to load as soon as the actor has a place."""
+        self._running = self._handle.run.remote(target, arguments)
+
+    def calls(self) -> list[Any]:
+        """Return the calls that are waited for."""
+        return [ref for ref in (self._placing, self._running, self._receiving) if ref is not None]
+
+    def send(self, message: Any) -> None:
+        """See `WorkerProcess.send`."""
+        self._handle.put.remote(message)
+
+    def receive(self) -> list[Message]:
+        """See `WorkerProcess.receive`. One that has no place yet is not expected to give a heartbeat."""
+        with self._lock:
+            if self._placing is not None:
+                if not _is_done(self._placing):
+                    return []
+                placing, self._placing = self._placing, None
+                self.node, self.pid = self._value_of(placing)
+                self.placed_at = time.monotonic()
+                self._request()
+            if self._running is not None and _is_done(self._running):
+                running, self._running = self._running, None
+                self._value_of(running)
+            if not _is_done(self._receiving):
+                if time.monotonic() - self._heard_at > self._heartbeat:
+                    raise self.lost(f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})")
+                return []
+            messages = self._value_of(self._receiving)
+            self._request()
+            return messages
+
+    def excuse(self, seconds: float) -> None:
+        """See `WorkerProcess.excuse`."""
+        self._heard_at += seconds
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`. Ray kills the process where that does not end by itself."""
+        with suppress(RayError, ValueError):  # it is dead, or Ray is
+            ray.kill(self._handle, no_restart=True)
+
+    def _request(self) -> None:
+        """Request its next messages."""
+        self._receiving = self._handle.receive.remote(min(_RECEIVE, self._heartbeat / 4))
+        self._heard_at = time.monotonic()
+
+    def _value_of(self, ref: Any) -> Any:
+        try:
+            # A finished call may still wait here: a large result is fetched from the store of another node.
+            return ray.get(ref, timeout=self._heartbeat)
+        except RayTaskError as error:
+            # An error for the user must reach them as it is, without Ray's trace.
+            if isinstance(error.cause, ScalerlError):
+                raise error.cause from None
+            raise self.lost(brief_error(error.cause)) from error
+        except RayError as error:
+            raise self.lost(cause_of(error, self.pid, self.node)) from error
+
+
+def _is_done(ref: Any) -> bool:
+    return bool(ray.wait([ref], timeout=0)[0])
+
+
+def cause_of(error: BaseException, pid: int, node: str) -> str:
+    """Return the cause of an actor's death in a few words.
+
+    Ray tells it in a text of many lines, whose wording differs between versions: it is shortened, and not
+    interpreted. Ray reports no signal: it cannot tell a process that was killed from one that crashed.
+    """
+    if isinstance(error, ActorUnavailableError):
+        return f"it cannot be reached ({_shortened(error)})"
+    if not isinstance(error, RayActorError):
+        return brief_error(error)
+    if error.actor_init_failed:
+        return f"it could not begin ({str(error).strip().splitlines()[-1].strip()})"
+    if pid and _has_died(node):
+        return f"its node is gone ({_shortened(error)})"
+    return f"its process ended (pid {pid}, {_shortened(error)})" if pid else f"it died ({_shortened(error)})"
+
+
+def _shortened(error: BaseException) -> str:
+    """Return the last paragraph of Ray's text, after the lines that name the actor, as one short line."""
+    lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
+    text = " ".join(lines[1:] or lines)
+    return text if len(text) <= _CAUSE else text[: _CAUSE - 3].rstrip() + "..."
+
+
+def _has_died(node: str) -> bool:
+    """Return whether Ray has noticed that a node, named as by `here`, is gone."""
+    return any(not known["Alive"] and known["NodeID"][:8] in node for known in ray.nodes())
