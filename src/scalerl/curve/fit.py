@@ -28,6 +28,7 @@ from scalerl.record.reader import RunRecord
 
 _ROUGH_STEPS = 8
 _FAILED, _LEAST_FAILED = 12.0, 0.05  # times the usual distance from neighbours, and pass rate, of a failure
+_LIKELY_CHANGE = 0.5
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 
@@ -104,7 +105,7 @@ def fit(
     post = _posterior(sample, floor, found, chosen)
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
-    shape = _misfit_warning(misfit) if misfit else _other_shape(post)
+    shape = _misfit_warning(misfit) if misfit else (*_change(post, points.axis), *_other_shape(post))
     result = Fit(
         axis=points.axis,
         min_compute=min_compute,
@@ -326,6 +327,17 @@ def _other_shape(post: Posterior) -> tuple[str, ...]:
     return (
         f"the {best.label} curve describes the run better (weight {weights[best.name]:.2f}, log-logistic "
         f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
+    )
+
+
+def _change(post: Posterior, axis: str) -> tuple[str, ...]:
+    """State a change of level that is probably part of the curve."""
+    probability, change, size = post.likeliest_change()
+    if change is None or probability < _LIKELY_CHANGE:
+        return ()
+    return (
+        f"the level changes by {size:+.3f} about {axis} {math.exp(change.log_at):.3g} (probability "
+        f"{probability:.2f}): A, B and C_mid are those of the curve after it",
     )
 
 

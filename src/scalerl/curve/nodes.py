@@ -59,7 +59,7 @@ def find_ridges(
     plain = len(noise.phi_P) // 2
     for last in (False, False, True):  # to 1/27 of the first step
         few = noise if last else noise.only([plain])
-        level_PFMK = _level(sample, families, few, prior, log_b_FMK, log_mid_FM)
+        level_PFMK = level_of_cells(sample, families, few, prior, log_b_FMK, log_mid_FM)
         found = level_PFMK[plain if last else 0].argmax(axis=2)[..., None]
         log_b_FM1 = np.take_along_axis(log_b_FMK, found, 2)
         log_b_FMK = np.clip(log_b_FM1 + np.linspace(-step, step, 7), *prior.log_b)
@@ -84,7 +84,7 @@ def lay_nodes(
     known = zip(log_mid_FM, ridges.log_mid_FM, ridges.log_b_FM, strict=True)
     centre_FM = np.stack([np.interp(*columns) for columns in known])
     log_b_FMK = np.sort(np.clip(centre_FM[..., None] + _offsets(0.02, 8), *prior.log_b))
-    level_FMK = _level(sample, families, few, prior, log_b_FMK, log_mid_FM).max(axis=0)
+    level_FMK = level_of_cells(sample, families, few, prior, log_b_FMK, log_mid_FM).max(axis=0)
     edge_FMK = _edges(log_b_FMK, level_FMK, _COLUMNS)
     column_FMK = np.diff(edge_FMK)
     shift_FM1 = (0.5 + _SHIFTS[0] * np.arange(row_FM.size).reshape(*row_FM.shape, 1)) % 1.0
@@ -171,7 +171,7 @@ def _even(
     return start + each * (np.arange(n) + (0.5 + shift[..., None]) % 1.0), each
 
 
-def _level(
+def level_of_cells(
     sample: Sample,
     families: tuple[Family, ...],
     noise: Noise,

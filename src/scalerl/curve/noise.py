@@ -4,6 +4,7 @@
     K[i, j] = phi^(distance from i to j in usual steps between evaluations)         correlated
     K = I + W T, T[i, j] = min(t_i, t_j), t = `Sample.clock_N`                      a wander of variance W
     K = I + W T, T[i, j] = m^2 (3 M - m) / 2, m, M of t_i, t_j of `Sample.even_N`   a trend of variance W
+    K = I + W T, T[i, j] = d_i d_j, d = `NoiseModel.changed`                        a change of variance W
     RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
 
 The inverse of the correlation is tridiagonal. T is that of a random walk, or of a slope that is one, and is 1
@@ -61,7 +62,7 @@ class Walks:
 
     def of_model(self, model_cells: np.ndarray) -> np.ndarray:
         """Return the indices of the cells whose model has a walk."""
-        return np.flatnonzero((self.wander_P + self.trend_P)[model_cells])
+        return np.flatnonzero(np.abs(self.filter_PsN).sum(axis=(1, 2))[model_cells])
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """Return (walk, slope) expected at the last evaluation for residuals (..., N), (2, P, ...)."""
@@ -180,9 +181,9 @@ class Noise:
         return Quadratic(*(v.reshape(shape) for v in fields))
 
 
-def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
-    """Tabulate the models of the noise of a prior, for a sample whose sd is at least `floor`."""
-    models = prior.noise
+def make_noise(sample: Sample, floor: float, prior: Prior, changes: Sequence[NoiseModel] = ()) -> Noise:
+    """Tabulate the models of the noise of a prior, then `changes`, for a sample with an sd from `floor`."""
+    models = (*prior.noise, *changes)
     phi_P = np.array([model.phi for model in models])
     rho_PN = phi_P[:, None] ** sample.gap_N
     rho_PN[:, 0] = 0.0  # the first row has no predecessor, whatever its gap
@@ -193,32 +194,30 @@ def make_noise(sample: Sample, floor: float, prior: Prior) -> Noise:
     root_N = np.sqrt(sample.weight_N)
     below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
     log_prior_P = 0.5 * np.log(inverse_PN).sum(axis=1) + np.log([model.weight for model in models])
-    walks = make_walks(sample, models)
+    walks = _with_changes(make_walks(sample, models), sample, models, diagonal_PN, below_PN)
     # log |K| of a wander is the sum of log(1 + W l), and shrink is W l / (1 + W l).
     log_prior_P = log_prior_P + 0.5 * np.log1p(-walks.shrink_Pk).sum(axis=1)
+    sd_J, log_rss_T, log_weight_T, sd_given_TJ = _table(sample.n_points, floor, prior.sd)
+    return Noise(phi_P, walks, diagonal_PN, below_PN, log_prior_P, sd_J, log_rss_T, log_weight_T, sd_given_TJ)
+
+
+@functools.lru_cache(maxsize=8)
+def _table(
+    n_points: int, floor: float, prior_sd: tuple[float, float] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return `sd_J`, `log_rss_T`, `log_weight_T` and `sd_given_TJ` of `Noise`; they are shared, and kept."""
     # The integral over sd depends on RSS alone: one table instead of an integral for every node. Beyond its
     # ends (an RSS of nearly 0, or of 4 for every point) it is constant.
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
-    log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
-    log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
-    if prior.sd:
-        median, log_sd = prior.sd
+    log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * n_points), 600)
+    log_TJ = -n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
+    if prior_sd:
+        median, log_sd = prior_sd
         log_TJ -= 0.5 * (np.log(sd_J / median) / log_sd) ** 2
     top_T = log_TJ.max(axis=1, keepdims=True)
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
-    log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(
-        phi_P,
-        walks,
-        diagonal_PN,
-        below_PN,
-        log_prior_P,
-        sd_J,
-        log_rss_T,
-        log_weight_T,
-        weight_TJ / total_T,
-    )
+    return sd_J, log_rss_T, (top_T + np.log(total_T))[:, 0], weight_TJ / total_T
 
 
 def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
@@ -246,6 +245,34 @@ def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
         wave_Nk = np.concatenate([wave_Nk, root_N[:, None] * U_Nk], axis=1)
         shrink_Pk = np.concatenate([shrink_Pk, own_Pk], axis=1)
     return Walks(variances["wander"], variances["trend"], wave_Nk, shrink_Pk, filter_PsN, left_Pss)
+
+
+def _with_changes(
+    walks: Walks,
+    sample: Sample,
+    models: Sequence[NoiseModel],
+    diagonal_PN: np.ndarray,
+    below_PN: np.ndarray,
+) -> Walks:
+    """Add the changes of level: of rank one each, beside any correlation, and for good, without a slope."""
+    changed = [at for at, model in enumerate(models) if model.change]
+    if not changed:
+        return walks
+    level_cN = np.stack([models[at].changed(sample.log_c_N) for at in changed])
+    seen_cN = diagonal_PN[changed] * level_cN
+    seen_cN[:, 1:] += below_PN[changed, 1:] * level_cN[:, :-1]
+    seen_cN[:, :-1] += below_PN[changed, 1:] * level_cN[:, 1:]
+    total_c, variance_c = np.sum(level_cN * seen_cN, axis=1), np.array([models[at].change for at in changed])
+    own_c = variance_c * total_c / (1.0 + variance_c * total_c)
+    walks.filter_PsN[changed, 0] = (own_c / total_c)[:, None] * seen_cN
+    walks.left_Pss[changed, 0, 0] = variance_c * (1.0 - own_c)
+    own_Pc = np.zeros((len(models), len(changed)))
+    own_Pc[changed, np.arange(len(changed))] = own_c
+    return replace(
+        walks,
+        wave_Nk=np.concatenate([walks.wave_Nk, (seen_cN / np.sqrt(total_c)[:, None]).T], axis=1),
+        shrink_Pk=np.concatenate([walks.shrink_Pk, own_Pc], axis=1),
+    )
 
 
 def _wander(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,7 +8,8 @@ nodes are laid where the posterior has mass (`scalerl.curve.nodes`).
 
 A wander is part of the run's mean curve: a node's curve is moved to where its walk is at the last evaluation,
 and goes on with the square root of the clock, each by one quantile of its normal distribution. Together the
-nodes have the right distribution at every compute. A trend goes on with its slope.
+nodes have the right distribution at every compute. A trend goes on with its slope. A change of level
+(`scalerl.curve.changes`) stays after it, and is taken out of the curve before.
 
 Shapes: P models of the noise, M values of log C_mid, K of log B; cells (B, C_mid, noise) = what is kept of
 P x M x K, over all families; a = nodes of A, r = nodes of R_0 for each A.
@@ -22,15 +23,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scalerl.curve.changes import likely_changes
 from scalerl.curve.families import LOG_LOGISTIC, Family, log_compute, log_compute_to, of_families
 from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.nodes import WORTH, find_ridges, lay_nodes
 from scalerl.curve.noise import Noise, make_noise
-from scalerl.curve.prior import USUAL_MID, Prior
+from scalerl.curve.prior import USUAL_MID, NoiseModel, Prior
 from scalerl.curve.sample import Sample, clock
 
 _LITTLE = 1e-3  # gain below which a least-squares curve is flat
-_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0", "drift", "slope")
+_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "change_cells")
+_CELLS += ("A", "R_0", "drift", "slope", "step")
 _DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
 
 
@@ -82,25 +85,29 @@ class Draws:
 class Posterior:
     """Weighted nodes: `weight`, which sums to 1, its logarithm, and all without a suffix are (cells, a, r).
 
-    `drift` and `slope` are as of `Draws`. A is below R_0 where a node's curve falls.
+    `drift` and `slope` are as of `Draws`. A is below R_0 where a node's curve falls. `step` is the size of
+    the change of level `changes[change_cells]`, 0 where a cell has none; R_0 and A are those after it.
     """
 
     family_cells: np.ndarray
     log_b_cells: np.ndarray
     log_mid_cells: np.ndarray
     phi_cells: np.ndarray
+    change_cells: np.ndarray
     A: np.ndarray
     R_0: np.ndarray
     drift: np.ndarray
     slope: np.ndarray
+    step: np.ndarray
     log_weight: np.ndarray
     weight: np.ndarray
     sd_J: np.ndarray
     sd_weight_J: np.ndarray
     families: tuple[Family, ...]
     prior: Prior
+    changes: tuple[NoiseModel, ...]
     wander: float
-    """Where the wander is at the last evaluation, in pass rate: its posterior mean."""
+    """Where wander, trend and steps have taken the run by the last evaluation: the posterior mean."""
     log_c_range: tuple[float, float]
 
     @property
@@ -112,6 +119,20 @@ class Posterior:
         """Return the posterior probability of every family."""
         mass = np.bincount(self.family_cells, self.weight_cells, len(self.families))
         return {family.name: float(m) for family, m in zip(self.families, mass, strict=True)}
+
+    def likeliest_change(self) -> tuple[float, NoiseModel | None, float]:
+        """Return the probability that the level changes, the likeliest change, and its expected size."""
+        mass_car = np.where(self.step != 0.0, self.weight, 0.0)
+        mass_d = np.bincount(self.change_cells, mass_car.sum(axis=(1, 2)), max(len(self.changes), 1))
+        if not mass_d.any():
+            return 0.0, None, 0.0
+        d = int(np.argmax(mass_d))
+        mine = self.change_cells == d
+        return (
+            float(mass_d.sum()),
+            self.changes[d],
+            float(np.sum(self.step[mine] * mass_car[mine]) / mass_d[d]),
+        )
 
     def only(self, family: int) -> Posterior:
         """Return the posterior given one family, however little weight that has."""
@@ -157,6 +178,9 @@ class Posterior:
         x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
         g = of_families(self.families, self.family_cells, "share", np.exp(self.log_b_cells), x)[:, None, None]
         value = self.R_0 * (1 - g) + self.A * g
+        if self.changes:
+            come = np.array([one.changed(log_compute(np.asarray(compute))) for one in self.changes])
+            value = value - self.step * (1.0 - come[self.change_cells])[:, None, None]
         since = float(_since(np.asarray(compute), self.log_c_range))
         # The walk knows no bounds; a pass rate does.
         ahead = float(_ahead(np.asarray(compute), self.log_c_range))
@@ -178,7 +202,8 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     `best` holds the least-squares curve of every family, from which the search for its nodes starts. `floor`
     is the least sd of the noise.
     """
-    noise = make_noise(sample, floor, prior)
+    changes = tuple(likely_changes(sample, floor, prior))
+    noise = make_noise(sample, floor, prior, changes)
     families, prior_F = prior.families([found.curve.family for found in best])
     log_mid_F = [math.log(found.curve.C_mid) for found in best if found.curve.family in families]
     ridges = find_ridges(sample, families, noise, prior, log_mid_F)
@@ -194,16 +219,24 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     model_cells, weight = joined.pop("model_cells"), np.exp(log_weight)
     joined |= _walked(noise, joined, model_cells, rss)
     joined.pop("place_cells")
-    wander = float(np.sum(joined.pop("walk") * weight))
+    change_cells = model_cells - len(prior.noise)
+    joined["step"] *= (change_cells >= 0)[:, None, None]
+    # A burst upwards is how the run began; all else has taken it off its curve.
+    burst_cells = np.array([False] * len(prior.noise) + [one.burst for one in changes])[model_cells]
+    walk = joined.pop("walk")
+    walk[burst_cells] = np.minimum(walk[burst_cells], 0.0)
+    wander = float(np.sum(walk * weight))
     sd_weight_J = noise.sd_weights(rss.ravel(), weight.ravel())
     return Posterior(
         **joined,
+        change_cells=np.maximum(change_cells, 0),
         log_weight=log_weight,
         weight=weight,
         sd_J=noise.sd_J,
         sd_weight_J=sd_weight_J,
         families=families,
         prior=prior,
+        changes=changes,
         wander=wander,
         log_c_range=sample.log_c_range,
     )
@@ -231,16 +264,17 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> dict[st
 def _walked(
     noise: Noise, nodes: dict[str, np.ndarray], model_cells: np.ndarray, rss: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return `A`, `R_0`, `drift` and `slope` with each node's walk, (cells, a, r)."""
+    """Return `A`, `R_0`, `drift` and `slope` with each node's walk, and that as `step`, (cells, a, r)."""
     A, R_0, slope = np.tile(nodes["A"][:, :, None], rss.shape[2]), nodes["R_0"].copy(), nodes["slope"].copy()
-    drift, mine = np.zeros_like(rss), noise.walks.of_model(model_cells)
+    drift, step, mine = np.zeros_like(rss), np.zeros_like(rss), noise.walks.of_model(model_cells)
     if len(mine):
         expected = np.stack([nodes["walk"][mine], slope[mine]])
         walk, slope[mine], drift[mine] = noise.walks.drawn(
             model_cells[mine], nodes["place_cells"][mine], expected, noise.sd_at(rss[mine])
         )
         A[mine], R_0[mine] = np.clip(A[mine] + walk, 0.0, 1.0), np.clip(R_0[mine] + walk, 0.0, 1.0)
-    return {"A": A, "R_0": R_0, "drift": drift, "slope": slope}
+        step[mine] = walk
+    return {"A": A, "R_0": R_0, "drift": drift, "slope": slope, "step": step}
 
 
 def _since(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:

@@ -50,6 +50,8 @@ SD_RANGE = (5e-4, 0.15)
 """The range of the noise sd; evaluation noise that is known raises the lower end."""
 _AHEAD = 0.5  # the flat prior counts what would be measured in this much more of the compute
 _AHEAD_NODES = 6  # stand for the evaluations to come: the curve is smooth there
+STEEP = 200.0
+"""The S of a step, which is between two neighbours."""
 USUAL_MID, _MID_SD = -0.7, 1.6
 _GAIN = (0.7, 1.3)
 _LOG_BETA = math.lgamma(sum(_GAIN)) - sum(math.lgamma(a) for a in _GAIN)
@@ -57,7 +59,7 @@ _LOG_BETA = math.lgamma(sum(_GAIN)) - sum(math.lgamma(a) for a in _GAIN)
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """A model of the noise: the correlation of neighbours, or a wander, and its prior weight."""
+    """A model of the noise: correlated neighbours, a wander, a trend, or a change; and its prior weight."""
 
     phi: float
     wander: float
@@ -65,6 +67,21 @@ class NoiseModel:
     weight: float = 1.0
     trend: float = 0.0
     """The same of an integrated walk: one whose slope is a random walk in C."""
+    change: float = 0.0
+    """The same of a change of level, 1 / (1 + (C_d / C)^S) of which has come by C ..."""
+    log_at: float = 0.0
+    """... and its log C_d ..."""
+    steep: float = 1.0
+    """... and its S."""
+
+    @property
+    def burst(self) -> bool:
+        """Whether it is a change that takes its time, at the start of the run, and no step."""
+        return self.change > 0 and self.steep < STEEP
+
+    def changed(self, log_c: np.ndarray) -> np.ndarray:
+        """Return the share of the change of level that has come by log compute, in its shape."""
+        return LOG_LOGISTIC.share(np.asarray(self.steep), log_c - self.log_at)
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ class Prior:
     """The probability of A = 1 itself (of A = 0 for a run that falls); 0 leaves it out."""
     tails: float
     """The weight of a family with a tail of its own, beside 1 for the others; 0 leaves them out."""
+    changes: tuple[float, float] = (0.0, 0.0)
+    """The weights of a burst and of a step (`scalerl.curve.changes`), beside those of `noise`."""
 
     def families(self, given: Sequence[Family]) -> tuple[tuple[Family, ...], np.ndarray]:
         """Return those of `given` that have weight, and their probabilities (falls: log-logistic's)."""
@@ -149,6 +168,7 @@ DEFAULT = Prior(
     falls=0.1,
     certain=0.04,
     tails=0.15 / 0.175,
+    changes=(1.0, 0.1),
 )
 FLAT = _Flat(
     "flat",
