@@ -234,6 +234,12 @@ MUTATIONS = {
         edit("timeline.jsonl", lambda rows: [WHEN | {"began": 0.0, "ended": 1.0, "busy": 2.0}]),
         "busy for 2.0 s",
     ),
+    # samples.jsonl
+    "a sample of no evaluation": (put("samples.jsonl", 0, "step", 1), "no such prompt in the evaluation"),
+    "a sample of another prompt": (put("samples.jsonl", 9, "prompt", "chain/9/9"), "no such prompt in the"),
+    "a sample that never ended": (put("samples.jsonl", 0, "finish", "stopped"), "stopped after"),
+    "a sample of the future": (put("samples.jsonl", 0, "versions", [0, 99]), "by the versions [0, 99]"),
+    "samples in disorder": (edit("samples.jsonl", lambda rows: rows[::-1]), "not in order"),
     # lost.jsonl
     "a cost that is wrong": (put("lost.jsonl", 0, "lost.tokens.generated", more), "lost.tokens.generated is"),
     "steps that were not lost": (put("lost.jsonl", 0, "lost.steps", 3), "lost.steps is 3"),

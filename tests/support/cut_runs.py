@@ -54,7 +54,7 @@ def lines(path: Path) -> list[Any]:
 def record_and_weights(folder: Path) -> tuple[dict[str, str], bytes]:
     """The record, times apart, and the final weights."""
     record = {}
-    for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):
+    for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl", "samples.jsonl"):
         rows = lines(folder / name)
         for row in rows:
             for key in ("time", "device_seconds", "wall_seconds", "idle_seconds"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Checkpointing, Context, Evaluation, Steps
+from scalerl.rl.config.settings import AdamW, BatchSize, Checkpointing, Context, Evaluation, Samples, Steps
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
@@ -37,5 +37,6 @@ def small_recipe(model, **changes):
         decode_slots=20,
         evaluation=Evaluation(count=7, samples=2, forecast_at=(0.3, 0.8)),
         checkpoint=Checkpointing(steps=3, minutes=0),
+        samples=Samples(evaluation=3, every=4, training=2),
     )
     return replace(recipe, **changes)

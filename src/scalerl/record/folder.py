@@ -23,7 +23,7 @@ from scalerl.jsonl import read_object
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
-    *("forecasts.jsonl", "alarms.jsonl", "timeline.jsonl"),
+    *("forecasts.jsonl", "alarms.jsonl", "samples.jsonl", "timeline.jsonl"),
 )
 """The files that are appended to."""
 CUT = ".cut.part"

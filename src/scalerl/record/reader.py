@@ -28,7 +28,7 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
-UNTRAINED = ("checkpoint", "cluster", "health", "timeouts", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "health", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
@@ -270,6 +270,10 @@ class RunRecord:
     def lost(self) -> list[dict[str, Any]]:
         """Read what each resume discarded: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
         return [row for row in read_rows(self.path / "lost.jsonl", []) if "lost" in row]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Read the completions that are kept as text: the lines of samples.jsonl."""
+        return read_rows(self.path / "samples.jsonl", [])
 
     def eval_prompts(self) -> list[dict[str, Any]]:
         """Read the lines of eval_prompts.jsonl: {"step", "prompt_set", "n", "id", "correct"}."""

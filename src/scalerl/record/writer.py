@@ -138,6 +138,11 @@ class RunWriter:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
 
+    def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append completions that are kept as text."""
+        for row in rows:
+            self._append("samples.jsonl", row)
+
     def timeline(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append lines of the timeline."""
         for row in rows:

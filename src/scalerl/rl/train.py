@@ -61,6 +61,7 @@ from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender, check_picklable
 from scalerl.rl.tracking.trackers import trackers_of
+from scalerl.rl.verify.samples import training_samples
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -344,6 +345,10 @@ class _TrainingRun:
             probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
             self.counters.add_probe(time.perf_counter() - started)
         row = step_row(step, self.counters, self.pipeline) | probed
+        settings = self.recipe.samples
+        if settings.every and step.index % settings.every == 0:
+            kept = step.groups[: settings.training]
+            self.writer.samples(training_samples(step.index, kept, self.tokenizer))
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:
             self.writer.timeline(self.parts.timeline.lines(step.index, step.trained_at, step.train_seconds))

@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     counters.devices_are_held,
     evaluations.evaluations_agree_with_prompts,
     evaluations.forecasts_are_of_this_run,
+    evaluations.samples_are_of_this_run,
     evaluations.timeline_is_possible,
     losses.costs_are_those_of_the_lines,
 )

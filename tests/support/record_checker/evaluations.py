@@ -88,6 +88,29 @@ def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
             yield f"{where}: the median of its curve leaves the band"
 
 
+def samples_are_of_this_run(record: Record) -> Iterator[str]:
+    """Of evaluations and steps on record, in their order, of prompts that these had."""
+    known = {
+        "evaluation": {row["step"]: set(row["id"]) for row in record.prompts},
+        "training": {row["step"]: set(row["prompt"]) for row in record.groups},
+    }
+    steps: dict[str, list[int]] = {source: [] for source in known}
+    for number, row in enumerate(record.samples, 1):
+        where, (first, last) = f"samples.jsonl:{number}", row["versions"]
+        steps[row["source"]].append(row["step"])
+        if row["prompt"] not in known[row["source"]].get(row["step"], ()) and not record.killed:
+            yield f"{where}: no such prompt in the {row['source']} of step {row['step']}"
+        if row["finish"] not in ("ended", "truncated", "interrupted") or row["length"] < 1:
+            yield f"{where}: {row['finish']} after {row['length']} tokens"
+        if row["source"] == "evaluation" and [first, last] != [row["step"]] * 2:
+            yield f"{where}: sampled by the versions {row['versions']} in an evaluation of {row['step']}"
+        if not 0 <= first <= last <= row["step"]:
+            yield f"{where}: sampled by the versions {row['versions']} up to step {row['step']}"
+    for source, found in steps.items():
+        if found != sorted(found):
+            yield f"samples.jsonl: of {source} the steps are {found}: not in order"
+
+
 def timeline_is_possible(record: Record) -> Iterator[str]:
     for number, row in enumerate(record.timeline, 1):
         if "event" in row:

@@ -21,6 +21,10 @@ EVAL_KEYS = (
     *("step", "time", "device_seconds", "flops", "tokens", "samples", "prompts", "version", "pass_rate"),
     *("n_prompts", "n_samples", "mean_p_1mp", "failed", "truncated", "interrupted", "mean_length", "entropy"),
 )
+SAMPLE_KEYS = (
+    *("source", "step", "prompt", "epoch", "sample", "prompt_text", "completion", "reward", "correct"),
+    *("finish", "versions", "length"),
+)
 FORECAST_KEYS = (
     *(
         "made_at_step",
@@ -55,6 +59,7 @@ class Record:
                 self.faults.append(f"{name}: missing")
         self.steps, self.groups, self.evals, self.prompts = (self._lines(name) for name in FILES)
         self.forecasts, self.lost = self._lines("forecasts.jsonl"), self._lines("lost.jsonl")
+        self.samples = self._lines("samples.jsonl")
         self.timeline = self._lines("timeline.jsonl")
         self._keys()
 
@@ -75,6 +80,7 @@ class Record:
         asked += [("steps.jsonl", self.steps, STEP_KEYS), ("evals.jsonl", self.evals, EVAL_KEYS)]
         asked += [("groups.jsonl", self.groups, ("step", "prompt", "epoch", "fate", "correct", "n"))]
         asked += [("eval_prompts.jsonl", self.prompts, ("step", "prompt_set", "n", "id", "correct"))]
+        asked += [("samples.jsonl", self.samples, SAMPLE_KEYS)]
         asked += [("forecasts.jsonl", self.forecasts, FORECAST_KEYS)]
         for name, rows, keys in asked:
             for number, row in enumerate(rows, 1):

@@ -44,6 +44,7 @@ from scalerl.rl.config.settings import (
     Inline,
     Local,
     Lora,
+    Samples,
     Timeouts,
     Tracking,
     at_least,
@@ -106,6 +107,7 @@ class Recipe:
     cluster: Cluster | None = None
     """Where the parts of the run are on a cluster; without it they are where `placement` says."""
     evaluation: Evaluation = field(default_factory=Evaluation)
+    samples: Samples = field(default_factory=Samples)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: Health = field(default_factory=Health)

@@ -146,6 +146,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Completions that are kept as text in samples.jsonl; nothing that is trained depends on them."""
+
+    evaluation: int = 4
+    """Of each evaluation: one of each of so many held-out prompts, the same every time, spread over all."""
+    every: int = 50
+    """Steps from one to the next of which completions are kept; 0 is never."""
+    training: int = 4
+    """Of each such step: the first completion of each of its first groups."""
+
+    def __post_init__(self) -> None:
+        at_least(0, evaluation=self.evaluation, every=self.every, training=self.training)
+
+
+@dataclass(frozen=True)
 class Inline:
     """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
 

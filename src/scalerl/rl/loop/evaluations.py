@@ -186,5 +186,6 @@ class Evaluations:
                 "entropy": result.entropy,
             }
         )
+        self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
         self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
         self.on_point(point)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.types import Prompt, Weights
+from scalerl.rl.verify.samples import sample_row, spread_over
 from scalerl.rl.verify.verifier import load_verifier
 
 
@@ -42,6 +43,8 @@ class EvaluationResult:
     seconds: float
     startup: float = 0.0
     """Seconds in which processes that evaluate were started, since the evaluation before."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """Some completions as text: lines of samples.jsonl."""
 
 
 class Evaluate(Protocol):
@@ -75,7 +78,7 @@ class Evaluator:
         lender: TorchGenerator | None = None,
     ) -> None:
         self._beat, self._lender, self._seed = beat, lender, recipe.evaluation.seed
-        self._n_samples = recipe.evaluation.samples
+        self._n_samples, self._n_kept = recipe.evaluation.samples, recipe.samples.evaluation
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
         if lender is None:
             slots = recipe.evaluation.slots_for(len(self._prompts))
@@ -114,6 +117,10 @@ class Evaluator:
             mean_length=float(np.mean([r.length for r in rollouts])),
             entropy=-float(np.concatenate([r.logp_T[r.sampled_T] for r in rollouts]).mean(dtype=np.float64)),
             seconds=time.perf_counter() - started,
+            samples=tuple(
+                sample_row("evaluation", version, groups[i][0], verdicts[i][0], generator.tokenizer)
+                for i in spread_over(len(groups), self._n_kept)
+            ),
         )
 
     def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:

@@ -127,7 +127,7 @@ class DirectVerifier(Verification):
 
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`; all are verified when this returns."""
-        texts = _texts(self._tokenizer, completions)
+        texts = texts_of(self._tokenizer, completions)
         pairs = zip(completions, texts, strict=True)
         rewards = [as_reward(self._task.verify(prompt, text)) for (prompt, _), text in pairs]
         return Done([{"value": reward.value, "correct": reward.correct} for reward in rewards])
@@ -153,7 +153,7 @@ class PoolVerifier(Verification):
 
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`."""
-        texts = _texts(self._tokenizer, completions)
+        texts = texts_of(self._tokenizer, completions)
         # JSON, as nothing that goes through a worker is unpickled by the trainer.
         jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
         return self._pool.submit([job.encode() for job in jobs])
@@ -169,7 +169,7 @@ def load_verifier(recipe: Recipe, tokenizer: Any) -> Verification:
     return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
 
 
-def _texts(tokenizer: Any, completions: Sequence[Completion]) -> list[str]:
+def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> list[str]:
     """Return the texts of completions without their end tokens."""
     if not completions:  # which a tokenizer takes for one empty text
         return []

@@ -48,6 +48,7 @@ def record_sections(run: RunRecord) -> list[PageSection]:
     found = [
         _health(run),
         PageSection(f"Pass rate by {run.config.get('strata') or 'stratum'}", (PagePart(table=groups),)),
+        PageSection("Completions", _completions(run)),
         PageSection(
             "Compute",
             (
@@ -66,6 +67,24 @@ def record_sections(run: RunRecord) -> list[PageSection]:
         ),
     ]
     return found
+
+
+def _completions(run: RunRecord) -> list[PagePart]:
+    """The completions kept of the newest evaluation, and of the oldest."""
+    by_step: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in run.samples():
+        if row.get("source") == "evaluation":
+            by_step[row.get("step")].append(row)
+    steps = list(by_step)
+    return [
+        PagePart(f"Evaluation at step {step}", items=[_completion(row) for row in by_step[step]])
+        for step in dict.fromkeys((*steps[-1:], *steps[:1]))
+    ]
+
+
+def _completion(row: Mapping[str, Any]) -> tuple[str, str]:
+    told = f"reward {row.get('reward')}, {row.get('finish')}, {row.get('length')} tokens"
+    return f"{row.get('prompt')} ({told})", f"{row.get('prompt_text')} → {row.get('completion')}"
 
 
 def _health(run: RunRecord) -> PageSection:

@@ -1,0 +1,49 @@
+"""Completions kept as text, for people: the lines of samples.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scalerl.rl.types import Group, Reward, Rollout
+from scalerl.rl.verify.verifier import texts_of
+
+
+def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokenizer: Any) -> dict[str, Any]:
+    """Return a line of samples.jsonl; docs/run-folder.md has its fields.
+
+    Args:
+        source: "evaluation" or "training".
+        step: the evaluation's, or the trainer step that consumed the completion.
+        rollout: the completion.
+        reward: what it was given.
+        tokenizer: turns its tokens into text; once, as whole tokens may be parts of a letter.
+    """
+    finish = "truncated" if rollout.truncated else "interrupted" if rollout.interrupted else "ended"
+    return {
+        "source": source,
+        "step": step,
+        "prompt": rollout.prompt.id,
+        "epoch": rollout.epoch,
+        "sample": rollout.sample,
+        "prompt_text": tokenizer.decode(rollout.prompt_T.tolist()),
+        "completion": texts_of(tokenizer, [(rollout.prompt, rollout.token_T)])[0],
+        "reward": reward.value,
+        "correct": bool(reward.correct),
+        "finish": finish,
+        "versions": [int(rollout.version_T[0]), int(rollout.version_T[-1])],
+        "length": rollout.length,
+    }
+
+
+def training_samples(step: int, groups: Sequence[Group], tokenizer: Any) -> list[dict[str, Any]]:
+    """Return a line for the first completion of each of some groups that a step has consumed."""
+    rewards = (Reward(float(group.reward_G[0]), bool(group.correct_G[0])) for group in groups)
+    pairs = zip(groups, rewards, strict=True)
+    return [sample_row("training", step, group.rollouts[0], reward, tokenizer) for group, reward in pairs]
+
+
+def spread_over(n_prompts: int, n: int) -> list[int]:
+    """Return `n` indices spread evenly over those of the prompts; all of them where there are fewer."""
+    n = min(n, n_prompts)
+    return [i * n_prompts // n for i in range(n)]
