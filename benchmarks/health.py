@@ -24,7 +24,7 @@ from scalerl.rl.config.health import Health
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.health.figures import FIGURES
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool

@@ -107,7 +107,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     import torch
 
     from scalerl.record.writer import RunWriter
-    from scalerl.rl.learner.learner import load_learner
+    from scalerl.rl.learner.load import load_learner
     from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
     from scalerl.rl.loop.parts import place_generator
     from scalerl.rl.loop.pipeline import Pipeline

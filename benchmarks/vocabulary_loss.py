@@ -3,8 +3,8 @@
     python benchmarks/vocabulary_loss.py
 
 One forward and backward pass from the last hidden states to the log-probabilities of the sampled tokens and
-their entropies: whole as the learner of one process does it (`scalerl.rl.model.causal_lm.log_probs_TV`), and
-in chunks as the sharded learner does (`scalerl.rl.learner.fsdp.score`). Float32, one thread. Each is a
+their entropies: whole by PyTorch's `log_softmax`, and
+in chunks as the learner does (`scalerl.rl.learner.vocabulary`). Float32, one thread. Each is a
 process of its own, whose peak memory is the operating system's peak of resident memory, less what it was
 before the pass: weights and hidden states are in both, and not counted. The ratios are of the chunks to the
 whole.
@@ -30,8 +30,7 @@ def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> 
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from scalerl.rl.learner.fsdp.score import chunked_log_probs
-    from scalerl.rl.model.causal_lm import log_probs_TV
+    from scalerl.rl.learner.vocabulary import chunked_log_probs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -47,12 +46,14 @@ def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> 
     target_W = torch.randint(vocabulary, (tokens,))
     before, started = _peak_mib(), time.perf_counter()
     if way == "whole":
-        logp_WV = log_probs_TV(model, hidden_WD, TEMPERATURE, fp32_logits=True)
+        logits_WV = torch.nn.functional.linear(hidden_WD, head.weight)
+        logp_WV = torch.log_softmax(logits_WV / TEMPERATURE, -1)
         with torch.no_grad():
             entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
         logp_W = logp_WV[torch.arange(tokens), target_W]
     else:
-        logp_W, entropy_W = chunked_log_probs(hidden_WD, head.weight, None, target_W, TEMPERATURE, chunk)
+        inputs = (hidden_WD, head.weight, None, torch.arange(tokens), target_W)
+        logp_W, entropy_W = chunked_log_probs(*inputs, TEMPERATURE, chunk)
     logp_W.mean().backward()
     seconds = time.perf_counter() - started
     assert hidden_WD.grad is not None

@@ -29,7 +29,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer

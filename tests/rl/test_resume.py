@@ -34,7 +34,7 @@ from scalerl.rl.config.settings import (
     Steps,
     TokensBudget,
 )
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.train import train
 
 STEPS = 14

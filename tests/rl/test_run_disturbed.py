@@ -10,7 +10,7 @@ from cut_runs import EVERY, STEPS, CutError, content, cut_at, lines, recipe_of, 
 from scalerl.cli.main import main
 from scalerl.errors import InputError, MovedError, WriteError
 from scalerl.record.reader import final_folder
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.config.cluster import Fsdp2
-from scalerl.rl.learner.fsdp.launch import lead_or_follow
-from scalerl.rl.learner.fsdp.learner import load_sharded_learner
+from scalerl.rl.learner.launch import lead_or_follow
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.train import train as train_run
 from scalerl.rl.workers.ranks import losses
 
@@ -23,16 +22,16 @@ def log_probs(learner, batch):
         return learner.log_probs(token_NT, torch.from_numpy(batch.sampled_NT[:, 1:]))[0]
 
 
-def train(rank, recipe, batches, settings=None):
+def train(rank, recipe, batches):
     """Stats and log-probabilities of every step, and the weights at the beginning."""
-    learner = load_sharded_learner(recipe, recipe.model, settings)
+    learner = load_learner(recipe, recipe.model)
     weights = learner.weights()
     return [(learner.step(batch), log_probs(learner, batch)) for batch in batches], weights
 
 
-def train_and_save(rank, recipe, batches, folder, settings=None):
+def train_and_save(rank, recipe, batches, folder):
     """Train, save, and train once more while the save is under way."""
-    learner = load_sharded_learner(recipe, recipe.model, settings)
+    learner = load_learner(recipe, recipe.model)
     for batch in batches[:-1]:
         learner.step(batch)
     saving = learner.save(folder)
@@ -41,16 +40,16 @@ def train_and_save(rank, recipe, batches, folder, settings=None):
     return last, log_probs(learner, batches[-1])
 
 
-def load_and_train(rank, recipe, batch, folder, settings=None):
+def load_and_train(rank, recipe, batch, folder):
     """Go on from what was saved."""
-    learner = load_sharded_learner(recipe, recipe.model, settings)
+    learner = load_learner(recipe, recipe.model)
     learner.load(folder)
     return learner.step(batch), log_probs(learner, batch), learner.version
 
 
-def save_hf(rank, recipe, batches, folder, settings=None):
+def save_hf(rank, recipe, batches, folder):
     """Train, and save in Hugging Face format."""
-    learner = load_sharded_learner(recipe, recipe.model, settings)
+    learner = load_learner(recipe, recipe.model)
     for batch in batches:
         learner.step(batch)
     learner.save_pretrained(folder)
@@ -59,14 +58,14 @@ def save_hf(rank, recipe, batches, folder, settings=None):
 
 def steps(rank, recipe, batches):
     """Stats of every step."""
-    learner = load_sharded_learner(recipe, recipe.model)
+    learner = load_learner(recipe, recipe.model)
     return [learner.step(batch) for batch in batches]
 
 
-def restore_and_train(rank, recipe, batch, state):
+def restore_and_train(rank, recipe, batch, folder):
     """Go on from the state of the learner of one process."""
-    learner = load_sharded_learner(recipe, recipe.model)
-    learner.restore(state)
+    learner = load_learner(recipe, recipe.model)
+    learner.load(folder)
     return learner.step(batch), log_probs(learner, batch)
 
 
@@ -82,12 +81,12 @@ def held_scores(learner, batches):
 
 def hold_and_train(rank, recipe, batches):
     """`held_scores` of a sharded learner."""
-    return held_scores(load_sharded_learner(recipe, recipe.model), batches)
+    return held_scores(load_learner(recipe, recipe.model), batches)
 
 
 def lose_one(rank, recipe, batch, how):
     """Rank 1 is killed after a step, or says nothing any more; rank 0 goes on."""
-    learner = load_sharded_learner(recipe, recipe.model)
+    learner = load_learner(recipe, recipe.model)
     learner.step(batch)
     if rank == 1:
         if how == "killed":
@@ -112,7 +111,7 @@ def run(rank, recipe, folder, port, options):
         train_run(recipe, folder, recipe.model, evaluate_aside=False, load=load, **options)
 
     try:
-        lead_or_follow(Fsdp2(timeout=60), lead)
+        lead_or_follow(60.0, lead)
     except ScalerlError as error:
         said.append(str(error))
     return said

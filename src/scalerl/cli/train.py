@@ -81,10 +81,10 @@ def run(args: argparse.Namespace) -> None:
     how = (args.resume, args.until, args.json)
     if not by_torchrun:
         return run_training(recipe, place or _claim(folder, args), *how, restart=args.restart)
-    from scalerl.rl.learner.fsdp.launch import lead_or_follow, settings_of
+    from scalerl.rl.learner.launch import lead_or_follow, timeout_of
 
     lead_or_follow(
-        settings_of(recipe),
+        timeout_of(recipe),
         lambda load: run_training(
             replace(recipe, cluster=None), _claim(folder, args), *how, load, restart=args.restart
         ),
@@ -126,7 +126,7 @@ def run_training(
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
-    from scalerl.rl.learner.learner import load_learner
+    from scalerl.rl.learner.load import load_learner
     from scalerl.rl.loop.resume import resume_line
     from scalerl.rl.model.demo_base import find_model
     from scalerl.rl.train import train

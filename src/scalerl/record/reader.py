@@ -28,7 +28,7 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
-UNTRAINED = ("checkpoint", "cluster", "health", "samples", "timeouts", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "health", "learner", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
     from scalerl.rl.config.cluster import Cluster, Fsdp2, Vllm
     from scalerl.rl.config.health import Health
+    from scalerl.rl.config.learner import LearnerSettings
     from scalerl.rl.config.recipe import Recipe, load_recipe
     from scalerl.rl.config.settings import (
         AdamW,
@@ -98,6 +99,7 @@ __all__ = [
     "History",
     "Inline",
     "Kl",
+    "LearnerSettings",
     "LeaveOneOut",
     "LengthControl",
     "LengthPenalty",
@@ -156,6 +158,7 @@ lazy(
         "config.settings": "AdamW BatchSize BuiltInEngine Checkpointing Context Epochs Evaluation "
         "FlopsBudget GpuHours Inline Local Lora Steps Timeouts TokensBudget Tracking",
         "config.cluster": "Cluster Fsdp2 Vllm",
+        "config.learner": "LearnerSettings",
         "config.health": "Health",
         "placement.evaluate": "EvaluationResult",
         "loop.progress": "Progress",

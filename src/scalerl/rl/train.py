@@ -35,7 +35,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.budget import amounts, spent
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row

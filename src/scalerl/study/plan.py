@@ -28,7 +28,6 @@ from scalerl.study.spec import MOST_SEED, LearningRate, Study
 LEAST_EVALUATIONS = 6
 """Evaluations up to the first budget, without that of step 0: fewer do not identify a curve."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
-_SAME_RESULT = (*UNTRAINED, "activation_checkpointing")
 """Keys that change no more than the cost of a run."""
 
 
@@ -211,7 +210,7 @@ def _check_arm(arm: Arm, base: Recipe) -> None:
         raise InputError(
             f"arm {arm.name}: changes {astray[0]}, and all arms are compared at one; [set] changes it for all"
         )
-    if different and different <= {*_SAME_RESULT}:
+    if different and different <= {*UNTRAINED}:
         raise InputError(f"arm {arm.name}: changes nothing that is trained")
     if "task" in different and arm.recipe.task.heldout_hash != base.task.heldout_hash:
         raise InputError(f"arm {arm.name}: its held-out prompts are others, so that nothing compares")

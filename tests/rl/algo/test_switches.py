@@ -32,7 +32,6 @@ SWITCHES = {
         NoLengthControl(),
     ],
     "kl": [Kl(), Kl(coefficient=0.1), Kl(coefficient=0.1, estimator="k2")],
-    "activation_checkpointing": [False, True],
     "lora": [Lora(), Lora(rank=2, alpha=4)],
     "temperature": [1.0, 0.7],
 }

@@ -34,8 +34,6 @@ SENSIBLE: dict[str, list[Any]] = {
     "seed": [0, 1, 2**31],
     "end_of_thinking": ["</think>"],
     "temperature": [1.0, 0.6, 2.0],
-    "top_p": [1.0],  # others are for one loss alone: tests/rl/engine/test_truncated_sampling.py
-    "top_k": [0],
     "decode_slots": [1, 7, 64],
     "task.k_max": [1, 3],
     "task.skip": [[], [2]],

@@ -23,7 +23,7 @@ from scalerl.rl.config.settings import BuiltInEngine, Context
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.engine import TransformersEngine, make_engine
 from scalerl.rl.kernels.fused import FusedEngine, KernelStore, Shape, load_kernels
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,

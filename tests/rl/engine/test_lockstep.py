@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lockstep import EDGE, edges, first_difference, sampler
 
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.config.settings import AdamW, BatchSize
 from scalerl.rl.learner.batch import make_batch
-from scalerl.rl.learner.learner import Learner, new_adamw
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.optimiser import new_adamw
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.types import Group, Reward
 
@@ -52,7 +53,7 @@ def gradient_of_step(learner, batch):
     def look(optimiser, args, kwargs):
         found.extend(p.grad.clone() for p in learner.model.parameters())
 
-    handle = learner._optimiser.register_step_pre_hook(look)
+    handle = learner._optimiser.adamw.register_step_pre_hook(look)
     learner.step(batch)
     handle.remove()
     return found

@@ -12,7 +12,7 @@ from scalerl.rl.config.health import Health
 from scalerl.rl.config.settings import AdamW, BatchSize
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.health.figures import FIGURES
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.learner.score import ranks_of
 from scalerl.rl.loop.pipeline import Pipeline

@@ -7,7 +7,6 @@ import torch
 from scalerl.rl.config.settings import Lora
 from scalerl.rl.kernels import compiled, packed
 from scalerl.rl.kernels.packing import Packing
-from scalerl.rl.learner import score as score_module
 from scalerl.rl.learner.score import Scorer
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.model.lora import add_adapters
@@ -80,13 +79,12 @@ def test_packed_log_probabilities_and_gradients_are_those_of_transformers(
     logp, entropy = expected(model, token_MT, wanted_MT, length_M)
     gradient = gradients(model, logp, weight)
 
-    score = Scorer(model, TEMPERATURE, fp32_logits=True)
+    score = Scorer(model, TEMPERATURE, fp32_logits=True, chunk=5)
     assert score.dense
     found, found_entropy = score(token_MT, wanted_MT, *((prompt_M, group_M) if shared else ()))
     assert logp.std() > 0.5  # far from uniform
     torch.testing.assert_close(found, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(found_entropy, entropy, atol=1e-5, rtol=0)
-    monkeypatch.setattr(score_module, "TOKENS_AT_ONCE", 5)
     logp_WV = torch.cat([logp_WV for (logp_WV,) in score.distributions(token_MT, wanted_MT, [True])])
     target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT])
     torch.testing.assert_close(logp_WV.gather(1, target_W[:, None])[:, 0], logp[wanted_MT], atol=1e-5, rtol=0)

@@ -3,10 +3,12 @@
 A step ends only once what is asked of the loop has happened meanwhile, or after so long that the test fails.
 """
 
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ import pytest
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.checkpoint import DISK
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
@@ -74,7 +77,7 @@ class Run:
     def __init__(self, recipe, judge, state=None):
         learner = load_learner(recipe, recipe.model)
         if state:
-            learner.restore(state["learner"])
+            learner.restore({}, state["folder"])
         elsewhere: Any = Elsewhere(learner)
         self.recipe, self.learner = recipe, elsewhere
         self.generator = LocalGenerator(recipe, recipe.model, learner.weights(), 1, learner.version)
@@ -86,7 +89,10 @@ class Run:
         self.loop = self.pipeline.steps()
 
     def state(self):
-        return {name: getattr(self, name).state() for name in ("learner", "generator", "pipeline", "pool")}
+        folder = Path(tempfile.mkdtemp())
+        self.learner.save(folder / DISK).wait()
+        parts = {name: getattr(self, name).state() for name in ("generator", "pipeline", "pool")}
+        return {"folder": folder, **parts}
 
     def wait_for_the_next(self):
         """Let a step end once all that may be admitted is, and the groups of the next are verified."""

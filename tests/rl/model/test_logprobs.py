@@ -8,7 +8,8 @@ import torch
 from small_runs import learner_recipe
 
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.learner.learner import Learner, load_learner
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import hidden_states, load_model, log_probs_TV
 
 

@@ -24,8 +24,8 @@ def train(learner):
     for _ in range(3):
         logp_MT, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
         (-logp_MT.sum()).backward()
-        learner._optimiser.step()
-        learner._optimiser.zero_grad()
+        learner._optimiser.adamw.step()
+        learner._optimiser.adamw.zero_grad()
 
 
 def test_only_the_adapters_are_trained_and_they_begin_as_nothing(learner, llama_folder):

@@ -14,7 +14,7 @@ from odd_configs import mutated
 
 from scalerl.errors import InputError
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import empty_model, load_model
 
 LLAMA = {

@@ -17,7 +17,7 @@ from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local, Timeouts
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.placement.local import LocalGenerator

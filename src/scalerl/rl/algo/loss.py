@@ -168,7 +168,7 @@ class Gspo:
         log_ratio_N1 = ((logp_NT - behaviour_logp_NT) * sampled_NT).sum(1, keepdim=True)
         if self.length_normalised:
             # A rank that has no completion left scores one without sampled tokens
-            # (`scalerl.rl.learner.fsdp`): 0 / 0 would be NaN, and so would NaN times its weight of 0.
+            # (`nothing_of`): 0 / 0 would be NaN, and so would NaN times its weight of 0.
             log_ratio_N1 = log_ratio_N1 / sampled_NT.sum(1, keepdim=True).clamp(min=1)
         value_N1, clipped_N1 = _surrogate(
             log_ratio_N1.exp(), advantage_N[:, None], self.min_ratio, self.max_ratio

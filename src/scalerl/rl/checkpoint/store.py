@@ -4,7 +4,7 @@
     checkpoints/step-00150.1/          of a run that was stopped within the step after; in both
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
-      learner/                         of a learner on several processes, its state: a part from each
+      learner/                         the learner's state: a part from each of its processes
       manifest.json                    length and check sum of every file: `scalerl.rl.checkpoint.manifest`
 
 The state is copied between two steps, or between two decode steps where a run is stopped. A thread then
@@ -33,7 +33,6 @@ from scalerl.errors import WriteError
 from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
-from scalerl.rl.model.lora import plain_state
 
 FORMAT = 6
 STEP, ASIDE = "step-", "aside-"
@@ -202,14 +201,6 @@ def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
     sums = save(folder)
     tokenizer.save_pretrained(folder)
     return sums
-
-
-def copied_state(model: Any) -> dict[str, Tensor]:
-    """Return copies of the weights of the plain model, adapters merged; tied weights stay tied."""
-    state = plain_state(model) or model.state_dict()
-    distinct = {weight.data_ptr(): weight for weight in state.values()}
-    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
-    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
+from scalerl.rl.config.learner import LearnerSettings
 from scalerl.rl.config.settings import (
     AdamW,
     AnyBudget,
@@ -86,20 +87,15 @@ class Recipe:
     )
     end_of_thinking: str = "</think>"
     temperature: float = 1.0
-    top_p: float = 1.0
-    """Sample from the likeliest tokens whose probabilities add up to it; 1 is all of them."""
-    top_k: int = 0
-    """Sample from so many of the likeliest tokens; 0 is all of them."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
     """Where the LM head computes in float32 whatever the precision."""
-    activation_checkpointing: bool = False
-    """Keep only the inputs of every block for the backward pass: less memory, the same result."""
     lora: Lora = field(default_factory=Lora)
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
     engine: BuiltInEngine = field(default_factory=BuiltInEngine)
     decode_slots: int = 768
     """Completions that a generator decodes at once."""
@@ -116,30 +112,14 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:
             raise ValueError("temperature must be between 0.01 and 100")
-        if not 0 < self.top_p <= 1:
-            raise ValueError("top_p must be above 0, and at most 1")
         at_least(1, decode_slots=self.decode_slots)
-        at_least(0, seed=self.seed, top_k=self.top_k)
-        if self.top_p < 1 or self.top_k:
-            self._check_truncated_sampling()
+        at_least(0, seed=self.seed)
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
         if not isinstance(self.loss, AnyLoss):
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
-
-    def _check_truncated_sampling(self) -> None:
-        """Reject what is wrong where the ratio is below 1 on-policy: it is pi_train / pi_truncated."""
-        if isinstance(self.loss, AnyLoss) and not isinstance(self.loss, Cispo):
-            raise ValueError(
-                f"top_p, top_k: the ratio is then below 1 for unchanged weights, which loss.kind = "
-                f"'{self.loss.kind}' bounds or multiplies up; use 'cispo'"
-            )
-        if self.health.probe:
-            raise ValueError(
-                "top_p, top_k: the probe would compare unlike probabilities; set health.probe = 0"
-            )
 
     @property
     def processes(self) -> int:

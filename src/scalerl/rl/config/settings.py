@@ -34,9 +34,13 @@ class BatchSize:
     samples: int = 16
     micro: int = 64
     """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
+    micro_tokens: int = 0
+    """Tokens per forward pass of one process of the trainer, padding included, but at least one completion;
+    0 is `micro` completions."""
 
     def __post_init__(self) -> None:
         at_least(1, prompts=self.prompts, micro=self.micro)
+        at_least(0, micro_tokens=self.micro_tokens)
         at_least(2, samples=self.samples)  # a group of one has no baseline
 
 

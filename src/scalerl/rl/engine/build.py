@@ -64,8 +64,6 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         tokenizer.eos_token_id,
         recipe.engine.kind,
         end_tokens(tokenizer)[1:],
-        recipe.top_p,
-        recipe.top_k,
     )
 
 

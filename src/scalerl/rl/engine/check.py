@@ -40,9 +40,9 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
     short = LengthRule(min(rule.thinking, _TOKENS), min(rule.answer, _TOKENS), rule.end_of_thinking)
     text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # a text that it can write
     longest = len(tokenizer(text)["input_ids"])
-    # All tokens: the model's own forward pass knows of no top-p.
-    probed = replace(sampling, length=short, max_prompt_tokens=longest, top_p=1.0, top_k=0)
-    generator = TorchGenerator(model, tokenizer, probed, n_slots=2)
+    generator = TorchGenerator(
+        model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_slots=2
+    )
     try:
         generator.submit(Prompt("probe", text, ""), 0, _SAMPLES)
         ((*rollouts,),) = generator.collect(1)

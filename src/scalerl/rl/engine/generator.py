@@ -28,14 +28,7 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
 from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import OrderedGroups
-from scalerl.rl.engine.sampling import (
-    GroupRequest,
-    Request,
-    RequestFactory,
-    Sampling,
-    truncated_log_probs,
-    uniform,
-)
+from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
 from scalerl.rl.model.causal_lm import FlopCount, install_weights, log_probs_TV
 from scalerl.rl.types import Counters, Rollout, Weights
@@ -213,7 +206,6 @@ class TorchGenerator(OrderedGroups):
         hidden_AD = self._forward(before, groups)
         logp_AV = log_probs_TV(self.model, hidden_AD, self.sampling.temperature, self.sampling.fp32_logits)
         at = self._next_S[slots]
-        logp_AV = truncated_log_probs(logp_AV, self.sampling.top_p, self.sampling.top_k)
         token_A, logp_A = self._sample(logp_AV, slots, at)
         forced_A = self._length.forced_token()[slots]
         sampled_A = forced_A < 0

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.settings import EngineKind
@@ -44,8 +43,6 @@ class Sampling:
     engine: EngineKind = "auto"
     stop_tokens: tuple[int, ...] = ()
     """Other tokens that end a completion as `end_token` does."""
-    top_p: float = 1.0
-    top_k: int = 0
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -91,22 +88,6 @@ class Request:
             truncated=truncated,
             interrupted=not sampled_T.all(),
         )
-
-
-def truncated_log_probs(logp_AV: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Return the log-probabilities of the likeliest tokens, renormalised, and -inf for the others.
-
-    In vLLM's order: of the `top_k` likeliest those that add up to `top_p`; the token that crosses it is kept.
-    With 0 and 1, both off, they are what they were, to the bit.
-    """
-    if top_p >= 1 and not top_k:
-        return logp_AV
-    sorted_AV, token_AV = logp_AV.sort(-1, descending=True)
-    if top_k:
-        sorted_AV[:, top_k:] = -torch.inf
-    p_AV = sorted_AV.softmax(-1)
-    sorted_AV[p_AV.cumsum(-1) - p_AV >= top_p] = -torch.inf
-    return torch.full_like(logp_AV, -torch.inf).scatter(-1, token_AV, sorted_AV).log_softmax(-1)
 
 
 class RequestFactory:

@@ -1,8 +1,12 @@
 """The learner: forward, loss, one optimiser step.
 
-    learner.py    in one process; fsdp/ sharded over ranks
+    learner.py    on one process or many; load.py makes it; optimiser.py AdamW
     batch.py      from verified groups to the arrays of a step; zero-variance groups are dropped here
+    passes.py     which completions go through the model together, on which rank
     score.py      log-probabilities of sampled tokens; probe.py compares them with the generator's
+    vocabulary.py the same from hidden states, a chunk of the logits at a time
+    sharding.py   FSDP2 and tensor parallel; group.py the ranks as the driver sees them; launch.py torchrun
+    checkpoint.py the learner and its model on disk
 
 It may import `scalerl.rl.engine`, `scalerl.rl.checkpoint` and what is below.
 """

@@ -1,4 +1,16 @@
-"""The learner: forward, loss, one optimiser step.
+"""The learner: forward, loss, one optimiser step; on one process or sharded over many.
+
+Every process makes a `Learner` and calls its methods with the same arguments in the same order: with several,
+every method is collective, and what it returns is the same everywhere. With one there is no process group.
+
+    learner = load_learner(recipe, model_folder)                # scalerl.rl.learner.load
+    stats = learner.step(batch)                                 # the same whole batch on every rank
+    for name, weight in learner.weights_by_tensor(): ...        # whole tensors, one block at a time
+    learner.save(folder)                                        # returns once the copy is made; .wait()
+    learner.load(folder)                                        # saved by any number of ranks
+
+A batch is shared by rows, balanced by tokens. The weights of tokens sum to 1 over the whole batch, so the
+gradients of the ranks are summed, not averaged, and so are the sums that the stats are made of.
 
 Shapes in names: M completions of a micro-batch, T positions, D hidden size, V vocabulary.
 """
@@ -7,25 +19,29 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from scalerl.errors import DivergedError, InputError
+from scalerl.errors import DivergedError
 from scalerl.rl.checkpoint.manifest import Sums
-from scalerl.rl.checkpoint.store import Write, copied_state
+from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW
-from scalerl.rl.engine.check import check_training
+from scalerl.rl.learner import checkpoint, passes
 from scalerl.rl.learner.batch import Batch
+from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
-from scalerl.rl.model.causal_lm import FlopCount, checkpoint_activations, copy_weights, model_of
-from scalerl.rl.model.lora import add_adapters, merged_parameters
+from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
+from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.types import Done, Pending, Weights
 
 
@@ -57,94 +73,136 @@ class StepStoppedError(Exception):
 
 
 class Learner:
-    """Trains one model in this process. `version` counts trainer steps, skipped ones included.
+    """Trains one model. `version` counts trainer steps, skipped ones included.
 
     Weights of a lower precision have masters in float32: gradients are summed and steps are made there, as a
     step of a small learning rate would round to nothing.
     """
 
-    trainers = 1
-    """Processes that it is on."""
     stop: threading.Event | None = None
     """Once it is set, a step is given up between two micro-batches, by a `StepStoppedError`."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, base: nn.Module | None = None) -> None:
-        """`base` is a model that stays as it is: what the divergence `recipe.kl` is measured from."""
-        self.model = model.train()
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        base: nn.Module | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        packed: bool = False,
+    ) -> None:
+        """`base` is a model that stays as it is: what the divergence `recipe.kl` is measured from.
+
+        Both are sharded over `mesh` (`scalerl.rl.learner.sharding`), where it is given. `packed` says that
+        their attention is one for packed sequences.
+        """
+        self._whole, self._mesh, self._recipe = model, mesh, recipe
+        self.model = plain_of(model).train()
+        self.trainers = dist.get_world_size() if mesh else 1
+        """Processes that it is on."""
         self.version = 0
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
         self.device = next(model.parameters()).device
-        self._recipe = recipe
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         # Weights in float32 are their own masters, without a second copy.
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
-        self._optimiser = new_adamw(recipe.optimiser, self._masters)
-        self._score = self._scorer()
+        self._optimiser = Optimiser(recipe.optimiser, self._masters, recipe.learner.offload_optimiser)
+        how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed}
+        kernels = recipe.engine.kind != "transformers"
+        self._score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
         self._base_score = self._score.by(base) if base is not None else None
-        self._flop_count = FlopCount.of(model)
-
-    def _scorer(self) -> Scorer:
-        kernels = self._recipe.engine.kind != "transformers"
-        return Scorer(self.model, self._recipe.temperature, self.fp32_logits, kernels)
+        self._flop_count = FlopCount.of(self.model)
+        # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
+        # threads in one group.
+        self._disk: dist.ProcessGroup | None = None
+        if mesh:
+            seconds = timedelta(seconds=recipe.learner.timeout)
+            self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
 
     def check_life(self) -> None:
-        """Raise a LearnerLostError where a process of the learner is gone: this learner has but one."""
+        """Raise a LearnerLostError where a process of the learner is gone: its driver notices that."""
 
     def weights(self) -> Weights:
-        """Return a copy of the current weights."""
-        return copy_weights(self.model)
+        """Return a copy of the current weights, all of them on every rank."""
+        # Copied: `numpy()` of a float32 tensor on a CPU shares its memory, and the next step would change it.
+        return {name: w.float().cpu().numpy().copy() for name, w in self.weights_by_tensor()}
 
     def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the current weights by the names of the plain model, without a copy, tied ones once."""
-        for name, weight in merged_parameters(self.model):
-            yield name, weight.detach()
+        """Yield the current weights, whole, by the names of the plain model, in the model's precision.
+
+        Tied ones once, and on one process without a copy. No rank holds more than a block of a sharded model
+        at a time; all must be taken, on every rank.
+        """
+        return tensors_of(self._whole)
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs: the version, the masters, and the optimiser's moments."""
-        return {
-            "version": self.version,
-            "masters": [master.detach().clone() for master in self._masters],
-            "moments": [
-                {name: value.clone() for name, value in self._optimiser.state[master].items()}
-                for master in self._masters
-            ],
-        }
+        """Return what `save` does not write."""
+        return {"version": self.version}
 
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
-        """Go on from `state`; `folder` is that of its checkpoint, with what `saver` wrote.
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Go on from the checkpoint in `folder`, of a learner on any number of processes.
 
         Raises:
-            InputError: it is the state of a learner on several processes.
+            InputError: it is not whole, or that of another model.
         """
-        if "masters" not in state:
-            again = f"torchrun --nproc-per-node N -m scalerl train {folder and folder.parents[1]} --resume"
-            raise InputError(f"{folder}: saved by a learner on several processes: resume it by {again}")
-        self.version = state["version"]
-        for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
-            master.copy_(value)
-            # Before its first step AdamW has none.
-            if moments:
-                self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
+        self.load(folder / checkpoint.DISK)
+
+    def save(self, folder: str | Path) -> checkpoint.Saving:
+        """Start to save what training needs to go on; training may go on at once.
+
+        After `.wait()` it is on the disk, on rank 0 that of all ranks; without `.metadata` it is not whole.
+        """
+        return checkpoint.save(self._disk_state(), Path(folder), self._disk)
+
+    @torch.no_grad()
+    def load(self, folder: str | Path) -> None:
+        """Go on from what was saved by any number of ranks.
+
+        Raises:
+            InputError: it is not whole, or that of another model.
+        """
+        state = self._disk_state()
+        checkpoint.load(state, Path(folder), self._disk)
+        self.version = int(state["version"])
         self._round_masters()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save a sharded model in Hugging Face format, a file for each block, which is all that is held at
+        once.
+
+        Raises:
+            WriteError: rank 0, which writes, cannot; on every rank.
+        """
+        checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder))
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
         """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
 
-        It may be called in any thread, later. With `resumable` it also writes what `state` leaves out, if
-        anything. What has to be written at once goes `near` that folder.
+        It may be called in any thread, later. With `resumable` it also writes what `state` leaves out.
+        What has to be written at once goes `near` that folder. For a learner on one process.
         """
-        weights = copied_state(self.model)
+        weights = checkpoint.host_state(self.model)
+        held = checkpoint.to_host(self._disk_state()) if resumable else {}
         model: Any = self.model
 
         def write(folder: Path) -> Sums:
-            model.save_pretrained(folder, state_dict=dict(weights))
-            return {}
+            model.save_pretrained(folder, state_dict=weights)
+            sums = checkpoint.write(held, folder / checkpoint.DISK) if held else {}
+            return {f"{checkpoint.DISK}/{name}": found for name, found in sums.items()}
 
         return write
 
+    def _disk_state(self) -> checkpoint.State:
+        """Return masters and moments by name, without a copy."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        state = {"version": torch.tensor(self.version)}
+        for name, master in zip(names, self._masters, strict=True):
+            state |= {f"{name}/{kind}": value for kind, value in self._optimiser.moments(master).items()}
+            state[f"{name}/master"] = master.detach()
+        return state
+
     def hold(self) -> list[Tensor]:
-        """Return a copy of the weights that are trained, for `held_scores`."""
+        """Return a copy of the weights that are trained, for `held_scores`; of shards, this rank's."""
         return copies(self._trained)
 
     def held_scores(
@@ -166,15 +224,11 @@ class Learner:
         sums, ratio_max = self._accumulate_all(batch)
         # By the version, so that a resume needs no state of a scheduler.
         lr = self._recipe.optimiser.lr_at(self.version)
-        for group in self._optimiser.param_groups:
-            group["lr"] = lr
         # Checked before the step: the weights that are saved then are still the last good ones.
-        norm = self._clip()
+        norm = clip_gradients(self._masters, self._recipe.optimiser.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
-        self._optimiser.step()
-        # None, not 0: gradients take no memory while nothing is trained.
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.step(lr)
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
@@ -200,35 +254,42 @@ class Learner:
     def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
-        for rows in self._micro_batches(batch):
+        micro_batches = self._micro_batches(batch)
+        for i, rows in enumerate(micro_batches):
             if self.stop is not None and self.stop.is_set():
-                self._optimiser.zero_grad(set_to_none=True)
+                self._optimiser.adamw.zero_grad(set_to_none=True)
                 raise StepStoppedError
-            part, largest = self._accumulate(batch, rows)
+            if self._mesh:
+                # Reduced in the last pass alone, gradients travel once a step, and are whole until then.
+                reduces = i == len(micro_batches) - 1 or self._recipe.learner.reduce == "micro_batch"
+                group_of(self._whole).set_requires_gradient_sync(reduces)
+            part, largest = self._accumulate(*((batch, rows) if len(rows) else passes.nothing_of(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
-        return sums, ratio_max
+        return self._over_ranks(sums, ratio_max)
 
-    def _clip(self) -> float:
-        """Bound the norm of the whole gradient; returns what it was."""
-        return float(nn.utils.clip_grad_norm_(self._masters, self._recipe.optimiser.max_grad_norm))
+    def _over_ranks(self, sums: Tensor, largest: float) -> tuple[Tensor, float]:
+        """Return the sums of all ranks, and the largest of what is the largest on each."""
+        if not self._mesh:
+            return sums, largest
+        of_all, most = sums.to(self.device), torch.tensor(largest, device=self.device)
+        # Not over `tensor`, whose ranks have computed the same rows together.
+        group = self._mesh["data"].get_group()
+        dist.all_reduce(of_all, group=group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        return of_all.cpu(), float(most)
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
-        """Return the rows of each forward pass; the weights per token make the order immaterial.
+        """Return the rows of each pass of this rank; empty ones where another rank has more.
 
-        Groups stay whole where they fit, as their prompt is then read once. Padded sequences go by length.
+        Groups stay whole where their prompt is read once; other completions go by length.
         """
-        micro = self._recipe.batch.micro
-        if not self._score.dense:
-            order = np.argsort(batch.length_N, kind="stable")
-            return np.split(order, range(micro, len(order), micro))
-        cuts, size = [], 0
-        _, first_U, size_U = np.unique(batch.group_N, return_index=True, return_counts=True)
-        for first, n in zip(first_U, size_U, strict=True):
-            if size and size + n > micro:
-                cuts, size = [*cuts, first], 0
-            cuts += range(first + micro, first + n, micro)
-            size = size + n if n <= micro else (n - 1) % micro + 1
-        return np.split(np.arange(len(batch)), cuts)
+        size = self._recipe.batch
+        if self._score.dense:
+            return passes.in_groups(batch.length_N, batch.group_N, size)
+        data = self._mesh["data"] if self._mesh else None
+        rank, n_ranks = (data.get_local_rank(), data.size()) if data else (0, 1)
+        cut = partial(passes.by_length, batch.length_N, size=size, packed=self._score.packed)
+        return passes.of_rank(batch.length_N, rank, n_ranks, cut)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
         """Add the gradient of some completions to the masters'.
@@ -304,29 +365,3 @@ def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
     own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
     positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
     return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
-
-
-def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
-    """Build the optimiser over `parameters`; biases and norms do not decay."""
-    parameters = list(parameters)
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    # `fused`: one pass over weights, gradients and moments, which are far larger than a cache.
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
-
-
-def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    """Return the learner of a recipe in this process, at version 0.
-
-    Raises:
-        InputError: the model cannot be loaded, or computes at random while it is trained.
-    """
-    plain = model_of(recipe, model_folder)
-    check_training(plain, recipe.model)
-    model: Any = add_adapters(plain, recipe.lora, recipe.seed)
-    if recipe.activation_checkpointing:
-        checkpoint_activations(model)
-    base = model_of(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None
-    return Learner(model, recipe, base)

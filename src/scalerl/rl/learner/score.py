@@ -1,9 +1,10 @@
 """Log-probabilities of tokens that were sampled earlier, under a model as it is now, with gradient.
 
-Two ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed
+Three ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed
 tokens: no padding, and the prompt that a group shares once, its gradient the sum over the group. Every other
-model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is
-no C compiler, is run through its own modules, sequence by sequence.
+model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing, shards), and every model where
+there is no C compiler, is run through its own modules: over packed tokens where it has an attention for them
+(`scalerl.rl.model.packed_attention`), else padded.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
 tokens, R distinct places at which they are predicted, H heads.
@@ -11,9 +12,9 @@ tokens, R distinct places at which they are predicted, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,29 +23,40 @@ from torch import Tensor, nn
 from scalerl.rl.kernels.dense import DenseModel
 from scalerl.rl.kernels.packed import can_pack, packed_hidden_states
 from scalerl.rl.kernels.packing import Packing
-from scalerl.rl.model.causal_lm import hidden_states, log_probs_TV
+from scalerl.rl.learner.sharding import Whole, group_of, local_of, plain_of
+from scalerl.rl.learner.vocabulary import chunked_log_probs
+from scalerl.rl.model.causal_lm import head_of, hidden_states, log_probs_TV
+from scalerl.rl.model.packed_attention import packed_inputs
 
-# At a vocabulary of 150,000 these are 300 MB in float32.
-TOKENS_AT_ONCE = 512
-"""Tokens whose distributions are in memory at once."""
+T = TypeVar("T")
 
 
 class Scorer:
-    """Scores tokens by `model`, at the sampling temperature."""
+    """Scores tokens by `model`, at the sampling temperature; collective where the model is sharded."""
 
-    def __init__(self, model: nn.Module, temperature: float, fp32_logits: bool, kernels: bool = True) -> None:
-        """`kernels` allows the packed pass in C, where it computes this model."""
-        self.model = model
-        self._temperature = temperature
-        self._fp32_logits = fp32_logits
+    def __init__(
+        self,
+        model: nn.Module,
+        temperature: float,
+        fp32_logits: bool,
+        *,
+        chunk: int = 1024,
+        packed: bool = False,
+        kernels: bool = True,
+    ) -> None:
+        """`packed` says that the model's attention is one for packed sequences; `kernels` allows the packed
+        pass in C, where it computes this model. `chunk` tokens' logits are in memory at once."""
+        self.model = plain_of(model)
+        self._whole, self._temperature, self._fp32_logits = model, temperature, fp32_logits
+        self._how: dict[str, Any] = {"chunk": chunk, "packed": packed, "kernels": kernels}
+        self._chunk, self.packed = chunk, packed
         self._device = next(model.parameters()).device
-        self._kernels = kernels
-        dense = DenseModel.of(model) if kernels else None
+        dense = DenseModel.of(model) if kernels and model is self.model else None
         self._dense = dense if dense and can_pack(dense) else None
 
     def by(self, model: nn.Module) -> Scorer:
-        """Return the same scorer of another model."""
-        return Scorer(model, self._temperature, self._fp32_logits, self._kernels)
+        """Return the same scorer of another model, sharded where this one is."""
+        return Scorer(model, self._temperature, self._fp32_logits, **self._how)
 
     @property
     def dense(self) -> DenseModel | None:
@@ -66,43 +78,50 @@ class Scorer:
         begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
         positions go through the head: the logits of prompts and padding are never made.
         """
-        logp_W, entropy_W = self._of_wanted(token_MT, wanted_MT, prompt_M, group_M)
+        target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
+
+        def compute(model: nn.Module) -> tuple[Tensor, Tensor]:
+            hidden_RD, row_W = self._hidden(model, token_MT, wanted_MT, prompt_M, group_M)
+            weight_VD, bias_V = head_of(model, self._fp32_logits)
+            how = (self._temperature, self._chunk, self._fp32_logits)
+            return chunked_log_probs(hidden_RD.to(weight_VD.dtype), weight_VD, bias_V, row_W, target_W, *how)
+
+        logp_W, entropy_W = self._run(compute)
         wanted = torch.from_numpy(wanted_MT).to(self._device)
-        zero_MT = torch.zeros(wanted_MT.shape, device=self._device)
-        # Row by row, which is the order of `_of_wanted`.
+        zero_MT = logp_W.new_zeros(wanted_MT.shape)
+        # Row by row, which is the order of the wanted tokens.
         return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
 
-    def _of_wanted(
-        self,
-        token_MT: np.ndarray,
-        wanted_MT: np.ndarray,
-        prompt_M: np.ndarray | None,
-        group_M: np.ndarray | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the wanted tokens, row by row; see `__call__`."""
-        hidden_RD, row_W = self._hidden(token_MT, wanted_MT, prompt_M, group_M)
-        logp_RV = log_probs_TV(self.model, hidden_RD, self._temperature, self._fp32_logits)
-        target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
-        with torch.no_grad():
-            # Recorded and not trained: a graph of its own would hold (R, V) once more.
-            entropy_R = -(logp_RV.exp() * logp_RV).sum(-1)
-        return logp_RV[row_W, target_W], entropy_R[row_W]
-
+    @torch.no_grad()
     def distributions(
         self, token_MT: np.ndarray, wanted_MT: np.ndarray, heads: Sequence[bool]
     ) -> Iterator[list[Tensor]]:
         """Log-probabilities over the vocabulary at every wanted token after the first, a part at a time.
 
         In order, each part with a tensor (W, V) for each of `heads`: whether the LM head is in FP32. All of
-        them at once would be gigabytes for long completions.
+        them at once would be gigabytes for long completions. All parts must be taken, on every rank.
         """
-        hidden_RD, row_W = self._hidden(token_MT, wanted_MT, None, None)
-        for part_W in row_W.split(TOKENS_AT_ONCE):
+        hidden_RD, row_W = self._run(lambda model: self._hidden(model, token_MT, wanted_MT, None, None))
+        for part_W in row_W.split(self._chunk):
             hidden_WD = hidden_RD[part_W]
-            yield [log_probs_TV(self.model, hidden_WD, self._temperature, fp32) for fp32 in heads]
+            yield self._run(
+                lambda model, hidden_WD=hidden_WD: [
+                    log_probs_TV(model, hidden_WD, self._temperature, fp32) for fp32 in heads
+                ]
+            )
+
+    def _run(self, compute: Callable[[nn.Module], T]) -> T:
+        """Call `compute` with the model: of a sharded one embeddings and head are gathered meanwhile."""
+        if not isinstance(self._whole, Whole):
+            return compute(self.model)
+        found = self._whole(compute)
+        if not torch.is_grad_enabled():  # they stay gathered only for a backward pass
+            group_of(self._whole).reshard()
+        return found
 
     def _hidden(
         self,
+        model: nn.Module,
         token_MT: np.ndarray,
         wanted_MT: np.ndarray,
         prompt_M: np.ndarray | None,
@@ -114,16 +133,50 @@ class Scorer:
                 prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
             packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
             return packed_hidden_states(dense, packing), torch.from_numpy(packing.row_W)
-        token_MS = torch.from_numpy(token_MT[:, :-1]).to(self._device)
-        # Right padding needs no mask: causal attention does not look ahead.
-        hidden_MSD = hidden_states(self.model, input_ids=token_MS, use_cache=False)
-        hidden_RD = hidden_MSD[torch.from_numpy(wanted_MT).to(self._device)]
+        hidden_RD = wanted_hidden(model, token_MT, wanted_MT, self.packed)
         return hidden_RD, torch.arange(len(hidden_RD), device=self._device)
 
 
+def wanted_hidden(model: nn.Module, token_MT: np.ndarray, wanted_MT: np.ndarray, packed: bool) -> Tensor:
+    """Return the last hidden states (W, D) that predict the wanted tokens, row by row, padded or packed."""
+    device = next(model.parameters()).device
+    if packed:
+        # Up to the last that predicts something, and one token at least: a rank without completions must
+        # pass something through the blocks.
+        read_M = np.where(wanted_MT.any(1), wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)
+        inputs = packed_inputs(token_MT[:, :-1], read_M, device)
+        at = wanted_MT[np.arange(wanted_MT.shape[1]) < read_M[:, None]][None]
+    else:
+        # Right padding needs no mask: causal attention does not look ahead.
+        inputs, at = {"input_ids": torch.from_numpy(token_MT[:, :-1]).to(device)}, wanted_MT
+    return hidden_states(model, **inputs, use_cache=False)[torch.from_numpy(at).to(device)]
+
+
+@torch.no_grad()
+def packs(model: Any, attention: str) -> bool:
+    """Give the model an attention for packed sequences; return whether it computes the same with it.
+
+    Where it does not, its attention is as before.
+    """
+    before = model.config._attn_implementation
+    token_MT = np.array([[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]]) % model.config.vocab_size
+    wanted_MT = np.array([[True] * 4, [True, True, True, False]])
+    padded = wanted_hidden(model, token_MT, wanted_MT, packed=False)
+    try:
+        model.set_attn_implementation(attention)
+        packed = wanted_hidden(model, token_MT, wanted_MT, packed=True)
+        gap = (padded.float() - packed.float()).abs().mean() / padded.float().abs().mean()
+        if gap < (1e-3 if padded.dtype == torch.float32 else 0.05):
+            return True
+    except (TypeError, ValueError, RuntimeError):
+        pass  # a model without positions, for example
+    model.set_attn_implementation(before)
+    return False
+
+
 def copies(trained: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of the weights as they are, in the memory of the CPU."""
-    return [p.detach().to("cpu", copy=True) for p in trained]
+    """Return copies of the weights as they are, of shards those of this rank, in the memory of the CPU."""
+    return [local_of(p).detach().to("cpu", copy=True) for p in trained]
 
 
 @torch.no_grad()
@@ -175,4 +228,4 @@ def _in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[Non
 
 def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
-        parameter.detach().copy_(value)
+        local_of(parameter).detach().copy_(value)

@@ -202,23 +202,64 @@ def cache_argument() -> str:
     return "cache" if Version(transformers.__version__) >= Version("5.24.0") else "past_key_values"
 
 
+@torch.no_grad()
 def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
     """Return log-probabilities over the vocabulary at the sampling temperature, in FP32.
 
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
+    The same with a gradient is `scalerl.rl.learner.vocabulary.chunked_log_probs`.
     """
     weight_VD, bias_V = head_of(model, fp32_logits)
-    logits_TV = nn.functional.linear(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V)
-    return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+    logits_TV = logits_of(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V, fp32_logits)
+    return torch.log_softmax(logits_TV.div_(temperature), dim=-1)
 
 
 def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
-    """Return weight (V, D) and bias (V,) of the LM head, in the model's precision or in FP32."""
+    """Return weight (V, D) and bias (V,) of the LM head for `logits_of`.
+
+    They are in the model's precision, or in FP32 where a head in FP32 needs a copy: on a CPU, that has no
+    product of bfloat16 with sums in float32.
+    """
     head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    if not fp32:
-        return head.weight, head.bias
-    return head.weight.float(), None if head.bias is None else head.bias.float()
+    weight_VD, bias_V = head.weight, head.bias
+    if not fp32 or weight_VD.is_cuda:
+        return weight_VD, bias_V
+    kind = torch.promote_types(weight_VD.dtype, torch.float32)
+    return weight_VD.to(kind), None if bias_V is None else bias_V.to(kind)
+
+
+def logits_of(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
+    """Return the logits in float32, of hidden states in the precision of the head that `head_of` returned.
+
+    With `fp32` they are products with sums in float32; without it, rounded to the precision of the weights.
+    """
+    if fp32 and weight_VD.dtype.itemsize < 4:
+        logits_TV = _float32_product(hidden_TD, weight_VD.t())
+        return logits_TV if bias_V is None else logits_TV + bias_V.float()
+    logits_TV = nn.functional.linear(hidden_TD, weight_VD, bias_V)
+    return logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return `a @ b` with sums in float32; `a` may be in float32 where `b` is in bfloat16.
+
+    Then `a` is taken as the sum of two bfloat16, which leaves 2^-16 of each value, so that `b` needs no copy
+    in float32 and both products are those of tensor cores.
+    """
+    if b.dtype.itemsize >= 4:
+        return a @ b
+    if a.dtype == b.dtype:
+        return _float32_product(a, b)
+    high = a.to(b.dtype)
+    return _float32_product(high, b).add_(_float32_product((a - high).to(b.dtype), b))
+
+
+def _float32_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of matrices of bfloat16 in float32: products of two are exact there."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 def copy_weights(model: nn.Module) -> Weights:

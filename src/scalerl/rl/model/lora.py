@@ -63,9 +63,6 @@ def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterat
             yield f"{owner}.{leaf}", parameter
 
 
-def plain_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """Return the state of the plain model, adapters merged; None if the model has no adapters."""
-    if not any(hasattr(module, "lora_A") for module in model.modules()):
-        return None
-    # safetensors saves contiguous tensors alone.
-    return {name: weight.detach().contiguous() for name, weight in merged_parameters(model)}
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether `add_adapters` has added any."""
+    return any(hasattr(module, "lora_A") for module in model.modules())

@@ -10,9 +10,9 @@ from learner_ranks import Ranks
 from safetensors.numpy import load_file
 
 from scalerl.rl.algo.loss import Gspo, Kl
-from scalerl.rl.config.cluster import Fsdp2
-from scalerl.rl.config.settings import Lora
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.config.learner import LearnerSettings
+from scalerl.rl.config.settings import BatchSize, Lora
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 
 
@@ -33,26 +33,28 @@ def assert_equal(found, expected, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
-@pytest.mark.parametrize("packed", [True, False])
-def test_twenty_steps_are_those_of_one_process(ranks, fsdp_recipe, sampled_batches, n_ranks, packed):
+@pytest.mark.parametrize("attention", ["varlen", "sdpa"])
+def test_twenty_steps_are_those_of_one_process(ranks, fsdp_recipe, sampled_batches, n_ranks, attention):
     batches = sampled_batches(fsdp_recipe.model, 5) * 4
     expected = plain(fsdp_recipe, batches)
-    results = ranks(n_ranks, learner_work.train, fsdp_recipe, batches, Fsdp2(packed=packed, chunk=50))
+    recipe = replace(fsdp_recipe, learner=LearnerSettings(attention=attention, chunk=50))
+    results = ranks(n_ranks, learner_work.train, recipe, batches)
     for found, _ in results:
         assert_equal(found, expected)
     assert (expected[0][1] - expected[15][1]).abs().max() > 0.01  # the same batch, 15 steps later
 
 
-SHARED = Fsdp2(tensor_parallel=2)
+ALONE = LearnerSettings(attention="varlen")
+SHARED = LearnerSettings(tensor_parallel=2)
 
 
 @pytest.mark.parametrize(
     ("n_before", "before", "n_after", "after"),
     [
-        (2, Fsdp2(), 1, Fsdp2()),
-        (2, Fsdp2(), 3, Fsdp2()),
-        pytest.param(4, SHARED, 1, Fsdp2(), id="products shared in two rows, then one rank"),
-        pytest.param(1, Fsdp2(), 2, SHARED, id="one rank, then products shared"),
+        (2, ALONE, 1, ALONE),
+        (2, ALONE, 3, ALONE),
+        pytest.param(4, SHARED, 1, ALONE, id="products shared in two rows, then one rank"),
+        pytest.param(1, ALONE, 2, SHARED, id="one rank, then products shared"),
     ],
 )
 def test_what_some_ranks_saved_goes_on_with_any_number(
@@ -60,8 +62,9 @@ def test_what_some_ranks_saved_goes_on_with_any_number(
 ):
     batches = sampled_batches(fsdp_recipe.model, 4)
     folder = tmp_path / "saved"
-    saved = ranks(n_before, learner_work.train_and_save, fsdp_recipe, batches, folder, before)
-    loaded = ranks(n_after, learner_work.load_and_train, fsdp_recipe, batches[-1], folder, after)
+    first, second = (replace(fsdp_recipe, learner=settings) for settings in (before, after))
+    saved = ranks(n_before, learner_work.train_and_save, first, batches, folder)
+    loaded = ranks(n_after, learner_work.load_and_train, second, batches[-1], folder)
     for stats, logp, version in loaded:
         assert version == 4
         assert_equal([(stats, logp)], [saved[0]])
@@ -69,16 +72,16 @@ def test_what_some_ranks_saved_goes_on_with_any_number(
 
 @pytest.mark.parametrize(
     ("architecture", "settings"),
-    [("llama", Fsdp2()), ("gemma", Fsdp2()), ("qwen3_moe", Fsdp2()), ("llama", SHARED)],
+    [("llama", ALONE), ("gemma", ALONE), ("qwen3_moe", ALONE), ("llama", SHARED)],
     ids=["llama", "gemma", "qwen3_moe", "products shared"],
 )
 def test_the_saved_model_is_the_trained_one(
     ranks, fsdp_recipe, save_model, sampled_batches, tmp_path, architecture, settings
 ):
     """Gemma's embeddings are tied; the experts of a mixture lie in one tensor here and in many on disk."""
-    recipe = replace(fsdp_recipe, model=save_model(architecture))
+    recipe = replace(fsdp_recipe, model=save_model(architecture), learner=settings)
     batches, folder = sampled_batches(recipe.model, 2), tmp_path / "hf"
-    weights, _ = ranks(2, learner_work.save_hf, recipe, batches, folder, settings)
+    weights, _ = ranks(2, learner_work.save_hf, recipe, batches, folder)
     saved = copy_weights(load_model(tmp_path / "hf"))
     assert saved.keys() == weights.keys()
     for name, weight in saved.items():
@@ -95,12 +98,15 @@ CASES: dict[str, Any] = {
     "qwen3": ({"model": "qwen3"}, {}),
     "tied": ({"model": "gemma"}, {}),
     "mixture": ({"model": "qwen3_moe"}, {}),
-    "mixtral": ({"model": "mixtral"}, {"packed": False}),
-    "padded, as it must be": ({"model": "opt"}, {}),
+    "mixtral": ({"model": "mixtral"}, {}),
+    "packed, with positions of its own": ({"model": "opt"}, {"attention": "varlen"}),
+    "packed": ({"model": "qwen3"}, {"attention": "varlen"}),
     "learned positions": ({"model": "gpt2"}, {}),
-    "activation checkpointing": ({"activation_checkpointing": True}, {}),
-    "reduced after every pass": ({}, {"sync": "pass"}),
-    "passes by tokens": ({}, {"micro_tokens": 60}),
+    "activation checkpointing": ({}, {"activation_checkpointing": True, "attention": "varlen"}),
+    "moments on the CPU": ({}, {"offload_optimiser": True}),
+    "reduced once a step": ({}, {"reduce": "step"}),
+    "passes by tokens": ({"batch": BatchSize(micro_tokens=60)}, {}),
+    "packed passes by tokens": ({"batch": BatchSize(micro_tokens=60)}, {"attention": "varlen"}),
     "adapters": ({"lora": Lora(rank=2)}, {}),
     "divergence from the base model": ({"kl": Kl(coefficient=0.1)}, {}),
     "products shared": ({}, {"tensor_parallel": 2}),
@@ -120,7 +126,8 @@ def test_ranks_equal_one_process(ranks, fsdp_recipe, save_model, sampled_batches
     batches = sampled_batches(recipe.model, 4)
     expected = plain(recipe, batches)
     first = load_learner(recipe, recipe.model).weights()
-    for found, weights in ranks(n_ranks, learner_work.train, recipe, batches, Fsdp2(**settings)):
+    on_ranks = replace(recipe, learner=LearnerSettings(**settings))
+    for found, weights in ranks(n_ranks, learner_work.train, on_ranks, batches):
         assert_equal(found, expected)
         assert weights.keys() == first.keys()
         for name, weight in weights.items():
@@ -167,15 +174,24 @@ def test_a_low_precision_is_that_of_one_process(ranks, fsdp_recipe, save_model, 
             assert np.array_equal(weights[name], weight), name
 
 
-def test_a_run_of_one_process_goes_on_with_two(ranks, fsdp_recipe, sampled_batches):
-    batches = sampled_batches(fsdp_recipe.model, 3)
+def test_a_run_of_one_process_goes_on_with_two(ranks, fsdp_recipe, sampled_batches, tmp_path):
+    batches, folder = sampled_batches(fsdp_recipe.model, 3), tmp_path / "saved"
     learner = load_learner(fsdp_recipe, fsdp_recipe.model)
     for batch in batches[:-1]:
         learner.step(batch)
-    state = learner.state()
+    learner.save(folder).wait()
     expected = learner.step(batches[-1]), learner_work.log_probs(learner, batches[-1])
-    for found in ranks(2, learner_work.restore_and_train, fsdp_recipe, batches[-1], state):
+    for found in ranks(2, learner_work.restore_and_train, fsdp_recipe, batches[-1], folder):
         assert_equal([found], [expected])
+
+
+def test_a_run_of_two_processes_goes_on_with_one(ranks, fsdp_recipe, sampled_batches, tmp_path):
+    batches, folder = sampled_batches(fsdp_recipe.model, 3), tmp_path / "saved"
+    expected, _ = ranks(2, learner_work.train_and_save, fsdp_recipe, batches, folder)
+    learner = load_learner(fsdp_recipe, fsdp_recipe.model)
+    learner.load(folder)
+    assert learner.version == len(batches) - 1
+    assert_equal([(learner.step(batches[-1]), learner_work.log_probs(learner, batches[-1]))], [expected])
 
 
 def test_tokens_are_scored_by_the_weights_that_were_held(ranks, fsdp_recipe, sampled_batches):

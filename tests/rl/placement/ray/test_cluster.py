@@ -14,7 +14,7 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, Transport
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.learner.learner import load_learner
+from scalerl.rl.learner.load import load_learner
 
 pytestmark = pytest.mark.slow
 

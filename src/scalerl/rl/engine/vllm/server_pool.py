@@ -200,8 +200,8 @@ class ServerPool:
             "prompt": request.prompt_T.tolist(),
             "max_tokens": sampling.length.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
+            "top_p": 1.0,
+            "top_k": 0,
             "seed": int(request.key.view(np.int64)),  # vLLM's seeds are signed
             "logprobs": 0,
             "return_token_ids": True,

@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 
 from scalerl.errors import LearnerLostError, ScalerlError, brief_error
-from scalerl.rl.config.cluster import Cluster, Fsdp2
+from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
+from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
@@ -127,13 +127,14 @@ def serve(channel: Channel) -> None:
 
 
 class RayRanks:
-    """The ranks as actors: see `scalerl.rl.learner.fsdp.group.Ranks`. They are lost together.
+    """The ranks as actors: see `scalerl.rl.learner.group.Ranks`. They are lost together.
 
     Raises:
         LearnerLostError: (by any method) one of them was lost; all are killed.
     """
 
-    def __init__(self, cluster: Cluster, session: Session) -> None:
+    def __init__(self, cluster: Cluster, session: Session, seconds: float) -> None:
+        """`seconds` is how long ranks wait for each other."""
         self._timeouts, self.size = cluster.timeouts, cluster.trainers
         self._backend = RayActors(
             TrainerActor, cluster.trainer, session.room["trainers"], cluster.timeouts.heartbeat
@@ -146,7 +147,6 @@ class RayRanks:
         self.actors = [self._backend.spawn(f"trainer {rank}", rank, serve) for rank in range(self.size)]
         self._wait_for_places()
         address = self._on_first("address_to_meet", "found a place to meet")
-        seconds = getattr(cluster.learner, "timeout", cluster.timeouts.start)
         arguments = [(rank, self.size, address, seconds) for rank in range(self.size)]
         self._result(self._start(arguments, "meet", "met the others"))
 
@@ -300,13 +300,13 @@ class RayLearner(LearnerGroup):
         LearnerLostError: (by any method) a rank was lost.
     """
 
-    def __init__(self, recipe: Recipe, model_folder: str, session: Session, settings: Fsdp2) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session) -> None:
         cluster = recipe.on_cluster
-        self._actors = RayRanks(cluster, session)
+        self._actors = RayRanks(cluster, session, recipe.learner.timeout)
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
         self.address = self._actors.actors[0].node.split()[1]
         """Of the node of the first rank."""
-        super().__init__(self._actors, recipe, model_folder, settings)
+        super().__init__(self._actors, recipe, model_folder)
 
     @property
     def ranks(self) -> list[tuple[str, str]]:

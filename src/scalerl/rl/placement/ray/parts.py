@@ -12,7 +12,8 @@ from scalerl.rl.config.cluster import Fsdp2, Vllm
 from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
-from scalerl.rl.learner.learner import Learner, load_learner
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.placement.evaluate import Evaluate
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
@@ -59,10 +60,9 @@ class RayParts:
 
     def learner(self) -> Learner | RayLearner:
         """Return the learner: in the driver, or over actors."""
-        settings = self._recipe.on_cluster.learner
-        if not isinstance(settings, Fsdp2):
+        if not isinstance(self._recipe.on_cluster.learner, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
-        learner = self._keep(RayLearner(self._recipe, self._model_folder, self._session, settings))
+        learner = self._keep(RayLearner(self._recipe, self._model_folder, self._session))
         for name, node in learner.ranks:
             self.timeline.arrived("train", name, node)
         return learner

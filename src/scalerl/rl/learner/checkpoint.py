@@ -1,20 +1,22 @@
-"""A sharded learner on disk: what it needs to go on, and its model in Hugging Face format.
+"""A learner on disk: what it needs to go on, and a sharded model in Hugging Face format.
 
 What it needs to go on is PyTorch's distributed checkpoint, saved by any number of ranks and loaded by any
-other: every rank writes what it holds, and reads what it needs of the others' files. The copy is made at
-once, and written by a thread while training goes on. A folder without `.metadata` is not whole: that file
-comes last. Every rank sums the files that it has written; rank 0 collects the sums, for the manifest of the
-run's checkpoint.
+other, one included: every rank writes what it holds, and reads what it needs of the others' files. The copy
+is made at once, tensor by tensor into the memory of the CPU, and written by a thread while training goes on.
+A folder without `.metadata` is not whole: that file comes last. Every rank sums the files that it has
+written; rank 0 collects the sums, for the manifest of the run's checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -33,7 +35,8 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.errors import InputError, WriteError, brief_error, first_line
 from scalerl.rl.checkpoint.manifest import Sum, Sums, sum_file
-from scalerl.rl.learner.fsdp.sharding import Whole, gathered, groups_of
+from scalerl.rl.learner.sharding import Whole, gathered, groups_of
+from scalerl.rl.model.lora import has_adapters, merged_parameters
 from scalerl.rl.workers.ranks import on_all_ranks
 
 State = dict[str, Tensor]
@@ -99,15 +102,48 @@ class _SummingWriter(FileSystemWriter):
         super().finish(metadata, results)
 
 
-def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
-    """Start to save; what is in `state` may change once this returns. Collective.
+def save(state: State, folder: Path, group: dist.ProcessGroup | None) -> Saving:
+    """Start to save; what is in `state` may change once this returns. Collective over `group`, if any.
 
     `group` is used from a thread, and so must be used by nothing else.
     """
     writer = _SummingWriter(folder)
-    found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
+    how: dict[str, Any] = {"storage_writer": writer, "process_group": group, "no_dist": group is None}
+    with nullcontext() if group else _alone():
+        found = state_dict_saver.async_save(dict(state), **how)
     # PyTorch returns the future, or with some stagers an object that holds it.
     return Saving(writer, folder, found if isinstance(found, Future) else found.upload_completion)
+
+
+def to_host(state: Mapping[str, Tensor]) -> State:
+    """Return copies in the memory of the CPU, made one by one; what is one tensor stays one."""
+    distinct = {weight.data_ptr(): weight for weight in state.values()}
+    copies = {at: weight.detach().to("cpu", copy=True).contiguous() for at, weight in distinct.items()}
+    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
+
+
+def host_state(model: nn.Module) -> State:
+    """Return copies of the weights of the plain model in the memory of the CPU, adapters merged."""
+    if not has_adapters(model):
+        return to_host(model.state_dict())  # tied weights stay tied
+    # One by one: all merged weights on the device would be the model once more.
+    return {n: w.detach().to("cpu", copy=True).contiguous() for n, w in merged_parameters(model)}
+
+
+def write(state: State, folder: Path) -> Sums:
+    """Write tensors of the CPU from this process alone; return the sums of the files."""
+    writer = _SummingWriter(folder)
+    with _alone():
+        state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
+    return writer.sums
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Silence PyTorch's warning that there is no process group, which it gives also where none is wanted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def check_index(folder: Path) -> None:
@@ -117,7 +153,7 @@ def check_index(folder: Path) -> None:
         InputError: it is not whole, or its index names other types than those of tensors.
     """
     if not (folder / ".metadata").exists():
-        raise InputError(f"{folder}: no whole checkpoint of a sharded learner")
+        raise InputError(f"{folder}: no whole checkpoint of a learner")
     try:
         with (folder / ".metadata").open("rb") as file:
             _OfTensors(file).load()
@@ -125,16 +161,18 @@ def check_index(folder: Path) -> None:
         raise InputError(f"{folder / '.metadata'}: {first_line(error)}") from error
 
 
-def load(state: State, folder: Path, group: dist.ProcessGroup) -> None:
-    """Read into the tensors of `state`, in place; collective.
+def load(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Read into the tensors of `state`, in place; collective over `group`, if any.
 
     Raises:
         InputError: on every rank; it is not whole, or that of another model.
     """
     # Before PyTorch unpickles the index, and on every rank, as each reads it.
-    on_all_ranks(lambda: check_index(folder))
+    check = partial(check_index, folder)
+    on_all_ranks(check) if group else check()
     try:
-        state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
+        with nullcontext() if group else _alone():
+            state_dict_loader.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise InputError(f"{folder}: does not fit this model ({_cause(error)})") from error
 

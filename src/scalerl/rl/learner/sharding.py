@@ -11,7 +11,7 @@ all processes of a row of the mesh. Embeddings and head stay whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -104,14 +104,43 @@ def group_of(module: nn.Module) -> FSDPModule:
     return module
 
 
-def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """Yield a copy of every parameter of the plain model, whole, tied ones once; collective.
+def plain_of(model: nn.Module) -> nn.Module:
+    """Return the model itself, of a root that was sharded."""
+    return model.model if isinstance(model, Whole) else model
 
-    They are in the precision that the model computes in. One group at a time is gathered.
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, in its memory; all of one that is not sharded."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter of the plain model, whole, adapters merged, tied ones once; collective.
+
+    Of a sharded model one group at a time is gathered, in the precision that the model computes in, and what
+    is yielded is a copy.
     """
-    for tensors in gathered(whole):
+    if not isinstance(model, Whole):
+        yield from ((name, weight.detach()) for name, weight in merged_parameters(model))
+        return
+    for tensors in gathered(model):
         for name, weight in tensors:
             yield name, weight.detach().clone()  # its own storage is freed with its group
+
+
+def clip_gradients(masters: Sequence[Tensor], most: float) -> float:
+    """Scale the gradients so that the norm of all is at most `most`; return what it was; collective."""
+    by_mesh: dict[Any, list[Any]] = {}  # what is shared by tensor has a mesh of its own
+    for master in masters:
+        if master.grad is not None:
+            by_mesh.setdefault(getattr(master, "device_mesh", None), []).append(master)
+    norms = [nn.utils.get_total_norm([m.grad for m in of_mesh]) for of_mesh in by_mesh.values()]
+    # The norm of one norm is the same, to the last bit.
+    norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
+    for of_mesh in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(of_mesh, most, norm)
+    return float(norm)
 
 
 def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:

@@ -1,10 +1,10 @@
 """A learner on several ranks, as the driver of a run sees it.
 
     driver     LearnerGroup        has the methods of `Learner`; sends each by name with plain arguments
-    rank 0..n  LearnerRank         the same methods on every rank, on its `ShardedLearner`
+    rank 0..n  LearnerRank         the same methods on every rank, on its `Learner`
 
 `Ranks` connects them: with torchrun by a broadcast from rank 0, which is the driver too
-(`scalerl.rl.learner.fsdp.launch`); with Ray by a remote call to each actor. Arguments and results are
+(`scalerl.rl.learner.launch`); with Ray by a remote call to each actor. Arguments and results are
 numbers, text, lists, mappings, arrays and tensors; the driver receives the result of rank 0.
 """
 
@@ -24,12 +24,11 @@ from torch import Tensor
 from scalerl.errors import WriteError
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
-from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.learner.batch import Batch
-from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving
-from scalerl.rl.learner.fsdp.learner import ShardedLearner, load_sharded_learner
-from scalerl.rl.learner.learner import StepStats
+from scalerl.rl.learner.checkpoint import DISK, Saving
+from scalerl.rl.learner.learner import Learner, StepStats
+from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
 from scalerl.rl.types import Pending, Weights
@@ -60,12 +59,13 @@ class Ranks(Protocol):
 class LearnerRank:
     """One rank: everything but `wait_saved` is collective."""
 
-    learner: ShardedLearner
+    learner: Learner
+    _held: list[Tensor]
     _saving: Saving
 
-    def load(self, recipe: Mapping[str, Any], model_folder: str, settings: Mapping[str, Any]) -> str:
+    def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
         """Make the learner; returns the device it computes on."""
-        self.learner = load_sharded_learner(from_dict(recipe), model_folder, Fsdp2(**settings))
+        self.learner = load_learner(from_dict(recipe), model_folder)
         return str(self.learner.device)
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
@@ -82,12 +82,12 @@ class LearnerRank:
         return kept
 
     def hold(self) -> None:
-        """See `Learner.hold`."""
-        self.learner.hold()
+        """Keep what `Learner.hold` returns."""
+        self._held = self.learner.hold()
 
     def held_scores(self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]) -> list[Tensor]:
         """See `Learner.held_scores`."""
-        return list(self.learner.held_scores((), token_NT, wanted_NT, heads))
+        return list(self.learner.held_scores(self._held, token_NT, wanted_NT, heads))
 
     def save(self, folder: str, resumable: bool) -> None:
         """Save the model in Hugging Face format, and start to save what training needs to go on."""
@@ -109,14 +109,14 @@ class LearnerRank:
 class LearnerGroup:
     """The learner of a run whose ranks are called through `ranks`; see `Learner` for its methods."""
 
-    def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path, settings: Fsdp2) -> None:
+    def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path) -> None:
         """Let the ranks load the model.
 
         Raises:
             InputError: it cannot be loaded or sharded.
         """
         self._ranks, self.trainers = ranks, ranks.size
-        self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder), asdict(settings)))
+        self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
         """Its shape, without weights."""
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
@@ -138,8 +138,8 @@ class LearnerGroup:
         """Return what `saver` does not write."""
         return {"version": self.version}
 
-    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
-        """See `ShardedLearner.restore`."""
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+        """See `Learner.restore`."""
         self.version = self._ranks.all("restore", state, str(folder))
 
     def saver(self, near: Path, resumable: bool = True) -> Write:

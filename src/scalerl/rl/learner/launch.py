@@ -24,7 +24,7 @@ from scalerl.errors import InputError, ScalerlError, WorkerError
 from scalerl.rl.checkpoint.store import with_arrays, without_arrays
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
+from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.types import Done, Pending
 from scalerl.rl.workers.process import STOPPING
 from scalerl.rl.workers.ranks import losses, meet
@@ -35,39 +35,37 @@ noticed at once, by its closed connection."""
 _STOP = "stop"
 
 
-def settings_of(recipe: Recipe) -> Fsdp2:
-    """Return the settings of the learner in the recipe's `[cluster]`, or the defaults.
+def timeout_of(recipe: Recipe) -> float:
+    """Return the seconds that ranks wait for each other.
 
     Raises:
         InputError: the recipe has a learner of another kind.
     """
-    if recipe.cluster is None:
-        return Fsdp2()
-    if not isinstance(recipe.cluster.learner, Fsdp2):
+    if recipe.cluster is not None and not isinstance(recipe.cluster.learner, Fsdp2):
         raise InputError('cluster.learner.kind: torchrun starts several processes for "fsdp2" alone')
-    return recipe.cluster.learner
+    return recipe.learner.timeout
 
 
-def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:
+def lead_or_follow(timeout: float, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:
     """Call `lead` on rank 0, with a function that makes the learner of all ranks; the others follow it.
 
     Raises:
-        WorkerError: a rank has exited, or has not answered for `settings.timeout` seconds.
+        WorkerError: a rank has exited, or has not answered for `timeout` seconds.
     """
     if torch.cuda.is_available():
         # Before the group is made, as NCCL takes the device that is current then.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with losses(settings.timeout):
-        meet(settings.timeout)
+    with losses(timeout):
+        meet(timeout)
     # A group of its own: to wait for a command may take hours, to wait within a step must not.
     commands, rank = dist.new_group(backend="gloo", timeout=_IDLE), LearnerRank()
     try:
         if dist.get_rank():
-            _follow(rank, commands, settings.timeout)
+            _follow(rank, commands, timeout)
         else:
-            leader = _Leader(rank, commands, settings.timeout)
+            leader = _Leader(rank, commands, timeout)
             with leader.stopping():
-                lead(lambda recipe, folder: LearnerGroup(leader, recipe, folder, settings))
+                lead(lambda recipe, folder: LearnerGroup(leader, recipe, folder))
     finally:
         dist.destroy_process_group()
 

@@ -1,1 +1,0 @@
-"""The learner on several processes: PyTorch FSDP2."""

@@ -1,0 +1,122 @@
+"""From a recipe to its learner: on this process, or sharded over all of the process group."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from scalerl.errors import InputError
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.check import check_training
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.score import packs
+from scalerl.rl.learner.sharding import blocks_of, check_plan, shard
+from scalerl.rl.model.causal_lm import (
+    checkpoint_activations,
+    compute_device,
+    dtype_of,
+    empty_model,
+    load_model,
+    without_dropout,
+)
+from scalerl.rl.model.lora import add_adapters
+from scalerl.rl.model.packed_attention import register
+from scalerl.rl.workers.ranks import on_all_ranks
+
+
+def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
+    """Return the learner of a recipe, at version 0; over all processes of the default group, if there is one.
+
+    Then it is collective: rank 0 reads the model and sends it; the others need only its config at
+    `model_folder`.
+
+    Raises:
+        InputError: on every rank; the model cannot be loaded or sharded, or computes at random while it is
+            trained.
+    """
+    mesh = _mesh(compute_device(), recipe.learner.tensor_parallel) if dist.is_initialized() else None
+    trained, packed = _placed(recipe, model_folder, mesh, True)
+    base = _placed(recipe, model_folder, mesh, False)[0] if recipe.kl.coefficient else None
+    return Learner(trained, recipe, base, mesh=mesh, packed=packed)
+
+
+def _placed(
+    recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
+) -> tuple[nn.Module, bool]:
+    """Return a model on its device, or its shards, and whether its attention is one for packed sequences."""
+    device, read = compute_device(), partial(_model, recipe, model_folder, trained, mesh)
+    attention = _attention(recipe, device)
+    if mesh is None:
+        model = read()
+        return model, attention != "sdpa" and packs(model, attention)
+    model = on_all_ranks(read)
+    # Only rank 0 has weights to try it with, and all must do the same. There they are on the CPU yet, which
+    # has no flash attention.
+    packed = torch.tensor(attention != "sdpa" and dist.get_rank() == 0 and packs(model, register())).int()
+    dist.broadcast(packed, 0)
+    if packed:
+        model.set_attn_implementation(attention)
+    return shard(model, mesh, device, dtype_of(recipe.precision)), bool(packed)
+
+
+def _attention(recipe: Recipe, device: torch.device) -> str:
+    """Return the name in transformers of the attention to try.
+
+    Raises:
+        InputError: flash attention is asked for where there is none.
+    """
+    chosen = recipe.learner.attention
+    if chosen == "flash_attention_2" and not (device.type == "cuda" and find_spec("flash_attn")):
+        raise InputError(
+            "learner.attention: flash_attention_2 needs a GPU and the package flash_attn: use varlen, which "
+            "is PyTorch's own"
+        )
+    if chosen == "auto":
+        chosen = "varlen" if device.type == "cuda" and recipe.precision == "bfloat16" else "sdpa"
+    return register() if chosen == "varlen" else chosen
+
+
+def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
+    n_ranks = dist.get_world_size()
+    if n_ranks % n_tensor:
+        raise InputError(
+            f"learner.tensor_parallel: {n_ranks} processes cannot be cut into rows of {n_tensor}"
+        )
+    return init_device_mesh(device.type, (n_ranks // n_tensor, n_tensor), mesh_dim_names=("data", "tensor"))
+
+
+def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: DeviceMesh | None) -> Any:
+    """Return the model, on ranks after the first its shape."""
+    precision = dtype_of(recipe.precision)
+    if mesh is None or dist.get_rank() == 0:
+        model: Any = load_model(model_folder, precision)
+        if mesh is None:
+            model = model.to(compute_device())
+        if trained:
+            check_training(model, recipe.model)
+    else:
+        model = empty_model(model_folder, precision)
+        without_dropout(model)
+    if mesh is not None:
+        _check_sharding(model, recipe)
+    if not trained:
+        return model.requires_grad_(False)
+    model = add_adapters(model, recipe.lora, recipe.seed)
+    if recipe.learner.activation_checkpointing:
+        checkpoint_activations(model)
+    return model
+
+
+def _check_sharding(model: Any, recipe: Recipe) -> None:
+    blocks_of(model)  # raises where there are none
+    if recipe.learner.tensor_parallel > 1:
+        check_plan(model, recipe.learner.tensor_parallel)
+        if recipe.lora.rank:
+            raise InputError("learner.tensor_parallel: adapters cannot be shared so: leave it 1")

@@ -1,0 +1,79 @@
+"""Causal attention over sequences that lie one after another, as an attention of transformers.
+
+Padding is neither stored nor computed, and no mask is made: the cost is the sum of the squares of the
+lengths. On a GPU in bfloat16 it is PyTorch's kernel, elsewhere a product for each sequence.
+
+Shapes in names: H query heads, X heads of keys and values, F tokens of all sequences, E head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "scalerl_varlen"
+"""The name of it in transformers."""
+
+
+def register() -> str:
+    """Make it known to transformers; return its name there."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+    return NAME
+
+
+def packed_inputs(token_MT: np.ndarray, read_M: np.ndarray, device: torch.device) -> dict[str, Any]:
+    """Return what a model is called with for the first `read_M` tokens of each row, at least one, packed."""
+    read_MT = np.arange(token_MT.shape[1]) < read_M[:, None]
+    position_MT = np.broadcast_to(np.arange(token_MT.shape[1]), token_MT.shape)
+    ends = torch.from_numpy(np.concatenate([[0], read_M.cumsum()]).astype(np.int32)).to(device)
+    longest = int(read_M.max())
+    return {
+        "input_ids": torch.from_numpy(token_MT[read_MT][None]).to(device),
+        "position_ids": torch.from_numpy(position_MT[read_MT][None]).to(device),
+        # The names of transformers, by which flash attention takes them too.
+        **{"cu_seq_lens_q": ends, "cu_seq_lens_k": ends},
+        **{"max_length_q": longest, "max_length_k": longest},
+    }
+
+
+def _attention(
+    module: nn.Module,
+    query_1HFE: Tensor,
+    key_1XFE: Tensor,
+    value_1XFE: Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Return what is attended to, (1, F, H, E), as transformers has it.
+
+    Raises:
+        ValueError: the model has sinks, a window or a soft cap, or does not pass the lengths on.
+    """
+    if cu_seq_lens_q is None or any(more.get(name) is not None for name in _OTHERS):
+        raise ValueError("this model's attention is not that of packed sequences")
+    if query_1HFE.is_cuda and query_1HFE.dtype.itemsize == 2:
+        from torch.nn.attention.varlen import varlen_attn
+
+        heads = (heads_1.transpose(1, 2)[0] for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
+        ends, most = cu_seq_lens_q, max_length_q
+        how: Any = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": True}
+        return varlen_attn(*heads, ends, ends, most, most, **how)[None], None  # pyright: ignore
+    cuts = cu_seq_lens_q.diff().tolist()
+    each = (heads_1.split(cuts, 2) for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
+    parts = [
+        scaled_dot_product_attention(*of_one, is_causal=True, scale=scaling, enable_gqa=True)
+        for of_one in zip(*each, strict=True)
+    ]
+    return torch.cat(parts, 2).transpose(1, 2), None
+
+
+_OTHERS = ("sliding_window", "softcap", "s_aux", "position_bias")
