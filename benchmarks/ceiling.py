@@ -25,8 +25,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.causal_lm import copy_weights, load_model
+    from scalerl.rl.model.causal_lm import load_model
     from scalerl.rl.model.demo_base import BaseModel, build_base, cache_folder
+    from scalerl.rl.model.weights import weights_of
     from scalerl.rl.placement.evaluate import Evaluator
     from scalerl.rl.tasks.chain import Chain, Demonstrations
 
@@ -43,7 +44,7 @@ def main() -> None:
         seed=args.seed,
     )
     folder = build_base(spec, cache_folder())
-    result = Evaluator(recipe, str(folder)).evaluate(copy_weights(load_model(folder)), 0)
+    result = Evaluator(recipe, str(folder)).evaluate(weights_of(load_model(folder)), 0)
 
     rates: dict[int, list[float]] = defaultdict(list)
     for prompt, correct in zip(task.prompts("heldout"), result.correct_P, strict=True):

@@ -149,6 +149,7 @@ def on_ray() -> None:
     """What the driver does through Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
+    import torch
     from ray.cluster_utils import Cluster
     from ray.experimental import get_object_locations
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -164,7 +165,7 @@ def on_ray() -> None:
 
         def make(self, n: int, mib: float) -> StoredWeights:
             size = int(mib * 2**18)
-            return StoredWeights((put({f"w{i}": np.full(size, i, dtype=np.float32)}) for i in range(n)), 60)
+            return StoredWeights((put({f"w{i}": torch.full((size,), float(i))}) for i in range(n)), 60)
 
         def fetch(self, parcel: Any) -> float:
             started = time.perf_counter()

@@ -30,6 +30,8 @@ from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.weights import WeightStream
+from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Weights
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -89,11 +91,11 @@ def main() -> None:
     low, late = replace(recipe, precision="bfloat16"), []
 
     def one_behind(weights: Weights, version: int) -> Weights:
-        late.append(weights)
+        late.append(hold(weights))
         return late[-2] if len(late) > 1 else weights
 
     def corrupted(weights: Weights, version: int) -> Weights:
-        return {name: w * np.float32(1.02) if "layers.1.mlp" in name else w for name, w in weights.items()}
+        return WeightStream.of({name: 1.02 * w if "layers.1.mlp" in name else w for name, w in weights})
 
     print(f"{'fault':<34} tokens      gap   head   rank  told                              age included")
     run("none", recipe, steps)

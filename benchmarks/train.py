@@ -130,7 +130,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
         for step in pipeline.steps():
             counters.add(step, generator.counters, 0.0)
             writer.step(step_row(step, counters, pipeline), groups_row(step))
-            clock.tick(learner.weights)
+            clock.tick(lambda: {name: w.numpy().copy() for name, w in learner.weights()})
             if clock.step >= args.steps:
                 break
     finally:

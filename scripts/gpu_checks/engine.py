@@ -15,6 +15,7 @@ from random_model import END_TOKEN, chain_tokenizer
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.model.causal_lm import cache_argument, hidden_states, log_probs_TV
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.types import Prompt, Rollout
 
 
@@ -59,7 +60,7 @@ def replay_updates(lab: Lab) -> dict[str, Any]:
         base = versions[0]
         versions.append({name: w + 0.05 * w.std() * torch.randn_like(w) for name, w in base.items()})
     for version, weights in enumerate(versions):
-        generator.update({name: w.cpu().numpy() for name, w in weights.items()}, version)
+        generator.update(WeightStream.of(weights), version)
         for _ in range(4):
             generator.tick()
     rollouts = [rollout for group in generator.collect(6) for rollout in group]

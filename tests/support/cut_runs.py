@@ -57,7 +57,7 @@ def record_and_weights(folder: Path) -> tuple[dict[str, str], bytes]:
     for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl", "samples.jsonl"):
         rows = lines(folder / name)
         for row in rows:
-            for key in ("time", "device_seconds", "wall_seconds", "idle_seconds"):
+            for key in ("time", "device_seconds", "wall_seconds", "idle_seconds", "weight_sync"):
                 row.pop(key, None)
         record[name] = json.dumps(rows)
     return record, (folder / "checkpoints" / "final" / "model.safetensors").read_bytes()

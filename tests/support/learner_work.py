@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from weight_arrays import arrays
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.learner.launch import lead_or_follow
@@ -25,7 +26,7 @@ def log_probs(learner, batch):
 def train(rank, recipe, batches):
     """Stats and log-probabilities of every step, and the weights at the beginning."""
     learner = load_learner(recipe, recipe.model)
-    weights = learner.weights()
+    weights = arrays(learner.weights())
     return [(learner.step(batch), log_probs(learner, batch)) for batch in batches], weights
 
 
@@ -53,7 +54,7 @@ def save_hf(rank, recipe, batches, folder):
     for batch in batches:
         learner.step(batch)
     learner.save_pretrained(folder)
-    return learner.weights()
+    return arrays(learner.weights())
 
 
 def steps(rank, recipe, batches):

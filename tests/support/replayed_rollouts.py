@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import DynamicCache
+from weight_arrays import arrays, stream
 
 from scalerl.rl.model.causal_lm import cache_argument, load_model
 
@@ -14,7 +15,9 @@ TEMPERATURE = 0.9
 def perturbed(weights, seed, scale=0.1):
     """Other weights, by noise large enough to see in the log-probabilities."""
     rng = np.random.default_rng(seed)
-    return {n: w + rng.normal(0, scale, w.shape).astype(np.float32) for n, w in weights.items()}
+    return stream(
+        {n: w + rng.normal(0, scale, w.shape).astype(np.float32) for n, w in arrays(weights).items()}
+    )
 
 
 @torch.no_grad()
@@ -53,6 +56,6 @@ def models_of(folder, versions):
     models: list[Any] = []
     for weights in versions:
         model: Any = load_model(folder).eval()
-        model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()}, strict=False)
+        model.load_state_dict(dict(weights), strict=False)
         models.append(model)
     return models

@@ -36,7 +36,7 @@ def kept_rows(run):
 def without_times(path):
     rows = lines(path)
     for row in rows:
-        for key in ("time", "device_seconds", "wall_seconds", "idle_seconds"):
+        for key in ("time", "device_seconds", "wall_seconds", "idle_seconds", "weight_sync"):
             row.pop(key, None)
     return rows
 

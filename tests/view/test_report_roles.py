@@ -52,6 +52,18 @@ def test_each_role_has_its_busy_and_idle_time_and_its_speed():
     assert role_rows([{"step": 1}]) == []
 
 
+def test_weights_have_their_size_and_their_time():
+    sync = {"bytes": 3_200_000, "seconds": 0.02, "install_seconds": 0.5}
+    none = {"bytes": 0, "seconds": 0.0, "install_seconds": None}
+    slower = sync | {"seconds": 0.04, "install_seconds": None}
+    text = dict(role_rows([step(n) | {"weight_sync": s} for n, s in enumerate((sync, none, slower), 1)]))
+    assert text["weights"] == (
+        "3.20 MB a version, handed over in 0.0300 s, installed everywhere after 0.500 s on average; "
+        "0 s of the trainer's time"
+    )
+    assert "weights" not in dict(role_rows([step(1) | {"weight_sync": none}]))
+
+
 def test_all_trainers_together_have_their_share_of_the_time():
     of_two = step(10)
     of_two["device_seconds"]["train"], of_two["idle_seconds"]["train"] = 10.0, 8.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.plan.job import Lengths, PlannedJob
-from scalerl.plan.rates import Decode, DriverRates, Rates, Trainer
+from scalerl.plan.rates import Decode, DriverRates, Rates, Trainer, WeightRates
 from scalerl.plan.simulate import simulate
 from scalerl.record.reader import RunRecord
 
@@ -51,7 +51,10 @@ def rates_of(record: RunRecord) -> Rates:
     generate = _grown(first, last, "device_seconds", "generate") / devices_each
     train = _grown(first, last, "device_seconds", "train") * of_trainer
     waited = _grown(first, last, "idle_seconds", "train") * of_trainer
-    between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers, 0.0)
+    # Runs of older versions record nothing of weights.
+    syncs = [row["weight_sync"]["seconds"] for row in counted if row.get("weight_sync", {}).get("bytes")]
+    sync = sum(syncs)
+    between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers - sync, 0.0)
     mean = decoded / completions
     of_token = generate / max(generated, 1.0)
     rates = Rates(
@@ -62,6 +65,8 @@ def rates_of(record: RunRecord) -> Rates:
         driver=DriverRates(step=between / len(counted))
         if job.overlapped
         else DriverRates(completion=between / completions),
+        # With `inline` the installation is a part of the hand-over, and counts as the generator's work.
+        weights=WeightRates(publish=sync / max(len(syncs), 1) if recipe.apart else 0.0),
         evaluate=last["device_seconds"]["evaluate"]
         / record.devices("evaluate", 1)
         / max(len(record.evals), 1),

@@ -12,8 +12,9 @@ from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.loop.resume import final_step
-from scalerl.rl.model.causal_lm import copy_weights, model_of
+from scalerl.rl.model.causal_lm import model_of
 from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 
 
@@ -39,7 +40,7 @@ def evaluate(recipe: Recipe, model: str | Path | None = None) -> EvaluationResul
     folder, version = _weights_of(recipe, model)
     recipe = check_prompts(recipe, folder)
     with closing(Evaluator(recipe, folder)) as evaluator:
-        return evaluator.evaluate(copy_weights(model_of(recipe, folder)), version)
+        return evaluator.evaluate(weights_of(model_of(recipe, folder)), version)
 
 
 def _weights_of(recipe: Recipe, model: str | Path | None) -> tuple[str, int]:

@@ -8,18 +8,54 @@ Shapes in names: T tokens of a completion, G completions of a group, N completio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result", covariant=True)
 Split = Literal["train", "heldout"]
-Weights = Mapping[str, np.ndarray]
-"""A model's parameters by name, as copies that are never written to."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of a parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """PyTorch's name, as `bfloat16`."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+Plan = tuple[TensorSpec, ...]
+"""What a stream of weights has, the same for all versions; transports allocate by it."""
+
+
+class Weights(Protocol):
+    """A model's parameters by name as a stream, in their own dtype and where they are; tied ones once.
+
+    Those of a learner are read before its next step; `scalerl.rl.sync.shared_weights.hold` copies them.
+    """
+
+    @property
+    def plan(self) -> Plan:
+        """Names, shapes and dtypes, in any order."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor, which must not be written to."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -213,7 +249,10 @@ class Generator(Protocol):
         ...
 
     def update(self, weights: Weights, version: int) -> None:
-        """Install new weights. Completions in flight go on, and keep their stale KV cache."""
+        """Install new weights. Completions in flight go on, and keep their stale KV cache.
+
+        They have been read when this returns.
+        """
         ...
 
     @property

@@ -5,6 +5,7 @@ from itertools import combinations, islice
 
 import numpy as np
 import pytest
+from weight_arrays import arrays
 
 from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
 from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
@@ -34,7 +35,7 @@ def weights_after(loop_and_parts, n_steps):
     """The steps of a run, and all of its weights in one row."""
     loop, _, learner = loop_and_parts
     steps = list(islice(loop, n_steps))
-    return steps, np.concatenate([w.ravel() for _, w in sorted(learner.weights().items())])
+    return steps, np.concatenate([w.ravel() for _, w in sorted(arrays(learner.weights()).items())])
 
 
 def test_no_loss_is_another_once_the_policy_has_moved_and_all_bounds_act(recipe, start_run):

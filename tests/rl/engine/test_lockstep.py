@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lockstep import EDGE, edges, first_difference, sampler
+from weight_arrays import arrays, stream
 
 from scalerl.rl.learner.load import load_learner
 
@@ -54,8 +55,8 @@ def away(small_logits, weights, rollouts):
 def rounded_otherwise(weights, size):
     """The weights, each off by a part of itself that is of this `size`."""
     draw = np.random.default_rng(0)
-    off = {name: 1 + size * draw.standard_normal(weight.shape) for name, weight in weights.items()}
-    return {name: (weight * off[name]).astype(np.float32) for name, weight in weights.items()}
+    off = {name: 1 + size * draw.standard_normal(weight.shape) for name, weight in arrays(weights).items()}
+    return stream({n: (weight * off[n]).astype(np.float32) for n, weight in arrays(weights).items()})
 
 
 def flipped(rollout, at, token):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from small_runs import learner_recipe
 from torch import nn
+from weight_arrays import arrays
 
 from scalerl.errors import DivergedError
 from scalerl.rl.algo.advantage import BatchStd
@@ -151,12 +152,12 @@ def test_a_model_with_dropout_is_trained_without(save_model, architecture):
 
 def test_a_gradient_that_is_not_finite_ends_the_run_with_the_weights_as_they_were(llama_folder, batch):
     learner = learner_of(llama_folder)
-    before = learner.weights()
+    before = arrays(learner.weights())
     advantage_N = batch.advantage_N.copy()
     advantage_N[0] = np.nan
     with pytest.raises(DivergedError, match=r"step 1: the gradient is not finite"):
         learner.step(replace(batch, advantage_N=advantage_N))
-    for name, weight in learner.weights().items():
+    for name, weight in arrays(learner.weights()).items():
         assert np.array_equal(weight, before[name]), name
 
 

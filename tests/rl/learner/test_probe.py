@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from weight_arrays import arrays, stream
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.health import Health
@@ -63,7 +64,7 @@ class Tampered:
         return getattr(self._generator, name)
 
     def update(self, weights, version):
-        self._generator.update(self._change(dict(weights), version), version)
+        self._generator.update(stream(self._change(arrays(weights), version)), version)
 
 
 @pytest.mark.parametrize("schedule", [PipelineRL(k=4), PipelineRL(k=0), OffPolicy(k=3)])
@@ -83,8 +84,8 @@ def test_age_does_not_show_where_all_is_well(recipe, schedule):
 def test_probing_changes_nothing_of_the_training(recipe):
     _, _, probed = run(recipe, n_steps=8)
     _, _, alone = run(replace(recipe, health=Health(probe=0)), n_steps=8)
-    for name, weight in probed.weights().items():
-        np.testing.assert_array_equal(weight, alone.weights()[name])
+    for name, weight in probed.weights():
+        np.testing.assert_array_equal(weight, arrays(alone.weights())[name])
 
 
 def test_nothing_is_probed_where_it_is_off(recipe):

@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 import torch
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
+from weight_arrays import arrays
 
-from scalerl.rl.model.causal_lm import copy_weights, load_model
+from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.weights import weights_of
+from scalerl.rl.sync.shared_weights import hold
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2"])
 def replayed(request, save_model, make_generator, uneven_prompts):
     """The models of nine versions, and the completions of a generator that went through them in flight."""
     folder = save_model(request.param)
-    base = copy_weights(load_model(folder))
+    base = weights_of(load_model(folder))
     versions = [base, *(perturbed(base, seed) for seed in range(1, 9))]
     generator = make_generator(folder, rows=4, temperature=TEMPERATURE)
     for prompt in uneven_prompts:
@@ -49,11 +52,13 @@ def test_the_cache_is_stale_indeed(replayed):
         assert difference(rollout, replay_afresh(models, rollout)) > 1e-2
 
 
-def test_published_weights_are_copies_that_training_cannot_change(llama_folder):
-    model = load_model(llama_folder)
-    weights = copy_weights(model)
-    before = {n: w.copy() for n, w in weights.items()}
+def test_weights_that_are_held_are_copies_that_training_cannot_change(llama_folder):
+    model = load_model(llama_folder, torch.bfloat16)
+    held, before = hold(weights_of(model)), arrays(weights_of(model))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    assert all(np.array_equal(weights[n], before[n]) for n in weights)
+    assert {str(w.dtype) for _, w in held} == {"torch.bfloat16"}
+    assert {spec.dtype for spec in held.plan} == {"bfloat16"}
+    assert all(np.array_equal(weight, before[name]) for name, weight in arrays(held).items())
+    assert hold(held) is held

@@ -4,6 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from weight_arrays import arrays
 
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
@@ -83,7 +84,7 @@ def run(start_run, by_parity):
 
 
 def weight_bytes(weights):
-    return {name: w.tobytes() for name, w in weights.items()}
+    return {name: w.tobytes() for name, w in arrays(weights).items()}
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])
@@ -160,6 +161,15 @@ def test_groups_are_consumed_in_order_of_admission(run, recipe):
     consumed = [(g.prompt.id, g.rollouts[0].epoch) for step in steps for g in step.groups]
     assert consumed == generator.collected
     assert all(len(group.rollouts) == 4 for step in steps for group in step.groups)
+
+
+@pytest.mark.parametrize(("precision", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_a_step_has_the_bytes_of_its_weights_in_their_own_dtype(run, recipe, precision, width):
+    steps, _, learner = run(replace(recipe, precision=precision, schedule=OffPolicy(k=2)), 4)
+    size = width * sum(parameter.numel() for parameter in learner.model.parameters())
+    assert [step.sync.bytes for step in steps] == [0, size, 0, size]
+    assert [step.sync.seconds > 0 for step in steps] == [False, True, False, True]
+    assert [step.sync.install_seconds > 0 for step in steps] == [False, True, False, True]
 
 
 def test_a_batch_without_signal_changes_nothing_but_the_version(start_run, by_parity, recipe):

@@ -6,13 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from weight_arrays import arrays
 
 from scalerl.curve import Points
 from scalerl.errors import InputError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.settings import BatchSize, Evaluation, Steps
-from scalerl.rl.model.causal_lm import copy_weights, load_model
+from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.train import train
@@ -76,8 +78,8 @@ def test_three_steps_of_any_family(family, save_model, make_recipe, tmp_path):
         assert row["ratio_max"] == pytest.approx(1, abs=1e-4)
     assert [point.step for point in record.evals] == [0, 3]
     assert record.evals[-1].failed == 0
-    before = copy_weights(load_model(folder))
-    after = copy_weights(load_model(record.path / "checkpoints" / "final"))
+    before = arrays(weights_of(load_model(folder)))
+    after = arrays(weights_of(load_model(record.path / "checkpoints" / "final")))
     assert before.keys() == after.keys()
     assert max(float(np.abs(after[name] - before[name]).max()) for name in before) > 1e-4
 

@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 import torch
 from small_runs import learner_recipe
+from weight_arrays import arrays, stream
 
 from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.settings import AdamW, Lora
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import copy_weights, install_weights, load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.lora import add_adapters
+from scalerl.rl.model.weights import install_weights, weights_of
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
@@ -34,15 +36,15 @@ def test_only_the_adapters_are_trained_and_they_begin_as_nothing(learner, llama_
     assert all("lora_" in name for name in trained)
     plain = load_model(llama_folder)
     assert sum(p.numel() for p in learner._masters) < 0.5 * sum(p.numel() for p in plain.parameters())
-    for name, weight in copy_weights(plain).items():
-        np.testing.assert_array_equal(weight, learner.weights()[name])
+    for name, weight in weights_of(plain):
+        np.testing.assert_array_equal(weight, arrays(learner.weights())[name])
 
 
 def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llama_folder):
-    before = learner.weights()
+    before = stream(arrays(learner.weights()))
     train(learner)
     plain = load_model(llama_folder)
-    assert set(learner.weights()) == {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in learner.weights()} == {name for name, _ in plain.named_parameters()}
     install_weights(plain, learner.weights())
     expected, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
     found, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
@@ -56,8 +58,8 @@ def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
     train(learner)
     tokenizer = load_tokenizer(llama_folder)
     save_model(learner.saver(tmp_path), tokenizer, tmp_path / "final")
-    saved = copy_weights(load_model(tmp_path / "final"))
-    for name, weight in learner.weights().items():
+    saved = arrays(weights_of(load_model(tmp_path / "final")))
+    for name, weight in arrays(learner.weights()).items():
         np.testing.assert_array_equal(saved[name], weight)
 
 
@@ -69,8 +71,8 @@ def test_an_adapter_adds_alpha_over_rank_of_its_product(llama_folder, rank, alph
         for name, parameter in adapters.items():
             if ".lora_B." in name:
                 parameter.uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
-    plain = copy_weights(load_model(llama_folder))
-    merged = Learner(model, learner_recipe()).weights()
+    plain = arrays(weights_of(load_model(llama_folder)))
+    merged = arrays(Learner(model, learner_recipe()).weights())
     name = "model.layers.0.self_attn.q_proj"
     A, B = (adapters[f"{name}.lora_{part}.default.weight"].detach().numpy() for part in "AB")
     expected = plain[f"{name}.weight"] + alpha / rank * B @ A

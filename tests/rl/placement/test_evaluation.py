@@ -10,14 +10,16 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from weight_arrays import arrays, stream
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps, Timeouts
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.model.causal_lm import copy_weights, load_model
+from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
@@ -41,8 +43,9 @@ def recipe(tmp_path_factory):
 
 def other_weights(recipe):
     rng = np.random.default_rng(0)
-    weights = copy_weights(load_model(recipe.model))
-    return weights, {n: w + rng.normal(0, 0.1, w.shape).astype(np.float32) for n, w in weights.items()}
+    weights = weights_of(load_model(recipe.model))
+    away = {n: w + rng.normal(0, 0.1, w.shape).astype(np.float32) for n, w in arrays(weights).items()}
+    return weights, stream(away)
 
 
 def same(a, b):

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict
-from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.tasks.verifiers import Exact, Math, last_box
 from scalerl.rl.train import train
@@ -196,7 +197,7 @@ def test_a_run_of_which_nothing_can_be_verified_goes_on_and_says_so(recipe, mode
     assert all(row["skipped"] for row in record.steps())
     evaluator = Evaluator(recipe, model)
     try:
-        outcome = evaluator.evaluate(copy_weights(load_model(model)), 0)
+        outcome = evaluator.evaluate(weights_of(load_model(model)), 0)
     finally:
         evaluator.close()
     assert outcome.failed == pytest.approx(1 - outcome.truncated)

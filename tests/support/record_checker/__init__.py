@@ -30,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     counters.consumed_is_what_steps_consumed,
     counters.tokens_are_made_before_they_are_used,
     counters.devices_are_held,
+    counters.weights_are_those_of_one_model,
     evaluations.evaluations_agree_with_prompts,
     evaluations.forecasts_are_of_this_run,
     evaluations.samples_are_of_this_run,

@@ -15,7 +15,7 @@ STEP_KEYS = (
     *("ratio_clipped", "ess", "logp_shift", "kl", "reward_mean", "correct", "groups", "completions"),
     *("groups_used", "completions_used", "zero_variance", "truncated", "interrupted", "failed", "queue"),
     *("mean_length", "multi_version", "kv_staleness_max", "pool", "ledger", "restarted", "wall_seconds"),
-    *("idle_seconds", "tokens", "flops", "device_seconds"),
+    *("idle_seconds", "weight_sync", "tokens", "flops", "device_seconds"),
 )
 EVAL_KEYS = (
     *("step", "time", "device_seconds", "flops", "tokens", "samples", "prompts", "version", "pass_rate"),

@@ -30,7 +30,8 @@ from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import OrderedGroups
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
-from scalerl.rl.model.causal_lm import FlopCount, install_weights, log_probs_TV
+from scalerl.rl.model.causal_lm import FlopCount, log_probs_TV
+from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Counters, Rollout, Weights
 
 _BY_SLOT = (

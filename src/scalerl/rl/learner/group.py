@@ -16,9 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from scalerl.errors import WriteError
@@ -31,7 +29,8 @@ from scalerl.rl.learner.learner import Learner, StepStats
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
-from scalerl.rl.types import Pending, Weights
+from scalerl.rl.model.weights import plan_of
+from scalerl.rl.types import Pending, Plan, Weights
 
 
 class Ranks(Protocol):
@@ -55,6 +54,10 @@ class Ranks(Protocol):
         """Call a method on rank 0 alone, from any thread, while the others go on."""
         ...
 
+    def weights(self, plan: Plan) -> Weights:
+        """Return the current weights, which have this plan."""
+        ...
+
 
 class LearnerRank:
     """One rank: everything but `wait_saved` is collective."""
@@ -73,13 +76,10 @@ class LearnerRank:
         # The commands of torchrun are JSON, which makes lists of tuples.
         return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """Return the weights on rank 0; the others only help to gather them."""
-        kept = {}
-        for name, weight in self.learner.weights_by_tensor():
-            if dist.get_rank() == 0:
-                kept[name] = weight.to("cpu", torch.float32).numpy()
-        return kept
+    def gather(self) -> None:
+        """Help rank 0 to gather the weights that it reads."""
+        for _ in self.learner.weights():
+            pass
 
     def hold(self) -> None:
         """Keep what `Learner.hold` returns."""
@@ -119,6 +119,7 @@ class LearnerGroup:
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
         """Its shape, without weights."""
+        self._plan = plan_of(self.model)
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
         self.version = 0
 
@@ -132,7 +133,7 @@ class LearnerGroup:
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
-        return self._ranks.all("weights")
+        return self._ranks.weights(self._plan)
 
     def state(self) -> dict[str, Any]:
         """Return what `saver` does not write."""

@@ -25,7 +25,8 @@ from scalerl.rl.checkpoint.store import with_arrays, without_arrays
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.group import LearnerGroup, LearnerRank
-from scalerl.rl.types import Done, Pending
+from scalerl.rl.model.weights import WeightStream
+from scalerl.rl.types import Done, Pending, Plan, Weights
 from scalerl.rl.workers.process import STOPPING
 from scalerl.rl.workers.ranks import losses, meet
 
@@ -90,6 +91,15 @@ class _Leader:
     def first(self, name: str, *args: Any) -> Any:
         """See `Ranks`."""
         return getattr(self._rank, name)(*args)
+
+    def weights(self, plan: Plan) -> Weights:
+        """See `Ranks`: this rank reads them as they are gathered, a block at a time."""
+        return WeightStream(plan, self._gathered)
+
+    def _gathered(self) -> Iterator[tuple[str, Tensor]]:
+        with losses(self._seconds):
+            _send(["gather"], self._commands)
+            yield from self._rank.learner.weights()
 
     @contextmanager
     def stopping(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ every method is collective, and what it returns is the same everywhere. With one
 
     learner = load_learner(recipe, model_folder)                # scalerl.rl.learner.load
     stats = learner.step(batch)                                 # the same whole batch on every rank
-    for name, weight in learner.weights_by_tensor(): ...        # whole tensors, one block at a time
+    for name, weight in learner.weights(): ...                  # whole tensors, one block at a time
     learner.save(folder)                                        # returns once the copy is made; .wait()
     learner.load(folder)                                        # saved by any number of ranks
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -41,7 +41,8 @@ from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
-from scalerl.rl.model.causal_lm import FlopCount
+from scalerl.rl.model.causal_lm import FlopCount, dtype_of
+from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
 
 
@@ -123,17 +124,15 @@ class Learner:
         """Raise a LearnerLostError where a process of the learner is gone: its driver notices that."""
 
     def weights(self) -> Weights:
-        """Return a copy of the current weights, all of them on every rank."""
-        # Copied: `numpy()` of a float32 tensor on a CPU shares its memory, and the next step would change it.
-        return {name: w.float().cpu().numpy().copy() for name, w in self.weights_by_tensor()}
+        """Return the current weights as a stream, by the names of the plain model, tied ones once.
 
-    def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the current weights, whole, by the names of the plain model, in the model's precision.
-
-        Tied ones once, and on one process without a copy. No rank holds more than a block of a sharded model
-        at a time; all must be taken, on every rank.
+        Those of one process are not copied. Of a sharded model no rank holds more than a block at a time, in
+        the model's precision; all must be read, on every rank.
         """
-        return tensors_of(self._whole)
+        if self._mesh is None:
+            return weights_of(self.model)
+        plan = plan_of(self.model, dtype_of(self._recipe.precision))
+        return WeightStream(plan, lambda: tensors_of(self._whole))
 
     def state(self) -> dict[str, Any]:
         """Return what `save` does not write."""

@@ -205,6 +205,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         **counters.json(),
         "wall_seconds": counters.wall_seconds,
         "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
+        "weight_sync": vars(step.sync),
     }
     if len(staleness_W):
         row |= {

@@ -11,11 +11,15 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.loop.counters import RunCounters
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
+from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Weights
 
@@ -156,10 +160,12 @@ class Evaluations:
         """Go on from `state`."""
         self.last_step = state["last_step"]
         for row, weights in state["pending"]:
-            self._start(row, weights)
+            # Older checkpoints have arrays.
+            self._start(row, WeightStream.of({name: torch.as_tensor(w) for name, w in weights.items()}))
 
     def _start(self, row: dict[str, Any], weights: Weights) -> None:
-        self._pending.append(_Pending(row, weights, self.evaluate(weights, row["step"])))
+        held = hold(weights)
+        self._pending.append(_Pending(row, held, self.evaluate(held, row["step"])))
 
     def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
         self.counters.add_evaluation(result.seconds, result.startup)

@@ -27,6 +27,7 @@ message from them, and weights are updated while completions are in flight.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -44,10 +45,24 @@ from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
 
 _MOMENT = 0.02
 """Seconds to wait for the end of a step, or of a verification, before messages are received."""
+
+
+@dataclass(frozen=True)
+class WeightSync:
+    """The hand-over of the weights of a step to the generators; zeros where the schedule publishes none."""
+
+    bytes: int = 0
+    """Of all tensors, in their own dtype."""
+    seconds: float = 0.0
+    """Time in which the trainer handed them over."""
+    install_seconds: float = math.nan
+    """From the start of that until all generators had installed the newest version that they were found to
+    have all since the step before; NaN where there is none."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class Step:
     train_seconds: float
     waited_seconds: float
     """Time in which the trainer waited for groups to be generated."""
+    sync: WeightSync = WeightSync()
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,9 @@ class Pipeline:
         """The batch of the next verified groups, if it is made already."""
         self._waited = 0.0
         """Seconds since the last step in which the trainer waited for groups to be generated."""
+        self._published = deque[tuple[int, float]]()
+        """Versions that not all generators are known to have installed, and when their hand-over began."""
+        self._install_seconds = math.nan
 
     @property
     def admitted(self) -> int:
@@ -153,7 +172,7 @@ class Pipeline:
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
 
     def _admit(self) -> None:
-        installed = self._generator.installed
+        installed = self._installed()
         while self._admission.allows(installed) and (drawn := self._pool.draw()) is not None:
             self._generator.submit(*drawn, self._recipe.batch.samples)
             self._admission.admitted += 1
@@ -232,13 +251,27 @@ class Pipeline:
             if self._verified and self._batch is None:
                 self._batch = self._make_batch()
         stats = pending.result()
-        # Fetched only where they are sent: from a sharded learner that is a gather over all ranks.
-        weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
-        if weights is not None:
-            self._generator.update(weights, learner.version)
-        waited, self._waited = self._waited, 0.0
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited)
+        sync = self._publish() if recipe.schedule.publishes(learner.version) else WeightSync()
+        sync = replace(sync, install_seconds=self._install_seconds)
+        waited, self._waited, self._install_seconds = self._waited, 0.0, math.nan
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, sync)
+
+    def _installed(self) -> int:
+        """Return the version that all generators have; note the seconds since its hand-over began."""
+        installed = self._generator.installed
+        while self._published and self._published[0][0] <= installed:
+            self._install_seconds = time.perf_counter() - self._published.popleft()[1]
+        return installed
+
+    def _publish(self) -> WeightSync:
+        started = time.perf_counter()
+        # Read only where they are sent: from a sharded learner that is a gather over all ranks.
+        weights = self._learner.weights()
+        self._generator.update(weights, self._learner.version)
+        self._published.append((self._learner.version, started))
+        self._installed()
+        return WeightSync(sum(map(bytes_of, weights.plan)), time.perf_counter() - started)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: LengthControl) -> Group:

@@ -23,8 +23,7 @@ from scalerl.errors import InputError, ScalerlError, brief_error, counted, first
 from scalerl.model_config import read_model_config
 from scalerl.rl.config.devices import ASSUMED, Gpu, visible_gpus
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.model.lora import merged_parameters
-from scalerl.rl.types import Prompt, Weights
+from scalerl.rl.types import Prompt
 
 
 def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
@@ -260,20 +259,6 @@ def _float32_product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
-
-
-def copy_weights(model: nn.Module) -> Weights:
-    """Return NumPy copies of the parameters by name; tied parameters once."""
-    # Copied: `numpy()` of a float32 tensor on a CPU shares its memory, and the next step would change it.
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in merged_parameters(model)}
-
-
-@torch.no_grad()
-def install_weights(model: nn.Module, weights: Weights) -> None:
-    """Copy `weights` into the parameters of `model`, in place."""
-    for name, parameter in model.named_parameters():
-        # In place, as the engines hold views of the parameters.
-        parameter.copy_(torch.from_numpy(np.asarray(weights[name])))
 
 
 def head_dim(config: Any) -> int:

@@ -43,6 +43,13 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
     return model
 
 
+def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of the plain model by name, adapters left out and not merged."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
 @torch.no_grad()
 def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of the plain model by name, adapters merged.

@@ -26,6 +26,7 @@ from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
+from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.workers.backend import Backend, Channel, Message
 from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
@@ -77,7 +78,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         backend: Backend,
         arguments: Sequence[Any],
         timeouts: Timeouts,
-        pack: Callable[[Weights], Any] = dict,
+        pack: Callable[[Weights], Any] = hold,
         events: Events | None = None,
     ) -> None:
         worker = EvaluationWorker("the evaluation", 0, timeouts.evaluation, timeouts.start)

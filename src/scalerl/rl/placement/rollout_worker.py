@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 
 from scalerl.errors import brief_error
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import CLOSED, decode
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Channel
@@ -43,10 +43,13 @@ def generate(
     _in_thread(lambda: parcels.fetch_all(inbox))
     newer = parcels.newer
     if shared is not None:
-        staging = {n: np.empty(p.shape, dtype=np.float32) for n, p in generator.model.named_parameters()}
+        staging = {n: torch.empty_like(p, device="cpu") for n, p in generator.model.named_parameters()}
 
         def newer(version: int) -> tuple[Weights, int] | None:
-            return None if shared.version == version else (staging, shared.read(staging))
+            if shared.version == version:
+                return None
+            read = shared.read(staging)
+            return WeightStream.of(staging), read
 
     def send(message: tuple[str, Any, Counters]) -> None:
         kind, value, counters = message

@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 import torch.distributed as dist
 
 from scalerl.errors import brief_error
+from scalerl.rl.model.weights import WeightStream
+from scalerl.rl.sync.buckets import size_of, views
 from scalerl.rl.sync.object_store import StoredWeights
+from scalerl.rl.types import Plan
 from scalerl.rl.workers.ranks import store_at
 
 _LOG = logging.getLogger("scalerl")
-Layout = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
-"""Names and shapes of the tensors of each bucket."""
+Layout = Sequence[Plan]
+"""The plan of each bucket."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,8 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         joined = Joined.of(group, 0)
         # The version first: a receiver that was lost for one broadcast would else take the next one for it.
         joined.broadcast(torch.tensor([version], device=joined.device))
-        for bucket in weights.mappings():
-            flat = np.concatenate([weight.reshape(-1) for weight in bucket.values()])
-            joined.broadcast(torch.from_numpy(flat).to(joined.device))
+        for _, flat in weights.buckets():
+            joined.broadcast(flat.to(joined.device))
     except Exception as error:
         Joined.leave()
         _LOG.warning("version %d of the weights was not broadcast (%s)", version, brief_error(error))
@@ -121,8 +122,8 @@ class Incoming:
     layout: Layout
     version: int
 
-    def fetch(self) -> dict[str, np.ndarray]:
-        """Receive the weights.
+    def fetch(self) -> WeightStream:
+        """Receive the weights, which are on this process's device then.
 
         Raises:
             Exception: the broadcast failed; this process has left the group.
@@ -133,21 +134,15 @@ class Incoming:
             joined.broadcast(version)
             if int(version) != self.version:
                 raise RuntimeError(f"version {int(version)} came in place of {self.version}")
-            received: dict[str, np.ndarray] = {}
-            for tensors in self.layout:
-                received |= _bucket(joined, tensors)
+            received: dict[str, torch.Tensor] = {}
+            for plan in self.layout:
+                flat = torch.empty(size_of(plan), dtype=torch.uint8, device=joined.device)
+                joined.broadcast(flat)
+                received |= views(plan, flat)
         except Exception:
             Joined.leave()
             raise
-        return received
-
-
-def _bucket(joined: Joined, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
-    sizes = [int(np.prod(shape)) for _, shape in tensors]
-    flat = torch.empty(sum(sizes), dtype=torch.float32, device=joined.device)
-    joined.broadcast(flat)
-    parts = np.split(flat.cpu().numpy(), np.cumsum(sizes)[:-1])
-    return {name: part.reshape(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
+        return WeightStream.of(received)
 
 
 def free_port(address: str) -> int:

@@ -1,56 +1,27 @@
-"""Weights in buckets of some tensors: a process that passes them on never holds the whole model."""
+"""Weights in buckets of some tensors: a process that passes them on never holds the whole model.
+
+A bucket that travels is one array of bytes, in which each tensor has a place; `views` gives the tensors back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from scalerl.rl.types import Weights
+from scalerl.rl.model.weights import bytes_of, dtype_of_spec, spec_of
+from scalerl.rl.types import Plan
 
 BUCKET_MIB = 64.0
-Bucket = Mapping[str, np.ndarray]
-
-
-@runtime_checkable
-class Elsewhere(Protocol):
-    """Weights that stay in another process until they are fetched."""
-
-    @property
-    def layout(self) -> Iterable[Iterable[tuple[str, tuple[int, ...]]]]:
-        """Names and shapes of the tensors of each bucket."""
-        ...
-
-    def mappings(self) -> Iterator[Bucket]:
-        """Yield the buckets, which must not be written to.
-
-        Raises:
-            LearnerLostError: the learner that put them there is lost.
-        """
-        ...
-
-
-def buckets_of(weights: Weights, bucket_mib: float = BUCKET_MIB) -> Iterator[Bucket]:
-    """Yield the tensors of `weights` in buckets, each once; those elsewhere in the buckets that they have."""
-    if isinstance(weights, Elsewhere):
-        return weights.mappings()
-    return in_buckets(weights.items(), bucket_mib)
-
-
-def layout_of(weights: Weights) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes in the order of `buckets_of`, without fetching anything."""
-    if isinstance(weights, Elsewhere):
-        return [tensor for bucket in weights.layout for tensor in bucket]
-    # A receiver allocates by this before the first bucket comes, so that the order of both must agree.
-    return [(name, weight.shape) for name, weight in weights.items()]
+_ALIGN = 64  # bytes: no dtype is larger, and vector units read whole lines
 
 
 def in_buckets(
-    weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float
-) -> Iterator[dict[str, np.ndarray]]:
+    weights: Iterable[tuple[str, Tensor]], bucket_mib: float = BUCKET_MIB
+) -> Iterator[dict[str, Tensor]]:
     """Yield tensors in mappings of at most `bucket_mib`, in their order; a larger tensor is alone."""
-    bucket: dict[str, np.ndarray] = {}
+    bucket: dict[str, Tensor] = {}
     size = 0
     for name, weight in weights:
         if bucket and size + weight.nbytes > bucket_mib * 2**20:
@@ -60,3 +31,31 @@ def in_buckets(
         size += weight.nbytes
     if bucket:
         yield bucket
+
+
+def size_of(plan: Plan) -> int:
+    """Return the bytes of an array that has places for all tensors of a plan."""
+    return sum(_room(bytes_of(spec)) for spec in plan)
+
+
+def views(plan: Plan, flat: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a plan, as views of an array of `size_of(plan)` bytes."""
+    found, start = {}, 0
+    for spec in plan:
+        n = bytes_of(spec)
+        found[spec.name] = flat[start : start + n].view(dtype_of_spec(spec)).view(spec.shape)
+        start += _room(n)
+    return found
+
+
+def packed(bucket: Mapping[str, Tensor]) -> tuple[Plan, Tensor]:
+    """Copy the tensors of a bucket into one array of bytes, on their device; return it with its plan."""
+    plan = tuple(spec_of(*item) for item in bucket.items())
+    flat = torch.zeros(size_of(plan), dtype=torch.uint8, device=next(iter(bucket.values())).device)
+    for place, weight in zip(views(plan, flat).values(), bucket.values(), strict=True):
+        place.copy_(weight)
+    return plan, flat
+
+
+def _room(n_bytes: int) -> int:
+    return -(-n_bytes // _ALIGN) * _ALIGN

@@ -1,4 +1,8 @@
-"""Weights in shared memory: one process writes them, others read them, and never a mixture of two versions.
+"""Weights in shared memory, in their own dtype.
+
+    hold             weights as they are now, in memory that other processes can be handed
+    SharedWeights    the newest weights: one process writes them, others read them, and never a mixture of two
+                     versions
 
     header    per buffer: a count that is odd while it is written, and the version in it; which one is current
     buffers   two of them: the next version is written while readers copy the current one
@@ -17,49 +21,93 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from scalerl.errors import WorkerError
-from scalerl.rl.types import Weights
+from scalerl.rl.model.weights import WeightStream
+from scalerl.rl.sync.buckets import size_of, views
+from scalerl.rl.types import Plan, Weights
 
 _HEADER = 64  # bytes, five int64 of which are used
 _COUNT, _VERSION, _CURRENT = slice(0, 2), slice(2, 4), 4
-_ALIGN = 16  # float32 numbers
+
+
+class SharedBytes:
+    """Bytes that processes share; can be sent to another process, or be an argument of its start."""
+
+    def __init__(self, size: int) -> None:
+        """Allocate them.
+
+        Raises:
+            WorkerError: there is no room.
+        """
+        self._map(_allocate(max(size, 1)), size)
+
+    def _map(self, fd: int, size: int) -> None:
+        self._fd, self._size = fd, size
+        weakref.finalize(self, os.close, fd)
+        self.flat = torch.frombuffer(mmap.mmap(fd, max(size, 1)), dtype=torch.uint8)[:size]
+
+    def __getstate__(self) -> tuple[Any, int]:
+        return DupFd(self._fd), self._size
+
+    def __setstate__(self, state: tuple[Any, int]) -> None:
+        fd, size = state
+        self._map(fd.detach(), size)
+
+
+class HeldWeights:
+    """A copy of weights, which stays as it is; see `scalerl.rl.types.Weights`."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.plan = weights.plan
+        self._memory = SharedBytes(size_of(self.plan))
+        places = dict(self)
+        for name, tensor in weights:
+            places[name].copy_(tensor)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        yield from views(self.plan, self._memory.flat).items()
+
+
+def hold(weights: Weights) -> Weights:
+    """Return the same weights for as long as they are referred to: a copy, unless they are one.
+
+    Raises:
+        WorkerError: there is no room for a copy.
+    """
+    return HeldWeights(weights) if isinstance(weights, WeightStream) else weights
 
 
 class SharedWeights:
-    """The parameters of a model in float32; can be passed to another process as an argument of its start."""
+    """The newest weights of a model; can be passed to another process as an argument of its start."""
 
     def __init__(self, weights: Weights, version: int = 0) -> None:
         """Allocate memory for such weights, and write these. Only the process that does so may write."""
-        self._layout: list[tuple[str, tuple[int, ...], int]] = []
-        self._size = 0
-        for name, weight in weights.items():
-            self._layout.append((name, weight.shape, self._size))
-            self._size += -(-weight.size // _ALIGN) * _ALIGN
-        self._map(_allocate(_HEADER + 2 * 4 * self._size))
+        self.plan, self._size = weights.plan, size_of(weights.plan)
+        self._memory = SharedBytes(_HEADER + 2 * self._size)
+        self._map()
         self._header[_VERSION] = -1
         self.write(weights, version)
 
-    def _map(self, fd: int) -> None:
-        self._fd = fd
-        weakref.finalize(self, os.close, fd)
-        memory = mmap.mmap(fd, _HEADER + 2 * 4 * self._size)
-        self._header = np.ndarray(5, dtype=np.int64, buffer=memory)
-        self._buffers = np.ndarray((2, self._size), dtype=np.float32, buffer=memory, offset=_HEADER)
+    def _map(self) -> None:
+        header, *buffers = self._memory.flat.split([_HEADER, self._size, self._size])
+        self._header = header.view(torch.int64).numpy()
+        self._buffers = [views(self.plan, flat) for flat in buffers]
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._layout, self._size, DupFd(self._fd)
+    def __getstate__(self) -> tuple[Plan, int, SharedBytes]:
+        return self.plan, self._size, self._memory
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._layout, self._size, fd = state
-        self._map(fd.detach())
+    def __setstate__(self, state: tuple[Plan, int, SharedBytes]) -> None:
+        self.plan, self._size, self._memory = state
+        self._map()
 
     @property
     def version(self) -> int:
@@ -72,8 +120,10 @@ class SharedWeights:
         # Odd before the first number changes, for a reader that is still in this buffer, a version late.
         self._header[_COUNT][into] += 1
         _fence()
-        for (name, _, _), place in zip(self._layout, self._places(into), strict=True):
-            np.copyto(place, weights[name])
+        places = dict(self._buffers[into])
+        for name, weight in weights:
+            places.pop(name).copy_(weight)
+        assert not places, f"{next(iter(places))} is not in the weights"
         self._header[_VERSION][into] = version
         _fence()
         self._header[_COUNT][into] += 1
@@ -81,25 +131,19 @@ class SharedWeights:
         # Last: a reader that follows it finds a buffer that is whole.
         self._header[_CURRENT] = into
 
-    def read(self, into: Mapping[str, np.ndarray]) -> int:
-        """Copy the current weights into float32 arrays of their shapes, and return their version."""
+    def read(self, into: Mapping[str, Tensor]) -> int:
+        """Copy the current weights into tensors of their shapes, and return their version."""
         while True:
             current = int(self._header[_CURRENT])
             # In this order: the count before the numbers and again after them, which must not be reordered.
             count = int(self._header[_COUNT][current])
             _fence()
             version = int(self._header[_VERSION][current])
-            for (name, _, _), place in zip(self._layout, self._places(current), strict=True):
-                np.copyto(into[name], place)
+            for name, place in self._buffers[current].items():
+                into[name].copy_(place)
             _fence()
             if count % 2 == 0 and self._header[_COUNT][current] == count:
                 return version
-
-    def _places(self, buffer: int) -> list[np.ndarray]:
-        return [
-            self._buffers[buffer, start : start + int(np.prod(shape))].reshape(shape)
-            for _, shape, start in self._layout
-        ]
 
 
 def _allocate(size: int) -> int:

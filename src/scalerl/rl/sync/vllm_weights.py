@@ -19,13 +19,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 from torch.cuda import nccl
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
-from scalerl.rl.sync.buckets import buckets_of, layout_of
+from scalerl.rl.sync.buckets import in_buckets
+from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.sync.vllm_client import Client, ServerLostError
 from scalerl.rl.types import Weights
 
@@ -41,8 +41,8 @@ class FileTransport:
         self.offer(weights, version)
 
     def offer(self, weights: Weights, version: int) -> None:
-        """Take new weights; those before are of no use any more."""
-        self._weights: Weights | None = weights
+        """Take new weights, which are not yet loaded when this returns; those before are of no use."""
+        self._weights: Weights | None = hold(weights)
         self.version = version
 
     @asynccontextmanager
@@ -80,9 +80,8 @@ class FileTransport:
         aside = path.with_suffix(".part")
         try:
             aside.mkdir()
-            for i, bucket in enumerate(buckets_of(weights)):
-                tensors = {name: np.ascontiguousarray(weight) for name, weight in bucket.items()}
-                save_file(tensors, aside / f"{i:05}.safetensors")
+            for i, bucket in enumerate(in_buckets(weights)):
+                save_file(bucket, aside / f"{i:05}.safetensors")
             aside.replace(path)  # whole, or not there
         except LearnerLostError:
             raise
@@ -116,7 +115,7 @@ class NcclTransport:
 
     def offer(self, weights: Weights, version: int) -> None:
         """See `FileTransport`."""
-        self._weights, self.version = weights, version
+        self._weights, self.version = hold(weights), version
 
     @asynccontextmanager
     async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
@@ -127,11 +126,10 @@ class NcclTransport:
         """See `FileTransport`."""
         if server not in self._groups:
             self._groups[server] = await self._join(server, seconds)
-        layout = layout_of(source)
         info = {
-            "names": [name for name, _ in layout],
-            "dtype_names": ["float32"] * len(layout),
-            "shapes": [list(shape) for _, shape in layout],
+            "names": [spec.name for spec in source.plan],
+            "dtype_names": [spec.dtype for spec in source.plan],
+            "shapes": [list(spec.shape) for spec in source.plan],
         }
         await server.request("/start_weight_update", {}, seconds=seconds)
         await asyncio.gather(
@@ -191,7 +189,6 @@ def _first_sum(world: int, name: bytes) -> Any:
 
 
 def _broadcast(weights: Weights, group: Any) -> None:
-    for bucket in buckets_of(weights):
-        for weight in bucket.values():
-            nccl.broadcast([torch.from_numpy(np.array(weight)).cuda()], root=0, comms=[group])
-            torch.cuda.synchronize()  # before the tensor's memory is used again
+    for _, weight in weights:
+        nccl.broadcast([weight.cuda()], root=0, comms=[group])
+        torch.cuda.synchronize()  # before the tensor's memory is used again

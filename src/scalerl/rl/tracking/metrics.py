@@ -21,7 +21,7 @@ from scalerl.errors import InputError
 from scalerl.jsonl import plain
 from scalerl.record.reader import EvalPoint, compute_of
 
-_COMPUTE = ("device_seconds", "flops", "tokens", "wall_seconds", "idle_seconds")
+_COMPUTE = ("device_seconds", "flops", "tokens", "wall_seconds", "idle_seconds", "weight_sync")
 _PROBE = ("logp_gap", "logp_gap_max", "rank", "rank_variance", "head_gap", "head_gap_rms", "probe_tokens")
 _LEVELS = {"warning": 1.0, "alarm": 2.0}
 

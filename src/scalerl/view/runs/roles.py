@@ -101,7 +101,23 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
         if (other := total - busy - idle) > 0.5:
             text += f", verifying and recording {duration(other)}"
         rows.append((name, f"{text}; {speed / 1000:.1f}k tokens a second of work"))
-    return rows
+    return rows + weight_rows(steps)
+
+
+def weight_rows(steps: Steps) -> Rows:
+    """How large the weights are that generators are handed, and how long that takes; nothing where the steps
+    hold none of it."""
+    found = [sync for row in steps if as_float((sync := as_mapping(row.get("weight_sync"))).get("bytes")) > 0]
+    if not found:
+        return []
+    bytes_N, seconds_N, installed_N = (
+        np.array([as_float(sync.get(key)) for sync in found])
+        for key in ("bytes", "seconds", "install_seconds")
+    )
+    text = f"{plain(bytes_N[-1] / 1e6)} MB a version, handed over in {plain(seconds_N.mean())} s"
+    if np.isfinite(installed_N).any():
+        text += f", installed everywhere after {plain(np.nanmean(installed_N))} s"
+    return [("weights", f"{text} on average; {duration(seconds_N.sum())} of the trainer's time")]
 
 
 def role_panels(steps: Steps, apart: bool = True) -> list[dict[str, Any]]:

@@ -7,12 +7,14 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError
 from scalerl.rl.config.cluster import Vllm
@@ -20,7 +22,9 @@ from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
-from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.weights import weights_of
+from scalerl.rl.sync import vllm_weights
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
 from scalerl.rl.types import Prompt
 from scalerl.rl.workers.ray.timeline import Timeline
@@ -37,7 +41,7 @@ def tokenizer(llama_folder):
 
 @pytest.fixture(scope="module")
 def weights(llama_folder):
-    return copy_weights(load_model(llama_folder))
+    return weights_of(load_model(llama_folder))
 
 
 @pytest.fixture
@@ -466,35 +470,38 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
     assert 0 < span["busy"] <= span["ended"] - span["began"] + 1e-3
 
 
-class OnLoan(dict):
-    """Weights that are elsewhere: in two buckets, of which so many can be had."""
+class OnLoan:
+    """Weights that are elsewhere: so many of them can be had."""
 
     def __init__(self, weights, left):
-        super().__init__(weights)
-        names = list(weights)
-        self._parts, self._left = (names[:2], names[2:]), left
-        self.layout = [[(name, weights[name].shape) for name in part] for part in self._parts]
+        self.plan, self._weights, self._left = weights.plan, weights, left
 
-    def __getitem__(self, name):
-        raise AssertionError("only by the bucket")
-
-    def mappings(self):
-        for part in self._parts[: self._left]:
-            yield {name: self.get(name) for name in part}
-        if self._left < 2:
+    def __iter__(self):
+        yield from islice(self._weights, self._left)
+        if self._left < len(self.plan):
             raise LearnerLostError("the process that put them has died")
 
 
-def test_weights_that_are_elsewhere_come_bucket_by_bucket(peer, connect, weights, tmp_path):
+def test_weights_travel_bucket_by_bucket_in_their_own_dtype(
+    peer, connect, llama_folder, tmp_path, monkeypatch
+):
+    weights = weights_of(load_model(llama_folder, torch.bfloat16))
+    first, second, *_ = (weight.nbytes for _, weight in weights)
+    whole = vllm_weights.in_buckets
+    monkeypatch.setattr(vllm_weights, "in_buckets", lambda w: whole(w, (first + second) / 2**20))
     generator = connect(peer)
-    generator.update(OnLoan(weights, 2), 1)
+    generator.update(weights, 1)
     while generator.installed < 1:
         generator.work()
     (folder,) = tmp_path.rglob("version-1")
     parts = [load_file(path) for path in sorted(folder.iterdir())]
-    assert [len(part) for part in parts] == [2, len(weights) - 2]
-    for name, weight in weights.items():
-        np.testing.assert_array_equal((parts[0] | parts[1])[name], weight)
+    assert len(parts) > 1
+    assert len(parts[0]) == 2
+    found = {name: weight for part in parts for name, weight in part.items()}
+    assert len(found) == sum(map(len, parts)) == len(weights.plan)
+    for name, weight in weights:
+        assert found[name].dtype == torch.bfloat16
+        assert torch.equal(found[name], weight)
     assert generator._pool._weights._weights is None  # they are let go of
 
 

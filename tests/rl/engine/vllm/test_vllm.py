@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
+from weight_arrays import arrays
 
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
@@ -30,7 +31,8 @@ from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
-from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt
 
@@ -50,7 +52,7 @@ def prompt_of(n, name="p"):
 
 @pytest.fixture(scope="module")
 def base_weights(base):
-    return copy_weights(load_model(base))
+    return weights_of(load_model(base))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +231,7 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
             assert ages.max() <= k
         if k == 0:  # what was sampled is what is trained: vLLM's log-probabilities are the learner's
             assert max(step.stats.logp_shift for step in steps if len(step.batch)) < 1e-4
-        moved = max(np.abs(w - base_weights[n]).max() for n, w in learner.weights().items())
+        moved = max(np.abs(w - arrays(base_weights)[n]).max() for n, w in arrays(learner.weights()).items())
         assert moved > 1e-3
         generator.close()
 
@@ -329,12 +331,13 @@ import os, sys, time
 import numpy as np
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.weights import weights_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.config.cluster import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
-weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)
+weights, tokenizer = weights_of(load_model(folder)), load_tokenizer(folder)
 settings = Vllm(python=python)
 generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, slots=4, logs=logs)
 while generator.pids == [None]:

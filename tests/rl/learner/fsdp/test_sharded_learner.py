@@ -8,12 +8,14 @@ import pytest
 import torch
 from learner_ranks import Ranks
 from safetensors.numpy import load_file
+from weight_arrays import arrays
 
 from scalerl.rl.algo.loss import Gspo, Kl
 from scalerl.rl.config.learner import LearnerSettings
 from scalerl.rl.config.settings import BatchSize, Lora
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.model.causal_lm import copy_weights, load_model
+from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.weights import weights_of
 
 
 def plain(recipe, batches):
@@ -82,7 +84,7 @@ def test_the_saved_model_is_the_trained_one(
     recipe = replace(fsdp_recipe, model=save_model(architecture), learner=settings)
     batches, folder = sampled_batches(recipe.model, 2), tmp_path / "hf"
     weights, _ = ranks(2, learner_work.save_hf, recipe, batches, folder)
-    saved = copy_weights(load_model(tmp_path / "hf"))
+    saved = arrays(weights_of(load_model(tmp_path / "hf")))
     assert saved.keys() == weights.keys()
     for name, weight in saved.items():
         assert np.array_equal(weight, weights[name]), name
@@ -125,7 +127,7 @@ def test_ranks_equal_one_process(ranks, fsdp_recipe, save_model, sampled_batches
     recipe = replace(fsdp_recipe, **changes)
     batches = sampled_batches(recipe.model, 4)
     expected = plain(recipe, batches)
-    first = load_learner(recipe, recipe.model).weights()
+    first = arrays(load_learner(recipe, recipe.model).weights())
     on_ranks = replace(recipe, learner=LearnerSettings(**settings))
     for found, weights in ranks(n_ranks, learner_work.train, on_ranks, batches):
         assert_equal(found, expected)
@@ -170,7 +172,7 @@ def test_a_low_precision_is_that_of_one_process(ranks, fsdp_recipe, save_model, 
             assert stats.loss == pytest.approx(stats_before.loss, abs=5e-3)
             assert stats.grad_norm == pytest.approx(stats_before.grad_norm, rel=2e-2)
             assert (logp - logp_before).abs().mean() < 5e-3
-        for name, weight in load_learner(recipe, model).weights().items():
+        for name, weight in arrays(load_learner(recipe, model).weights()).items():
             assert np.array_equal(weights[name], weight), name
 
 

@@ -9,6 +9,7 @@ import pytest
 import ray
 from lockstep import first_difference
 from ray_nodes import simulated, until
+from weight_arrays import arrays, stream
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import PipelineRL
@@ -115,7 +116,7 @@ def inline(recipe, model):
     loop = Pipeline(recipe, pool, generator, learner, judge).steps()
     steps, weights = [], []
     for _ in range(12):
-        weights.append(learner.weights())
+        weights.append(stream(arrays(learner.weights())))
         steps.append(next(loop))
     return steps, weights
 

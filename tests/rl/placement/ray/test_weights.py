@@ -3,19 +3,21 @@
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, OwnerDiedError
 from ray.experimental import get_object_locations
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_nodes import simulated
 
 from scalerl.errors import LearnerLostError
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.ray.parts import RayParts
 from scalerl.rl.sync import object_store as parcel
 from scalerl.rl.sync.object_store import StoredWeights, put
 from scalerl.rl.sync.transport import ObjectStore
+from scalerl.rl.types import TensorSpec
 
 N = 12
 
@@ -24,12 +26,15 @@ N = 12
 class Receiver:
     def fetch(self, parcel):
         """Names in the order in which they were fetched, and the sum of each."""
-        return [(name, float(weight.sum())) for name, weight in parcel.fetch().items()]
+        return [(name, float(weight.double().sum()), str(weight.dtype)) for name, weight in parcel.fetch()]
 
 
 @pytest.mark.slow
 def test_nodes_begin_with_different_buckets_and_each_has_a_copy_to_pass_on():
-    weights = {f"layer.{i}": np.full((600, 600), float(i), dtype=np.float32) for i in range(N)}
+    # Whole numbers up to 256 are exact in bfloat16, and a sum in float32 would round the last.
+    weights = WeightStream.of(
+        {f"layer.{i}": torch.full((600, 1200), i, dtype=torch.bfloat16) for i in range(N)}
+    )
     with simulated(1, 1, 1, 1) as nodes:
         ids = [node.node_id for node in nodes.nodes]
         on = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in [*ids, ids[0]]]
@@ -42,7 +47,10 @@ def test_nodes_begin_with_different_buckets_and_each_has_a_copy_to_pass_on():
         parcels = transport.for_all(range(len(receivers)), 3)
         found = ray.get([r.fetch.remote(p) for r, p in zip(receivers, parcels, strict=True)], timeout=120)
         for names in found:
-            assert dict(names) == {f"layer.{i}": i * 360_000.0 for i in range(N)}
+            assert {name: total for name, total, _ in names} == {
+                f"layer.{i}": i * 720_000.0 for i in range(N)
+            }
+            assert {dtype for *_, dtype in names} == {"torch.bfloat16"}
         first = [int(names[0][0].split(".")[1]) for names in found]
         assert first == [int(node_id, 16) % N for node_id in [*ids, ids[0]]]
         # Of two receivers on one node the second finds what the first has brought.
@@ -59,8 +67,8 @@ def test_weights_that_went_with_their_learner_say_so(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(parcel.ray, "get", get)
-    stored = StoredWeights([((("a", (2,)),), "ref")], 3.0)
-    for fetch in (dict, lambda weights: list(weights.mappings())):
+    stored = StoredWeights([((TensorSpec("a", (2,), "float32"),), "ref")], 3.0)
+    for fetch in (dict, lambda weights: list(weights.buckets())):
         with pytest.raises(LearnerLostError, match="weights do not come from the learner"):
             fetch(stored)
 
@@ -72,7 +80,7 @@ def test_an_evaluation_of_weights_that_are_gone_is_not_tried_again(recipe, small
     @ray.remote(num_cpus=0.1)
     class Rank:
         def put(self):
-            return put({"a": np.zeros(300_000, dtype=np.float32)})
+            return put({"a": torch.zeros(300_000)})
 
     with simulated(1, 3), ExitStack() as closing:
         parts = RayParts(recipe, str(small_base), closing, ".")

@@ -34,7 +34,7 @@ from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
-from scalerl.rl.types import Pending
+from scalerl.rl.types import Pending, Plan
 from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.ranks import meet, store_at
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
@@ -91,12 +91,8 @@ class RankServer:
         The ranks take turns, so that none of them, and no node's store, has the whole model.
         """
         rank, world = dist.get_rank(), dist.get_world_size()
-        tensors = (
-            (name, weight.float().cpu().numpy()) for name, weight in self._rank.learner.weights_by_tensor()
-        )
-        return [
-            (i, put(bucket)) for i, bucket in enumerate(in_buckets(tensors, bucket_mib)) if i % world == rank
-        ]
+        buckets = enumerate(in_buckets(self._rank.learner.weights(), bucket_mib))
+        return [(i, put(bucket)) for i, bucket in buckets if i % world == rank]
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Broadcast weights to the generators, while training goes on."""
@@ -135,7 +131,8 @@ class RayRanks:
 
     def __init__(self, cluster: Cluster, session: Session, seconds: float) -> None:
         """`seconds` is how long ranks wait for each other."""
-        self._timeouts, self.size = cluster.timeouts, cluster.trainers
+        self._timeouts, self._transport = cluster.timeouts, cluster.transport
+        self.size = cluster.trainers
         self._backend = RayActors(
             TrainerActor, cluster.trainer, session.room["trainers"], cluster.timeouts.heartbeat
         )
@@ -166,6 +163,14 @@ class RayRanks:
     def first(self, name: str, *args: Any) -> Any:
         """Call a method on the first rank alone."""
         return self._on_first("first", f"done its part of `{name}`", name, args)
+
+    def weights(self, plan: Plan) -> StoredWeights:
+        """Put the current weights into the object store, and return references to them."""
+        what = "put its weights into the object store"
+        found = self.call("stored_weights", what, self._transport.bucket_mib)
+        # The ranks took turns with the buckets: by number they are in the order of the model again.
+        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
+        return StoredWeights((bucket for _, bucket in buckets), self._timeouts.weights)
 
     def call(self, method: str, what: str, *args: Any) -> list[Any]:
         """Call a method of `RankServer` on every rank; return what each returns."""
@@ -303,7 +308,6 @@ class RayLearner(LearnerGroup):
     def __init__(self, recipe: Recipe, model_folder: str, session: Session) -> None:
         cluster = recipe.on_cluster
         self._actors = RayRanks(cluster, session, recipe.learner.timeout)
-        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
         self.address = self._actors.actors[0].node.split()[1]
         """Of the node of the first rank."""
         super().__init__(self._actors, recipe, model_folder)
@@ -316,13 +320,6 @@ class RayLearner(LearnerGroup):
     def check_life(self) -> None:
         """Check that all ranks live, for a driver that waits for other things."""
         self._actors.check_life()
-
-    def weights(self) -> StoredWeights:
-        """Put the current weights into the object store, and return references to them."""
-        found = self._actors.call("stored_weights", "put its weights into the object store", self._bucket_mib)
-        # The ranks took turns with the buckets: by number they are in the order of the model again.
-        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
-        return StoredWeights((bucket for _, bucket in buckets), self._seconds)
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Have the first rank broadcast weights to the generators; waits for nothing."""
