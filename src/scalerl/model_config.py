@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,79 @@ def read_model_config(path: str | Path) -> dict[str, Any]:
         elif not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise InputError(f"{file}: {key} is {brief(value)}: expected a whole number, {least} to {most}")
     return found
+
+
+_DENSE = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+"""Types of models whose blocks `ModelShape` counts."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a dense causal LM of the form of Llama, from which its memory follows."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int
+    tied: bool
+    """Whether the LM head is the embedding."""
+    biases: int = 0
+    """Parameters of biases and of the norms of heads, in a block."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], source: str | Path) -> ModelShape:
+        """Return the shape that a config.json has, as `read_model_config` returns it.
+
+        Raises:
+            InputError: it is that of a model of another form, or lacks one of the sizes.
+        """
+        kind = str(config.get("model_type"))
+        if kind not in _DENSE:
+            known = ", ".join(sorted(_DENSE))
+            raise InputError(
+                f"{source}: the memory of a model of type {brief(kind)} is not known: {known} are"
+            )
+        wanted = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "vocab_size",
+        )
+        if missing := [name for name in wanted if name not in config]:
+            raise InputError(f"{source}: no {missing[0]!r}: expected the config.json of a model")
+        hidden, layers, heads, inner, vocabulary = (int(config[name]) for name in wanted)
+        kv_heads, head_dim = int(config.get("num_key_value_heads", heads)), config.get("head_dim")
+        head_dim = int(head_dim or hidden // heads)
+        biased = kind == "qwen2" or config.get("attention_bias") is True
+        biases = (heads + 2 * kv_heads) * head_dim * biased + 2 * head_dim * (kind == "qwen3")
+        tied = bool(config.get("tie_word_embeddings", False))
+        return cls(hidden, layers, heads, kv_heads, head_dim, inner, vocabulary, tied, biases)
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.inner + 2 * self.hidden + self.biases
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding, and of the LM head alike."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def outside(self) -> int:
+        """Parameters that are in no block: embedding, last norm, and the head where it is not tied."""
+        return self.embedding * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied ones once."""
+        return self.layers * self.block + self.outside
+
+    def cache_per_position(self, size: int) -> int:
+        """Bytes of keys and values of a position, with numbers of `size` bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * size

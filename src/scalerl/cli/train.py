@@ -6,14 +6,14 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, examples, positive
+from scalerl.cli._arguments import add_shared, examples, positive, whole
 from scalerl.cli._text import print_json
-from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
+from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:
     from scalerl.record.folder import RunFolder
@@ -33,6 +33,8 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl train demo -o runs/mine                               # a recipe of the package
   scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
   scalerl train runs/mine --resume                              # resume an interrupted run
+  scalerl train scalerl --gpus 8 --dry-run                      # which process has which GPU, and does it fit
+  scalerl train scalerl --gpus 8 --generators 4 --trainers 4    # one machine
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )
@@ -57,10 +59,16 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="start over in the run folder; the old run moves to RUN/before-1, before-2 ...",
     )
-    cluster = train.add_argument_group("on a cluster", "the recipe's [cluster] table has these and more")
-    cluster.add_argument("--cluster", choices=["ray"], help="run on a Ray cluster")
-    cluster.add_argument("--generators", type=int, metavar="N", help="rollout workers (1)")
-    cluster.add_argument("--trainers", type=int, metavar="M", help="trainers (1); two or more use FSDP2")
+    devices = train.add_argument_group("devices", "the recipe's [placement] or [cluster] has these and more")
+    devices.add_argument(
+        "--gpus", type=whole(), metavar="N", help="use N GPUs of this machine (all), split between the roles"
+    )
+    devices.add_argument("--generators", type=whole(), metavar="N", help="rollout workers")
+    devices.add_argument("--trainers", type=whole(), metavar="M", help="trainers; two or more use FSDP2")
+    devices.add_argument("--cluster", choices=["ray"], help="run on a Ray cluster")
+    devices.add_argument(
+        "--dry-run", action="store_true", help="print recipe, devices and memory, and train nothing"
+    )
     add_shared(train, "--json", JSON_HELP)
     train.set_defaults(run=run)
 
@@ -72,23 +80,34 @@ def run(args: argparse.Namespace) -> None:
         folder = Path(args.recipe)
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     # The lock must precede the first read, of the recipe in config.json; torch takes seconds to import.
-    place = None if by_torchrun or folder is None else _claim(folder, args)
+    place = None if by_torchrun or args.dry_run or folder is None else _claim(folder, args)
 
+    from scalerl.cli.dry_run import dry_run, use_gpus
     from scalerl.rl.config.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, [*_cluster_overrides(args), *args.set])
+    recipe = load_recipe(args.recipe, [*_overrides(args), *args.set])
+    if args.gpus and not by_torchrun:
+        recipe = use_gpus(recipe, args.gpus, args.generators is None and args.trainers is None)
+    if args.dry_run:
+        return dry_run(recipe, args.json)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
     how = (args.resume, args.until, args.json)
-    if not by_torchrun:
+    if not by_torchrun and (recipe.cluster is not None or recipe.trainers == 1):
         return run_training(recipe, place or _claim(folder, args), *how, restart=args.restart)
     from scalerl.rl.learner.launch import lead_or_follow, timeout_of
+    from scalerl.rl.learner.local_ranks import local_ranks
 
-    lead_or_follow(
-        timeout_of(recipe),
-        lambda load: run_training(
-            replace(recipe, cluster=None), _claim(folder, args), *how, load, restart=args.restart
-        ),
-    )
+    with nullcontext() if by_torchrun else local_ranks(recipe.trainers):
+        lead_or_follow(
+            timeout_of(recipe),
+            lambda load: run_training(
+                replace(recipe, cluster=None),
+                place or _claim(folder, args),
+                *how,
+                load,
+                restart=args.restart,
+            ),
+        )
 
 
 def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
@@ -97,13 +116,13 @@ def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
     return RunFolder.claim(folder, new=not (args.resume or args.restart))
 
 
-def _cluster_overrides(args: argparse.Namespace) -> list[str]:
-    if args.cluster is None:
-        if args.generators or args.trainers:
-            raise InputError("--generators and --trainers are those of a cluster: add --cluster ray")
-        return []
+def _overrides(args: argparse.Namespace) -> list[str]:
+    """Return the keys that stand for the options of devices."""
+    table = "placement" if args.cluster is None else "cluster"
     given = {"generators": args.generators, "trainers": args.trainers}
-    overrides = [f"cluster.{name}={n}" for name, n in given.items() if n is not None]
+    overrides = [f"{table}.{name}={n}" for name, n in given.items() if n is not None]
+    if args.cluster is None:
+        return ["placement.kind=local", *overrides] if overrides else []
     if args.trainers and args.trainers > 1:
         overrides.append("cluster.learner.kind=fsdp2")
     return overrides or ["cluster.generators=1"]

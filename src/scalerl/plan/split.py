@@ -49,6 +49,18 @@ def splits(
     return tuple(replace(one, devices=devices) for one in found)
 
 
+def quick_split(
+    job: PlannedJob, rates: Rates, devices: int, fits: Callable[[int, int], bool]
+) -> tuple[int, int]:
+    """Return numbers of generators and trainers on `devices` devices by their bounds, without a simulation.
+
+    Of the splits whose memory `fits`, the one whose step has the least bound; of all where none fits.
+    """
+    tried = [(devices - trainers, trainers) for trainers in range(1, devices)]
+    fitting = [split for split in tried if fits(*split)]
+    return min(fitting or tried, key=lambda split: max(bounds(job, rates, *split).values()))
+
+
 def best(found: tuple[SimulationResult, ...]) -> SimulationResult:
     """The split with the most steps an hour; of those within a percent of it the one that generates most."""
     fastest = max(one.steps_per_hour for one in found)

@@ -55,8 +55,9 @@ from scalerl.rl.loop.resume import (
     save_final,
     set_newer_aside,
 )
-from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
 from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.shape import check_run
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender, check_picklable
@@ -142,6 +143,7 @@ def train(
         if not isinstance(place, RunFolder):
             place = around.enter_context(closing(RunFolder.claim(place, new=not (resume or restart))))
         recipe = check_prompts(recipe, found)
+        check_run(recipe, found, gpus_in_use())
         if resume and has_finished(place.path, recipe):
             return RunRecord.read(place.path)
         if restart:

@@ -111,6 +111,22 @@ def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment
     return Assignment(tuple(names[:trainers]), generators, evaluator)
 
 
+def use_first(n: int) -> tuple[Gpu, ...]:
+    """Have this process, and those that it starts, see the first `n` of its GPUs alone; return them.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    gpus = visible_gpus()
+    if n > len(gpus):
+        raise InputError(f"--gpus {n}: this machine has {len(gpus)} ({ASSUMED}=8x80 stands for another)")
+    if os.environ.get(ASSUMED):
+        os.environ[ASSUMED] = f"{n}x{gpus[0].memory / 2**30:g}"
+    else:
+        os.environ[VISIBLE] = ",".join(gpu.name for gpu in gpus[:n])
+    return gpus[:n]
+
+
 def visible_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that this process may use, by nvidia-smi; `SCALERL_GPUS` stands for others.
 

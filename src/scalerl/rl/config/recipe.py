@@ -136,8 +136,14 @@ class Recipe:
     @property
     def devices(self) -> int:
         """Devices whose time is counted: those of the generators and of the trainers."""
-        trainers = self.cluster.trainers if self.cluster is not None else 1
-        return self.processes + trainers if self.apart else trainers
+        return self.processes + self.trainers if self.apart else self.trainers
+
+    @property
+    def trainers(self) -> int:
+        """Processes that train, where torchrun does not say otherwise."""
+        if self.cluster is not None:
+            return self.cluster.trainers
+        return self.placement.trainers if isinstance(self.placement, Local) else 1
 
     @property
     def on_cluster(self) -> Cluster:

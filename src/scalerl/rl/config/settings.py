@@ -187,13 +187,18 @@ class BuiltInEngine:
 
 @dataclass(frozen=True)
 class Local:
-    """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
+    """Generators in processes of their own beside the trainers, on one machine; they never wait for them.
+
+    Where there are GPUs each process has its own, as long as there are enough.
+    """
 
     generators: int = 1
+    trainers: int = 1
+    """Two or more are processes that share the model (FSDP2), each on a GPU of its own."""
     kind: Literal["local"] = "local"
 
     def __post_init__(self) -> None:
-        at_least(1, generators=self.generators)
+        at_least(1, generators=self.generators, trainers=self.trainers)
 
 
 @dataclass(frozen=True)

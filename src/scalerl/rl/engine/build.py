@@ -11,7 +11,7 @@ from torch import nn
 from scalerl.errors import InputError, brief
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.check import check_cache, check_sampling
+from scalerl.rl.engine.check import check_sampling
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import end_tokens, load_tokenizer, model_of, prompt_tokens, unknown_word
@@ -68,20 +68,13 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
 
 
 def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
-    """Check that `model` can be sampled from in the recipe's decode slots; return tokenizer and sampling.
+    """Check that `model` can be sampled from; return tokenizer and sampling.
 
     Raises:
-        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+        InputError: model or tokenizer do not fit the recipe.
     """
-    n_heldout = len(recipe.task.prompts("heldout"))
-    slots = {
-        "decode_slots": recipe.decode_slots,
-        "evaluation.decode_slots": recipe.evaluation.slots_for(n_heldout),
-    }
     tokenizer = load_tokenizer(model_folder)
-    sampling = sampling_of(recipe, model, tokenizer, recipe.seed)
-    check_cache(model, slots, recipe.context.prompt + sampling.length.max_tokens)
-    return tokenizer, sampling
+    return tokenizer, sampling_of(recipe, model, tokenizer, recipe.seed)
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

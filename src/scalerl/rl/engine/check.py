@@ -9,8 +9,6 @@ Shapes in names: T tokens of prompt and completion, V vocabulary.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +20,7 @@ from scalerl.errors import InputError, first_line
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
-from scalerl.rl.model.causal_lm import compute_device, head_dim, hidden_states
+from scalerl.rl.model.causal_lm import hidden_states
 from scalerl.rl.types import Prompt, Rollout
 
 _SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
@@ -56,33 +54,6 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
             f"model {name} is sampled wrongly: log-probabilities are {gap:.2g} off those of its own forward "
             "pass (logits that are scaled or capped after the LM head are not supported yet)"
         )
-
-
-def cache_bytes(model: Any, n_slots: int, n_positions: int) -> int:
-    """Return the bytes of the KV cache of `n_slots` decode slots of `n_positions` tokens."""
-    config, size = model.config, next(model.parameters()).element_size()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return n_slots * n_positions * 2 * config.num_hidden_layers * heads * head_dim(config) * size
-
-
-def check_cache(model: Any, slots: Mapping[str, int], n_positions: int) -> None:
-    """Check that the KV cache fits the memory: `slots` of `n_positions` tokens, by the keys of the recipe.
-
-    Raises:
-        InputError: it is larger than the memory of the device.
-    """
-    device = compute_device()
-    if device.type == "cuda":
-        memory = torch.cuda.mem_get_info(device)[0]
-    else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for key, n_slots in slots.items():
-        if (needed := cache_bytes(model, n_slots, n_positions)) > memory:
-            raise InputError(
-                f"{key}: the KV cache of {n_slots} decode slots of {n_positions} tokens takes "
-                f"{needed / 2**30:,.0f} GiB, and {device} has {memory / 2**30:,.0f}: "
-                "fewer decode slots, or a shorter context"
-            )
 
 
 @torch.no_grad()

@@ -10,15 +10,13 @@ from statistics import fmean, median
 
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
+from scalerl.rl.config.memory import memory_of
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.check import cache_bytes
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.model.demo_base import model_shape
+from scalerl.rl.model.shape import shape_of
 from scalerl.study.arms import Arm
 from scalerl.study.plan import LEAST_EVALUATIONS, Plan
-
-_MASTER_BYTES = 16
-"""Bytes of the trainer for each parameter: float32 weights, gradients and the two moments of AdamW."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +199,7 @@ def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
 
 def _memory(recipe: Recipe) -> int | None:
     try:
-        model = model_shape(recipe)
+        shape = shape_of(recipe)
     except InputError:
-        return None  # a model that has to be downloaded, for example
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    size = next(model.parameters()).element_size()
-    positions = recipe.context.prompt + recipe.context.sampled
-    cache = cache_bytes(model, recipe.decode_slots + recipe.evaluation.decode_slots, positions)
-    # The generators and the evaluation have the weights in their own precision.
-    copies = recipe.processes + 1
-    return weights * (_MASTER_BYTES + copies * size) + cache
+        return None  # a model that has to be downloaded, for example, or whose memory is not known
+    return sum(device.total for device in memory_of(recipe, shape, (), len(recipe.task.prompts("heldout"))))

@@ -1,0 +1,106 @@
+"""`scalerl train --dry-run`: the resolved recipe, which role has which device, and the memory of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from scalerl.cli._text import print_json, print_table
+from scalerl.errors import InputError
+from scalerl.rl.config.devices import use_first, visible_gpus
+from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Local
+from scalerl.rl.model.shape import shape_of
+
+_RATES = "h100-8b"
+"""Rates by which devices are split: what counts is that of generating to training, which sizes share."""
+
+
+def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
+    """Use the first `n` GPUs of the machine, with `split` divided between the roles if the recipe does not.
+
+    Raises:
+        InputError: there are fewer; or the recipe is for a cluster.
+    """
+    if recipe.cluster is not None:
+        raise InputError("--gpus: those of one machine; on a cluster [cluster] says how many an actor has")
+    gpus = use_first(n)
+    if n == 1 or not split or (isinstance(recipe.placement, Local) and recipe.devices <= n):
+        return recipe
+    from scalerl.plan.job import PlannedJob
+    from scalerl.plan.rates import load_rates
+    from scalerl.plan.split import quick_split
+
+    shape = shape_of(recipe)
+
+    def on(generators: int, trainers: int) -> Recipe:
+        return replace(recipe, placement=Local(generators, trainers))
+
+    def fits(*numbers: int) -> bool:
+        return all(device.fits for device in memory_of(on(*numbers), shape, gpus))
+
+    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits))
+
+
+def dry_run(recipe: Recipe, as_json: bool) -> None:
+    """Print the plan of a run.
+
+    Raises:
+        InputError: it does not fit; the rest is printed.
+    """
+    shape = shape_of(recipe)
+    devices = memory_of(recipe, shape, visible_gpus())
+    if as_json:
+        found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
+        print_json(found | {"devices": [_to_json(device) for device in devices]})
+    else:
+        for line in _lines(recipe.to_json()):
+            print(line)
+        print()
+        rows = [row for device in devices for row in _rows(device)]
+        print_table(rows, ("device", "role", "memory", "GiB"))
+        if not devices:
+            print(
+                "the devices of a cluster are not known here: SCALERL_GPUS=1x80 checks against one of 80 GiB"
+            )
+    check_memory(devices)
+
+
+def _lines(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Return the resolved recipe as lines that `--set` takes."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key} = {value}"
+
+
+def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:
+    name = f"GPU {device.name}" if device.on_gpu else device.name
+    for roles in device.processes:
+        for role in roles:
+            for term, n_bytes in (*role.held.items(), *(role.working.items() if device.on_gpu else ())):
+                if n_bytes >= 2**20:
+                    yield name, role.role, term, gib(n_bytes)
+                    name = ""
+    verdict = "fits" if device.fits else "DOES NOT FIT"
+    yield name, "all", f"of {gib(device.capacity)} free: {verdict}", gib(device.total)
+
+
+def _to_json(device: DeviceMemory) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "free_bytes": device.capacity,
+        "bytes": device.total,
+        "fits": device.fits,
+        "why": None if device.fits else overfull(device),
+        "processes": [
+            [
+                {"role": r.role, "held": dict(r.held), "working": dict(r.working), "keys": r.keys}
+                for r in roles
+            ]
+            for roles in device.processes
+        ],
+    }

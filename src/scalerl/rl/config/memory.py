@@ -1,0 +1,298 @@
+"""The memory of every process of a run, term by term, from a recipe and the shape of its model alone.
+
+    trainer_memory, generator_memory   what a process holds throughout, and what it works with
+    memory_of                          the same of all processes of a run on one machine, by device
+    check_memory                       what would not fit, with the keys to change
+
+Sizes are those of tensors: `benchmarks/memory.py` holds them against traces of the package's own functions.
+A process on a GPU has `CONTEXT` bytes more, and the allocator `GAPS` of all; both are assumed. What is worked
+with is that of the phase that needs the most, so that its terms are of one moment.
+
+Names: s bytes of a number in the model's precision, T tokens of a forward pass of the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scalerl.errors import InputError
+from scalerl.model_config import ModelShape
+from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.devices import Gpu, assign
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Inline
+
+CONTEXT = 600 * 2**20
+"""Bytes of CUDA and its libraries in a process that uses a GPU: assumed."""
+GAPS = 0.04
+"""Share of all tensors that the allocator loses between them: assumed."""
+_LETTERS_OF_A_TOKEN = 4
+_FLOAT = 4
+_COPIES = 3
+"""Arrays of the size of the logits that are alive at once."""
+
+Terms = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """Bytes that a role has on its device: `held` all the time, `working` at the worst moment of its work."""
+
+    role: str
+    held: Terms
+    working: Terms
+    keys: str
+    """The keys of the recipe that change it."""
+
+    @property
+    def total(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.held.values()) + sum(self.working.values())
+
+
+def number_bytes(precision: str) -> int:
+    """Return the bytes of a number in a recipe's precision."""
+    return {"float32": 4, "bfloat16": 2}[precision]
+
+
+def positions_of(recipe: Recipe) -> int:
+    """Return the most tokens of a prompt and its completion; a phrase's are guessed from its letters."""
+    control = recipe.length.interruption()
+    phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN) if control is not None else 0
+    return recipe.context.prompt + recipe.context.sampled + phrase
+
+
+def pass_tokens(recipe: Recipe) -> int:
+    """Return the tokens of the trainer's largest forward pass, padding included."""
+    longest = positions_of(recipe)
+    return max(recipe.batch.micro_tokens or recipe.batch.micro * longest, longest)
+
+
+# -- the generator -----------------------------------------------------------------------------------------
+
+
+def generator_memory(recipe: Recipe, shape: ModelShape, slots: int, role: str = "generator") -> RoleMemory:
+    """Return what the built-in engine takes with so many decode slots."""
+    s = number_bytes(recipe.precision)
+    cache = slots * positions_of(recipe) * shape.cache_per_position(s)
+    # Groups that start together share the pass over their prompt; it makes four arrays of the inner size.
+    prompts = -(-slots // recipe.batch.samples) * recipe.context.prompt
+    # Log-probabilities, and their cumulative sum in float64, from probabilities in float64.
+    decode = {"logits": 5 * slots * shape.vocabulary * _FLOAT}
+    # Keys and values of prompts are repeated for each head of queries.
+    repeated = 2 * shape.heads * shape.head_dim * s
+    attention = {
+        "a layer of prompts": prompts * (4 * shape.inner * s + 4 * shape.hidden * _FLOAT + repeated),
+    }
+    # A layer is done before the head begins.
+    working = max(decode, attention, key=lambda terms: sum(terms.values()))
+    held = {"weights": shape.parameters * s, "KV cache": cache}
+    key = "evaluation.decode_slots" if role == "evaluation" else "decode_slots"
+    return RoleMemory(role, held, working, f"{key} or context")
+
+
+# -- the trainer -------------------------------------------------------------------------------------------
+
+
+def block_activations(shape: ModelShape, s: int) -> int:
+    """Return the bytes that a block keeps of a token for its backward pass.
+
+    A norm keeps its input in float32, and its result before and after the weight; attention its queries, keys
+    and values, its result, and a number a head; the feed-forward part four arrays of the inner size.
+    """
+    norm, qk = _FLOAT + 2 * s, shape.head_dim * (shape.heads + shape.kv_heads)
+    normed = shape.biases in (2 * shape.head_dim,)  # queries and keys have norms of their own
+    attention = qk * (norm if normed else s) + shape.head_dim * (shape.kv_heads + shape.heads) * s
+    return 2 * shape.hidden * norm + attention + shape.heads * _FLOAT + 4 * shape.inner * s
+
+
+def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMemory:
+    """Return what one of `ranks` processes of the trainer takes."""
+    s, trained = number_bytes(recipe.precision), shape.parameters
+    if recipe.lora.rank:  # of seven matrices in a block, each has two thin ones
+        widths = 4 * shape.hidden + 3 * (shape.hidden + shape.inner) + 2 * shape.head_dim * shape.heads
+        widths += 2 * shape.head_dim * shape.kv_heads
+        trained = shape.layers * recipe.lora.rank * widths
+    sharded = ranks > 1
+    frozen = shape.parameters - trained if recipe.lora.rank else 0
+    held = {
+        "weights": 0 if sharded else shape.parameters * s,
+        "masters": trained * _FLOAT // ranks if sharded or s != _FLOAT else 0,
+        "frozen weights": frozen * _FLOAT // ranks if sharded else 0,
+        "gradients": trained * _FLOAT // ranks,
+        "moments": 0 if recipe.learner.offload_optimiser else 2 * trained * _FLOAT // ranks,
+        "base model": (shape.parameters * (_FLOAT if sharded else s) // ranks)
+        if recipe.kl.coefficient
+        else 0,
+    }
+    working = max(_phases(recipe, shape, trained, ranks), key=lambda terms: sum(terms.values()))
+    keys = "batch.micro_tokens" if recipe.learner.activation_checkpointing else _CHECKPOINTING
+    return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
+
+
+_CHECKPOINTING = "learner.activation_checkpointing, batch.micro_tokens"
+
+
+def _phases(recipe: Recipe, shape: ModelShape, trained: int, ranks: int) -> Sequence[Terms]:
+    """Return what the phases of a pass work with: the logits, the backward pass of a block, and its end."""
+    s, tokens, settings = number_bytes(recipe.precision), pass_tokens(recipe), recipe.learner
+    sharded = ranks > 1
+    residual, of_block = tokens * shape.hidden * s, block_activations(shape, s) * tokens
+    kept = shape.layers * (residual if settings.activation_checkpointing else of_block)
+    kept += 2 * residual + tokens * shape.hidden * _FLOAT  # the embedding, and what the last norm keeps
+    # Embedding and head, and two blocks: one is fetched while another computes.
+    gathered = {"gathered weights": (shape.outside + 2 * shape.block) * s if sharded else 0}
+    chunks = -(-tokens // settings.chunk)
+    places = min(tokens, settings.chunk) * shape.vocabulary * _FLOAT
+    one = 0 if recipe.lora.rank else shape.embedding * _FLOAT
+    # The gradient of the head: of the chunk, of all chunks so far where there are several, and of a head in
+    # float32 both halves of bfloat16 of which its product is made. Before that, one more of the logits.
+    heads = (1 + (chunks > 1)) * one
+    halves = 2 * one * (s != _FLOAT and recipe.fp32_logits in ("both", "trainer"))
+    at_head = {"logits": _COPIES * places, "gradient of the head": heads + halves}
+    if halves and places > halves:
+        at_head = {"logits": (_COPIES + 1) * places, "gradient of the head": heads}
+    logits = gathered | {"activations": kept + 2 * residual} | at_head
+    # What a pass leaves for the masters: all of it, or of shards a block and what is outside of blocks.
+    whole = trained * s if s != _FLOAT else 0
+    if sharded:
+        whole = (shape.block + shape.outside) * (s + _FLOAT) + trained * _FLOAT * (settings.reduce == "step")
+    inside = 4 * tokens * shape.inner * s + residual
+    inside += of_block * settings.activation_checkpointing  # which makes it anew
+    first = {"activations": kept + inside, "gradients of a pass": min(shape.embedding * s, whole)}
+    last = {"activations": inside + residual, "gradients of a pass": whole}
+    return logits, gathered | first, gathered | last
+
+
+# -- all processes of a run --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What the processes on one device take; roles of one process take turns, and so only hold together."""
+
+    name: str
+    capacity: int
+    """Bytes that are free."""
+    processes: tuple[tuple[RoleMemory, ...], ...]
+    on_gpu: bool = True
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them at the worst moment.
+
+        On a CPU those that are held: what its kernels work with is little, and not known here.
+        """
+        held = sum(sum(role.held.values()) for roles in self.processes for role in roles)
+        if not self.on_gpu:
+            return held
+        working = sum(max(sum(role.working.values()) for role in roles) for roles in self.processes)
+        return round((held + working) * (1 + GAPS)) + CONTEXT * len(self.processes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether they fit."""
+        return self.total <= self.capacity
+
+
+def memory_of(
+    recipe: Recipe,
+    shape: ModelShape,
+    gpus: Sequence[Gpu],
+    n_heldout: int | None = None,
+    trainers: int | None = None,
+) -> list[DeviceMemory]:
+    """Return what every device of one machine holds; without GPUs, the machine's own memory.
+
+    Of a cluster, whose devices are not known here, a device of each role as if it were like the first of
+    `gpus`. `n_heldout` prompts are evaluated; where it is None, as many as there are decode slots for.
+    `trainers` are those that torchrun has started, in place of the recipe's.
+
+    Raises:
+        InputError: there are fewer GPUs than trainers.
+    """
+    ranks = trainers or recipe.trainers
+    trainer = trainer_memory(recipe, shape, ranks)
+    generator = generator_memory(recipe, shape, recipe.decode_slots)
+    of_evaluation = recipe.evaluation
+    slots = of_evaluation.decode_slots if n_heldout is None else of_evaluation.slots_for(n_heldout)
+    evaluation = generator_memory(recipe, shape, slots, "evaluation")
+    if recipe.cluster is not None:
+        return _on_cluster(recipe, shape, gpus, trainer, generator, evaluation)
+    turns = isinstance(recipe.placement, Inline)
+    first = (trainer, generator) if turns else (trainer,)
+    if not gpus:
+        others = [(trainer,)] * (ranks - 1) + [(generator,)] * (0 if turns else recipe.processes)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return [DeviceMemory("machine", memory, (first, *others, (evaluation,)), on_gpu=False)]
+    found, assignment = [], assign(recipe, gpus, ranks)
+    for gpu in gpus:
+        on_it = [first] if gpu.name in assignment.trainers[:1] else []
+        on_it += [(trainer,)] * assignment.trainers[1:].count(gpu.name)
+        on_it += [(generator,)] * assignment.generators.count(gpu.name)
+        # An evaluation on the device of an engine that takes turns has that engine, and its cache.
+        shares = turns and gpu.name in assignment.trainers
+        on_it += [(evaluation,)] if gpu.name == assignment.evaluator and not shares else []
+        found.append(DeviceMemory(gpu.name, gpu.free, tuple(on_it)))
+    return found
+
+
+def _on_cluster(
+    recipe: Recipe,
+    shape: ModelShape,
+    gpus: Sequence[Gpu],
+    trainer: RoleMemory,
+    generator: RoleMemory,
+    evaluation: RoleMemory,
+) -> list[DeviceMemory]:
+    if not gpus:
+        return []  # of what machines it is made is known to the cluster alone
+    cluster, memory = recipe.on_cluster, gpus[0].free
+    part = min(cluster.generator.gpus or 1.0, 1.0)
+    of_trainer = min(cluster.trainer.gpus or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
+    generating = DeviceMemory("a generator's", round(memory * part), ((generator,),))
+    if isinstance(engine := cluster.engine, Vllm):
+        s, one = number_bytes(recipe.precision), positions_of(recipe)
+        held = {
+            "weights": shape.parameters * s // engine.tensor_parallel,
+            "KV cache of a completion": one * shape.cache_per_position(s) // engine.tensor_parallel,
+        }
+        keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
+        server = RoleMemory("vLLM server", held, {}, keys)
+        generating = DeviceMemory("a server's", round(memory * engine.gpu_memory), ((server,),))
+    return [
+        DeviceMemory("a trainer's", round(memory * of_trainer), ((trainer,),)),
+        generating,
+        DeviceMemory("the evaluation's", round(memory * part), ((evaluation,),)),
+    ]
+
+
+def check_memory(devices: Sequence[DeviceMemory]) -> None:
+    """Check that every device holds what it is given.
+
+    Raises:
+        InputError: one does not; the message has the largest terms and the keys to change.
+    """
+    for device in devices:
+        if not device.fits:
+            raise InputError(f"memory: {overfull(device)}; --dry-run shows all terms")
+
+
+def overfull(device: DeviceMemory) -> str:
+    """Return why a device does not hold its processes, and which keys change that."""
+    roles = [role for of_process in device.processes for role in of_process]
+    largest = max(roles, key=lambda role: role.total)
+    sizes = ", ".join(f"{role.role} {gib(role.total)}" for role in roles)
+    name, size = max((*largest.held.items(), *largest.working.items()), key=lambda term: term[1])
+    where = f"GPU {device.name}" if device.on_gpu else "this machine"
+    return (
+        f"{where} has {gib(device.capacity)} GiB free, and {gib(device.total)} are needed ({sizes}); "
+        f"the most is {name} of the {largest.role}, {gib(size)}: change {largest.keys}"
+    )
+
+
+def gib(n_bytes: int) -> str:
+    """Format bytes in GiB."""
+    return f"{n_bytes / 2**30:,.1f}"

@@ -1,0 +1,56 @@
+"""The shape of a recipe's model, read from its config.json alone: without torch, and without weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalerl.errors import InputError, first_line
+from scalerl.model_config import ModelShape, read_model_config
+from scalerl.rl.config.devices import Gpu
+from scalerl.rl.config.memory import check_memory, memory_of
+from scalerl.rl.config.recipe import Recipe
+
+_BUILT = "chain-base"
+
+
+def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
+    """Return the shape of `model`, a folder or a name, or of the recipe's; a config may be downloaded.
+
+    Raises:
+        InputError: there is no such model, or it is of a form whose memory is not known.
+    """
+    name = str(model or recipe.model)
+    if name.partition(":")[0] == _BUILT:  # which may not be built yet: its config is made in memory
+        from scalerl.rl.model.demo_base import model_shape
+
+        return ModelShape.of(model_shape(recipe).config.to_dict(), name)  # pyright: ignore
+    path = Path(name)
+    return ModelShape.of(read_model_config(path if path.is_dir() else _downloaded(name)), name)
+
+
+def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
+    """Check that all processes of a run fit the memory of their devices, before any of them is started.
+
+    A model whose memory is not known is left unchecked.
+
+    Raises:
+        InputError: they do not fit; see `scalerl.rl.config.memory.check_memory`.
+    """
+    try:
+        shape = shape_of(recipe, model)
+    except InputError:
+        return
+    started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
+    n_heldout = len(recipe.task.prompts("heldout"))
+    check_memory(memory_of(recipe, shape, gpus, n_heldout, int(started) if started else None))
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:  # of the network, of the hub, of a name that is none
+        raise InputError(f"model {name}: its config.json cannot be read ({first_line(error)})") from error

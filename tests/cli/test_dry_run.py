@@ -1,0 +1,113 @@
+"""`scalerl train --dry-run` with assumed devices: which process has which, and what does not fit."""
+
+import json
+
+import pytest
+
+from scalerl.cli.main import main
+from scalerl.errors import InputError
+
+SHAPES = {
+    "Qwen3-0.6B": (1024, 28, 16, 3072, True),
+    "Qwen3-1.7B": (2048, 28, 16, 6144, True),
+    "Qwen3-8B": (4096, 36, 32, 12288, False),
+}
+SHIPPED = {
+    "scalerl_24gb": ("Qwen3-0.6B", "1x22.5"),
+    "scalerl_80gb": ("Qwen3-1.7B", "1x79.6"),
+    "scalerl_8x80gb": ("Qwen3-8B", "8x79.6"),
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Returns the folder of a model that has nothing but its config.json."""
+
+    def make(name):
+        hidden, layers, heads, inner, tied = SHAPES[name]
+        config = {
+            "model_type": "qwen3",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": inner,
+            "vocab_size": 151936,
+            "tie_word_embeddings": tied,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+def dry_run(capsys, *args):
+    main(["train", *map(str, args), "--dry-run", "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_recipes_fit_the_machines_that_they_are_for(recipe, model, monkeypatch, capsys):
+    name, gpus = SHIPPED[recipe]
+    monkeypatch.setenv("SCALERL_GPUS", gpus)
+    found = dry_run(capsys, recipe, "--set", f"model={model(name)}")
+    assert all(device["fits"] for device in found["devices"])
+    assert all(device["processes"] for device in found["devices"])  # none is left over
+    # What they are for is used: with three quarters of it they would not fit.
+    small = f"{gpus[:2]}{0.75 * float(gpus[2:]):g}"
+    monkeypatch.setenv("SCALERL_GPUS", small)
+    assert main(["train", recipe, "--set", f"model={model(name)}", "--dry-run"]) == 2
+
+
+def test_roles_and_terms_are_printed_with_the_recipe(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    main(["train", "scalerl_8x80gb", "--set", f"model={model('Qwen3-8B')}", "--dry-run"])
+    out = capsys.readouterr().out
+    assert "placement.trainers = 4" in out
+    assert "loss.max_ratio = 5.0" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["GPU", "4", "generator", "weights", "15.3"] in rows
+    assert ["generator", "KV", "cache", "54.1"] in rows
+    assert ["GPU", "7", "evaluation", "weights", "15.3"] in rows
+    assert out.count("fits") == 8
+
+
+def test_gpus_are_split_by_hand_or_by_the_planner(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}")
+    by_hand = dry_run(capsys, *how, "--gpus", 8, "--generators", 5, "--trainers", 2)
+    roles = [[role["role"] for process in d["processes"] for role in process] for d in by_hand["devices"]]
+    assert roles == [["trainer"]] * 2 + [["generator"]] * 5 + [["evaluation"]]
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    placement = dry_run(capsys, *how, "--gpus", 4)["recipe"]["placement"]
+    assert placement["generators"] + placement["trainers"] == 4
+    assert (
+        placement["generators"] >= placement["trainers"]
+    )  # a token is longer in the making than in the step
+
+
+def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch, capsys):
+    """16 bytes a weight of 8 billion are more than one GPU has, and more than two have beside activations."""
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    how = ("scalerl_8x80gb", "--set", f"model={model('Qwen3-8B')}", "--set", "placement.kind=inline")
+    how += ("--set", "evaluation.decode_slots=2", "--set", "decode_slots=16")
+    found = dry_run(capsys, *how, "--gpus", 8)
+    assert found["recipe"]["placement"]["trainers"] >= 3
+    assert all(device["fits"] for device in found["devices"])
+
+
+def test_more_gpus_than_there_are_is_an_error(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "2x80")
+    assert main(["train", "demo", "--gpus", "4", "--dry-run"]) == 2
+    assert "--gpus 4: this machine has 2" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused_before_the_run(tmp_path, monkeypatch, small_base):
+    from scalerl.rl import load_recipe, train
+
+    monkeypatch.setenv("SCALERL_GPUS", "1x1")
+    recipe = load_recipe("demo", [f"model={small_base}", "decode_slots=10000000"])
+    with pytest.raises(InputError, match=r"memory: GPU 0 has 1\.0 GiB free"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()

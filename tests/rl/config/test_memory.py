@@ -1,0 +1,188 @@
+"""Memory from a recipe and a shape: worked out by hand, and against what the package allocates."""
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.model_config import ModelShape
+from scalerl.rl.config.devices import Gpu
+from scalerl.rl.config.memory import (
+    CONTEXT,
+    GAPS,
+    check_memory,
+    generator_memory,
+    memory_of,
+    pass_tokens,
+    trainer_memory,
+)
+from scalerl.rl.config.recipe import load_recipe
+
+GIB = 2**30
+SMALL = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 160,
+    "vocab_size": 1000,
+    "tie_word_embeddings": True,
+}
+SETTINGS = (
+    *("precision=bfloat16", "batch.micro=1", "decode_slots=6", "batch.samples=2"),
+    *("context.prompt=20", "context.thinking=60", "context.answer=16", "length.low=30", "length.high=40"),
+)
+
+
+def recipe(*settings):
+    return load_recipe("demo", [*SETTINGS, *settings])
+
+
+def shape(**changes):
+    return ModelShape.of(SMALL | changes, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        # Qwen3-0.6B and 8B, as their cards have them: 0.44 B and 6.95 B without embeddings.
+        (
+            {
+                "hidden_size": 1024,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "intermediate_size": 3072,
+                "vocab_size": 151936,
+            },
+            596_049_920,
+        ),
+        (
+            {
+                "hidden_size": 4096,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "intermediate_size": 12288,
+                "vocab_size": 151936,
+                "tie_word_embeddings": False,
+            },
+            8_190_735_360,
+        ),
+    ],
+)
+def test_parameters_of_published_models(changes, parameters):
+    assert shape(**changes).parameters == parameters
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_transformers_own_models(kind, tied):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**SMALL | {"model_type": kind, "tie_word_embeddings": tied})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    found = shape(model_type=kind, tie_word_embeddings=tied)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_terms_worked_out_by_hand():
+    of, n = recipe("lora.rank=0"), shape().parameters
+    trainer, generator = trainer_memory(of, shape()), generator_memory(of, shape(), 6)
+    assert trainer.held == {
+        "weights": 2 * n,
+        "masters": 4 * n,
+        "frozen weights": 0,
+        "gradients": 4 * n,
+        "moments": 8 * n,
+        "base model": 0,
+    }
+    # Twice (keys, values) 3 layers, 2 heads of 16, 2 bytes: 384 a position.
+    assert generator.held["KV cache"] == 6 * pass_tokens(of) * 384
+    sharded = trainer_memory(of, shape(), ranks=4)
+    assert sharded.held["moments"] == 2 * n
+    assert sharded.held["weights"] == 0
+    assert trainer_memory(recipe("learner.offload_optimiser=true"), shape()).held["moments"] == 0
+    assert trainer_memory(recipe("kl.coefficient=0.1"), shape()).held["base model"] == 2 * n
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("learner.activation_checkpointing=true",),
+        ("learner.activation_checkpointing=true", "learner.chunk=16"),
+        ("fp32_logits=neither",),
+        ("precision=float32",),
+        ("batch.micro=8",),
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"intermediate_size": 640}, {"vocab_size": 200}])
+def test_formulas_agree_with_a_trace(settings, changes):
+    from transformers import AutoConfig
+
+    from memory import trace_generator, trace_trainer
+
+    config, of = AutoConfig.for_model(**SMALL | changes), recipe(*settings)
+    assert trainer_memory(of, shape(**changes)).total == pytest.approx(trace_trainer(of, config), rel=0.1)
+    found = generator_memory(of, shape(**changes), 6).total
+    assert found == pytest.approx(trace_generator(of, config, 6), rel=0.1)
+
+
+def of_gpus(*sizes):
+    return [Gpu(str(i), round(size), round(size)) for i, size in enumerate(sizes)]
+
+
+def test_roles_that_take_turns_hold_together_and_work_apart():
+    of = recipe()
+    trainer, generator = trainer_memory(of, shape()), generator_memory(of, shape(), 6)
+    (device,) = memory_of(of, shape(), of_gpus(GIB))
+    held = sum(trainer.held.values()) + sum(generator.held.values())
+    working = max(sum(trainer.working.values()), sum(generator.working.values()))
+    # Evaluations have the generator's engine: nothing of their own.
+    assert device.total == round((held + working) * (1 + GAPS)) + CONTEXT
+    assert device.fits
+
+
+def test_processes_on_one_device_are_added_up():
+    """Each of them would fit by itself."""
+    of = recipe("placement.kind=local", "placement.generators=2", "evaluation.decode_slots=6")
+    each = [trainer_memory(of, shape()), *[generator_memory(of, shape(), 6)] * 3]
+    total = round(sum(role.total for role in each) * (1 + GAPS)) + 4 * CONTEXT
+    (device,) = memory_of(of, shape(), of_gpus(total))
+    assert [roles[0].role for roles in device.processes] == [
+        "trainer",
+        "generator",
+        "generator",
+        "evaluation",
+    ]
+    assert device.total == total
+    check_memory([device])
+    with pytest.raises(InputError, match=r"GPU 0 has .* GiB free.*change .*; --dry-run shows all terms"):
+        check_memory(memory_of(of, shape(), of_gpus(total - 1)))
+
+
+def test_the_key_of_the_largest_term_is_named():
+    with pytest.raises(InputError, match=r"KV cache of the generator.*change decode_slots or context"):
+        check_memory(memory_of(recipe("decode_slots=1000000"), shape(), of_gpus(24 * GIB)))
+    with pytest.raises(
+        InputError, match=r"activations of the trainer.*change learner\.activation_checkpointing"
+    ):
+        check_memory(memory_of(recipe("batch.micro=100000"), shape(vocab_size=100), of_gpus(24 * GIB)))
+
+
+def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
+    of = recipe("decode_slots=1000000", "cluster.engine.kind=vllm", "evaluation.decode_slots=4")
+    trainer, server, evaluation = memory_of(of, shape(), of_gpus(24 * GIB))
+    assert server.processes[0][0].role == "vLLM server"
+    assert server.capacity == round(0.85 * 24 * GIB)
+    assert all(device.fits for device in (server, trainer, evaluation))
+
+
+def test_a_model_of_another_form_is_refused_with_those_that_are_known():
+    with pytest.raises(InputError, match="type 'gpt2' is not known: llama, mistral, qwen2, qwen3 are"):
+        shape(model_type="gpt2")
