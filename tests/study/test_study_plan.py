@@ -51,7 +51,13 @@ def test_recipes_that_arms_are_made_of_may_stand_beside_the_study_too(tmp_path):
     study = load_study(
         written(tmp_path, 'base = "demo"\nseeds = 3\n[arms]\nkind = "leave_one_out"\nwithout = "other.toml"')
     )
-    assert [arm.name for arm in make_plan(study).arms] == ["base", "loss=gspo", "length=forced_interruption"]
+    assert [arm.name for arm in make_plan(study).arms] == [
+        "base",
+        "loss=gspo",
+        "averaging=sample",
+        "advantage=prompt_std",
+        "length=forced_interruption",
+    ]
 
 
 def test_every_arm_has_every_seed_on_one_budget_and_one_base_model():

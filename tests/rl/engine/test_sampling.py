@@ -13,7 +13,7 @@ from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.sampling import stream_keys, uniform
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, VOCABULARY
-from scalerl.rl.verify.verifier import _texts
+from scalerl.rl.verify.verifier import texts_of
 
 
 def test_splitmix64_known_answers():
@@ -141,7 +141,7 @@ def test_the_end_tokens_of_generation_config_end_a_completion(
         assert rollout.truncated == (token not in (end, more))
         last.append(token)
     assert {end, more} <= set(last)
-    texts = _texts(
+    texts = texts_of(
         load_tokenizer(folder), [(uneven_prompts[0], np.array([9, 10, t])) for t in (end, more, 11)]
     )
     assert texts == ["01", "01", "012"]
