@@ -19,6 +19,7 @@ from scalerl.rl.config.health import Health, Thresholds
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.loop import parts
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.train import train
 from scalerl.rl.types import Done, Reward
 
@@ -66,7 +67,7 @@ def test_a_run_that_is_well_gives_no_alarm(recipe, model, tmp_path):
 
 
 def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_path, monkeypatch):
-    def at_09(recipe, folder, learner, version):
+    def at_09(recipe, folder, learner, version, devices):
         return load_generator(replace(recipe, temperature=0.9), folder, recipe.seed, recipe.decode_slots)
 
     monkeypatch.setattr(parts, "place_generator", at_09)
@@ -85,13 +86,13 @@ def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_
 def test_weights_corrupted_on_their_way_are_an_alarm_and_the_run_goes_on(
     recipe, model, tmp_path, monkeypatch
 ):
-    def corrupting(recipe, folder, learner, version):
+    def corrupting(recipe, folder, learner, version, devices):
         generator = load_generator(recipe, folder, recipe.seed, recipe.decode_slots)
         update = generator.update
 
         def corrupt(weights, version):
-            scale = {name: 1.02 if "layers.0" in name else 1.0 for name in weights}
-            update({name: w * scale[name] for name, w in weights.items()}, version)
+            scaled = {name: w * (1.02 if "layers.0" in name else 1.0) for name, w in weights}
+            update(WeightStream.of(scaled), version)
 
         generator.update = corrupt
         return generator

@@ -56,6 +56,7 @@ def test_recipes_that_arms_are_made_of_may_stand_beside_the_study_too(tmp_path):
         "loss=gspo",
         "averaging=sample",
         "advantage=prompt_std",
+        "curriculum=no_positive_resampling",
         "length=forced_interruption",
     ]
 

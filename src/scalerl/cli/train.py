@@ -31,10 +31,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Train a recipe into a run folder, with forecasts during the run and a final report.",
         epilog=examples("""
   scalerl train demo -o runs/mine                               # a recipe of the package
-  scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
   scalerl train runs/mine --resume                              # resume an interrupted run
   scalerl train scalerl --gpus 8 --dry-run                      # which process has which GPU, and does it fit
-  scalerl train scalerl --gpus 8 --generators 4 --trainers 4    # one machine
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )

@@ -1,5 +1,7 @@
 """Memory from a recipe and a shape: worked out by hand, and against what the package allocates."""
 
+from pathlib import Path
+
 import pytest
 
 from scalerl.errors import InputError
@@ -122,9 +124,10 @@ def test_terms_worked_out_by_hand():
     ],
 )
 @pytest.mark.parametrize("changes", [{}, {"intermediate_size": 640}, {"vocab_size": 200}])
-def test_formulas_agree_with_a_trace(settings, changes):
+def test_formulas_agree_with_a_trace(settings, changes, monkeypatch):
     from transformers import AutoConfig
 
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     from memory import trace_generator, trace_trainer
 
     config, of = AutoConfig.for_model(**SMALL | changes), recipe(*settings)

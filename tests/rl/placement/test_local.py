@@ -117,7 +117,7 @@ def test_a_resume_takes_the_version_that_was_published_not_the_one_that_was_inst
 def test_what_is_installed_is_the_oldest_version_of_several_generators(recipe, start):
     """By the newest, admission would let a generator that lags behind sample with weights older than k."""
     _, generator, learner = start(recipe, 2)
-    quick, slow = (worker.child.pid for worker in generator._workers)
+    quick, slow = (worker.process.pid for worker in generator._workers)
     os.kill(slow, signal.SIGSTOP)
     try:
         generator.update(learner.weights(), 7)
@@ -128,7 +128,7 @@ def test_what_is_installed_is_the_oldest_version_of_several_generators(recipe, s
         os.kill(slow, signal.SIGCONT)
     while generator.installed < 7:
         generator.work()
-    assert [quick, slow] == [worker.child.pid for worker in generator._workers]
+    assert [quick, slow] == [worker.process.pid for worker in generator._workers]
 
 
 def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe, start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -64,5 +65,7 @@ def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, An
 
 def amounts(config: Mapping[str, Any]) -> list[float]:
     """Return the amounts that the budget of a run has had, the present one last."""
-    budget = config.get("budget", {})
+    budget = config.get("budget")
+    if not isinstance(budget, Mapping):  # a config.json that was edited by hand is reported by its checks
+        return [math.nan]
     return [*budget.get("before", []), budget.get("amount")]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from scalerl.cli.main import main
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline
 from scalerl.rl.engine.build import load_generator
+from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.workers.ray.session import connected
 
@@ -58,12 +58,6 @@ def test_a_cluster_and_another_placement_contradict_each_other():
         load_recipe("demo", ["cluster.generators=2", "placement.kind=local"])
 
 
-@pytest.mark.parametrize("options", [["--generators", "3"], ["--trainers", "2"]])
-def test_options_of_a_cluster_need_one(options, capsys):
-    assert main(["train", "demo", *options]) == 2
-    assert "add --cluster ray" in capsys.readouterr().err
-
-
 def test_no_cluster_there_is_a_line():
     cluster = Cluster(address="127.0.0.1:1")
     complaint = r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"
@@ -86,7 +80,7 @@ def test_a_run_of_one_process_does_not_go_on_elsewhere_nor_the_other_way(tiny_re
     generator = load_generator(tiny_recipe, tiny_recipe.model, 0, 4)
     with pytest.raises(InputError, match=r"in other processes \(\[cluster\]\)"):
         generator.restore({"taken": 0})
-    local = LocalGenerator(tiny_recipe, tiny_recipe.model, {})
+    local = LocalGenerator(tiny_recipe, tiny_recipe.model, WeightStream.of({}))
     with pytest.raises(InputError, match="placement inline"):
         local.restore(generator.state())
     local.close()
