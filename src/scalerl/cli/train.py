@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl train demo -o runs/mine                               # a recipe of the package
   scalerl train runs/mine --resume                              # resume an interrupted run
-  scalerl train scalerl --gpus 8 --dry-run                      # which process has which GPU, and does it fit
+  scalerl train scalerl --gpus 8 --dry-run                      # what goes on which GPU, and does it fit
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )

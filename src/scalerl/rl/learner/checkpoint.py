@@ -133,8 +133,12 @@ def host_state(model: nn.Module) -> State:
 def write(state: State, folder: Path) -> Sums:
     """Write tensors of the CPU from this process alone; return the sums of the files."""
     writer = _SummingWriter(folder)
-    with _alone():
-        state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
+    try:
+        with _alone():
+            state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
+    except CheckpointException as error:
+        # The caller tells a full disk and a folder that was moved from others by the error of the system.
+        raise (_first(error) or error) from error
     return writer.sums
 
 
@@ -203,9 +207,13 @@ class _OfTensors(pickle.Unpickler):
 
 def _cause(error: BaseException) -> str:
     """Return the error of the first rank that failed."""
+    return brief_error(_first(error) or error)
+
+
+def _first(error: BaseException) -> BaseException | None:
     # Those after the first are ranks that waited for it.
     failures = list(error.failures.values()) if isinstance(error, CheckpointException) else []
-    return brief_error(failures[0][0] if failures else error)
+    return failures[0][0] if failures else None
 
 
 def save_pretrained(whole: Whole, folder: Path) -> None:

@@ -57,7 +57,8 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
 
 def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Return what another amount changes in config.json: `budget`, with the amounts `before`."""
-    was, (kind, amount) = config.get("budget", {}), recipe.budget_on_axis()
+    was, (kind, amount) = config.get("budget"), recipe.budget_on_axis()
+    was = was if isinstance(was, Mapping) else {}
     if was.get("amount") in (None, plain(amount)):
         return {}
     return {"budget": {"kind": kind, "amount": amount, "before": amounts(config)}}
