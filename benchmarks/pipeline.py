@@ -86,16 +86,16 @@ def run_side(args: argparse.Namespace) -> None:
     else:
         first, second = ({cores[args.place]}, {cores[1 - args.place]})
     os.sched_setaffinity(0, first)
-    start = local.GeneratorProcess.start
+    start = local.LocalGenerator._spawn
 
-    def start_on_its_core(self: Any) -> None:
+    def start_on_its_core(self: Any, worker: Any) -> None:
         os.sched_setaffinity(0, second)  # what is started inherits it
         try:
-            start(self)
+            start(self, worker)
         finally:
             os.sched_setaffinity(0, first)
 
-    local.GeneratorProcess.start = start_on_its_core
+    local.LocalGenerator._spawn = start_on_its_core
     recipe = load_recipe("demo", settings(args.side, args.steps, args.seed, args.batch))
     train.train(recipe, args.folder, args.model, evaluate_aside=False)
 

@@ -32,7 +32,7 @@ def follow(rule, tokens, interrupt_at):
         forced = int(state.forced_token()[0])
         out.append(forced if forced >= 0 else next(said))
         inserted.append(forced >= 0)
-        done, truncated = state.advance(np.array([out[-1]]), END)
+        done, truncated = state.advance(np.array([out[-1]]), [END])
         if done[0]:
             return out, inserted, bool(truncated[0])
 
@@ -184,7 +184,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe
         state.start(0, 99)
         tokens = bpe(text)["input_ids"]
         for token in tokens:
-            state.advance(np.array([token]), -2)
+            state.advance(np.array([token]), [-2])
             closed.append(not state._thinking_R[0])
         first = closed.index(True)
         assert "</think>" in bpe.decode(tokens[: first + 1])
@@ -207,7 +207,7 @@ def test_a_phrase_of_several_tokens_ends_the_thinking(bpe):
     while True:
         forced = int(state.forced_token()[0])
         out.append(forced if forced >= 0 else letter)
-        done, truncated = state.advance(np.array(out[-1:]), -2)
+        done, truncated = state.advance(np.array(out[-1:]), [-2])
         if done[0]:
             break
     assert bpe.decode(out) == "aaaaTime is up. </think>aa"

@@ -58,7 +58,8 @@ def test_arguments_of_the_chat_template_reach_the_tokens_and_survive_a_checkpoin
     for prompt in recipe.task.prompts("train") + recipe.task.prompts("heldout"):
         assert words_of(tokenizer, prompt)[-3:] == ["<assistant>", "<pad>", "<pad>"]
         assert Prompt.from_json(json.loads(json.dumps(vars(prompt)))) == prompt
-    thinking = replace(recipe.task, chat_template_args={"enable_thinking": True})
+    task: Any = recipe.task
+    thinking = replace(task, chat_template_args={"enable_thinking": True})
     assert words_of(tokenizer, thinking.prompts("train")[0])[-1] == "<assistant>"
     assert thinking.heldout_hash != recipe.task.heldout_hash  # it is asked something else
     # Checkpoints of earlier versions do not have them.

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -296,13 +297,13 @@ def test_the_published_recipes_are_what_the_paper_compares():
     ],
 )
 def test_a_loss_brings_the_averaging_and_the_advantage_of_its_paper(loss, averaging, advantage):
-    recipe = load_recipe("scalerl", [f"loss.kind={loss}"])
+    recipe: Any = load_recipe("scalerl", [f"loss.kind={loss}"])
     assert (recipe.averaging.kind, recipe.advantage.kind) == (averaging, advantage)
     shown = recipe.to_json()  # as config.json has it
     assert (shown["averaging"]["kind"], shown["advantage"]["kind"]) == (averaging, advantage)
     assert from_dict(shown) == recipe
     # What the recipe sets stays, and so does the rest of it.
-    kept = load_recipe("scalerl", [f"loss.kind={loss}", "averaging.kind=token", "advantage.kind=none"])
+    kept: Any = load_recipe("scalerl", [f"loss.kind={loss}", "averaging.kind=token", "advantage.kind=none"])
     assert (kept.averaging.kind, kept.advantage.kind) == ("token", "none")
     assert kept.loss == recipe.loss
     assert recipe == replace(

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from scalerl.rl.types import Group, Prompt
 PROMPTS = [Prompt(f"p/1/{i}", str(i), "0") for i in range(6)]
 
 
-def pool_of(seed=0, threshold=0.9, prompts=PROMPTS, history="latest"):
+def pool_of(seed=0, threshold=0.9, prompts=PROMPTS, history: Any = "latest"):
     return PromptPool(prompts, NoPositiveResampling(threshold, history), seed)
 
 

@@ -19,7 +19,7 @@ from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
-from scalerl.rl.model.weights import weights_of
+from scalerl.rl.model.weights import WeightStream, weights_of
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
@@ -173,7 +173,7 @@ def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
     closing = threading.Thread(target=lambda: evaluate.close())
     evaluate = EvaluatorAside(Slow(), (recipe.without_prompts(), recipe.model, []), Timeouts())
     made.set()
-    future = evaluate({}, 0)
+    future = evaluate(WeightStream.of({}), 0)
     with pytest.raises(CancelledError):
         future.result(timeout=60)
     closing.join(60)

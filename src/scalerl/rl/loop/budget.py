@@ -69,4 +69,4 @@ def amounts(config: Mapping[str, Any]) -> list[float]:
     budget = config.get("budget")
     if not isinstance(budget, Mapping):  # a config.json that was edited by hand is reported by its checks
         return [math.nan]
-    return [*budget.get("before", []), budget.get("amount")]
+    return [*budget.get("before", []), budget.get("amount", math.nan)]

@@ -168,7 +168,7 @@ def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
             forced = int(state.forced_token()[0])
             assert rollout.sampled_T[i] == (forced < 0)
             assert forced in (-1, token)
-            done_R, truncated_R = state.advance(np.array([token]), STOP)
+            done_R, truncated_R = state.advance(np.array([token]), [STOP])
             assert done_R[0] == (i == len(rollout.token_T) - 1)
         assert truncated_R[0] == rollout.truncated
         assert rollout.token_T[at].tolist() == ([UP, CLOSE] if rollout.interrupted else [])
