@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 from scalerl.jsonl import plain, read_last
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.batch import Fate
@@ -65,8 +65,12 @@ def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, An
 
 
 def amounts(config: Mapping[str, Any]) -> list[float]:
-    """Return the amounts that the budget of a run has had, the present one last."""
-    budget = config.get("budget")
-    if not isinstance(budget, Mapping):  # a config.json that was edited by hand is reported by its checks
-        return [math.nan]
+    """Return the amounts that the budget of a run has had, the present one last.
+
+    Raises:
+        InputError: the budget is no table, as config.json was edited.
+    """
+    budget = config.get("budget", {})
+    if not isinstance(budget, Mapping):
+        raise InputError(f"config.json: budget is {brief(budget)}, and must be a table: put back what was")
     return [*budget.get("before", []), budget.get("amount", math.nan)]
