@@ -13,7 +13,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +108,12 @@ def save(state: State, folder: Path, group: dist.ProcessGroup | None) -> Saving:
     `group` is used from a thread, and so must be used by nothing else.
     """
     writer = _SummingWriter(folder)
-    how: dict[str, Any] = {"storage_writer": writer, "process_group": group, "no_dist": group is None}
-    with nullcontext() if group else _alone():
-        found = state_dict_saver.async_save(dict(state), **how)
+    if group is None:
+        thread = ThreadPoolExecutor(1)
+        alone = thread.submit(_write_alone, to_host(state), writer)
+        thread.shutdown(wait=False)
+        return Saving(writer, folder, alone)
+    found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
     # PyTorch returns the future, or with some stagers an object that holds it.
     return Saving(writer, folder, found if isinstance(found, Future) else found.upload_completion)
 
@@ -133,13 +136,18 @@ def host_state(model: nn.Module) -> State:
 def write(state: State, folder: Path) -> Sums:
     """Write tensors of the CPU from this process alone; return the sums of the files."""
     writer = _SummingWriter(folder)
+    _write_alone(state, writer)
+    return writer.sums
+
+
+def _write_alone(state: State, writer: _SummingWriter) -> None:
     try:
+        # Here, in the thread that writes: PyTorch warns where it is done, not where it is asked for.
         with _alone():
             state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
     except CheckpointException as error:
         # The caller tells a full disk and a folder that was moved from others by the error of the system.
         raise (_first(error) or error) from error
-    return writer.sums
 
 
 @contextmanager
