@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -57,20 +56,19 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
 
 def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Return what another amount changes in config.json: `budget`, with the amounts `before`."""
-    was, (kind, amount) = config.get("budget"), recipe.budget_on_axis()
-    was = was if isinstance(was, Mapping) else {}
-    if was.get("amount") in (None, plain(amount)):
+    before, (kind, amount) = amounts(config), recipe.budget_on_axis()
+    if before[-1] == plain(amount):
         return {}
-    return {"budget": {"kind": kind, "amount": amount, "before": amounts(config)}}
+    return {"budget": {"kind": kind, "amount": amount, "before": before}}
 
 
 def amounts(config: Mapping[str, Any]) -> list[float]:
     """Return the amounts that the budget of a run has had, the present one last.
 
     Raises:
-        InputError: the budget is no table, as config.json was edited.
+        InputError: config.json was edited, and has none.
     """
-    budget = config.get("budget", {})
-    if not isinstance(budget, Mapping):
-        raise InputError(f"config.json: budget is {brief(budget)}, and must be a table: put back what was")
-    return [*budget.get("before", []), budget.get("amount", math.nan)]
+    budget = config.get("budget")
+    if not isinstance(budget, Mapping) or not isinstance(budget.get("amount"), (int, float)):
+        raise InputError(f"config.json: budget is {brief(budget)}, without an amount: put back what was")
+    return [*budget.get("before", []), budget["amount"]]
