@@ -111,3 +111,12 @@ def test_what_does_not_fit_is_refused_before_the_run(tmp_path, monkeypatch, smal
     with pytest.raises(InputError, match=r"memory: GPU 0 has 1\.0 GiB free"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "generators", "trainers"), [(["--generators", "3"], 3, 1), (["--trainers", "2"], 1, 2)]
+)
+def test_options_of_devices_are_of_this_machine_without_a_cluster(options, generators, trainers, capsys):
+    assert main(["train", "demo", *options, "--dry-run", "--json"]) == 0
+    placement = json.loads(capsys.readouterr().out)["recipe"]["placement"]
+    assert placement == {"kind": "local", "generators": generators, "trainers": trainers}
