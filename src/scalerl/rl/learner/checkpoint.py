@@ -10,6 +10,7 @@ written; rank 0 collects the sums, for the manifest of the run's checkpoint.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -102,6 +103,14 @@ class _SummingWriter(FileSystemWriter):
         super().finish(metadata, results)
 
 
+class _NoParents(FileSystem):
+    """Makes one folder, and none above it: a run folder that was removed meanwhile must stay removed."""
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Make a folder in one that is there."""
+        Path(path).mkdir(exist_ok=True)
+
+
 def save(state: State, folder: Path, group: dist.ProcessGroup | None) -> Saving:
     """Start to save; what is in `state` may change once this returns. Collective over `group`, if any.
 
@@ -134,8 +143,13 @@ def host_state(model: nn.Module) -> State:
 
 
 def write(state: State, folder: Path) -> Sums:
-    """Write tensors of the CPU from this process alone; return the sums of the files."""
+    """Write tensors of the CPU from this process alone; return the sums of the files.
+
+    Raises:
+        OSError: they cannot be written, or what `folder` is to be in is gone.
+    """
     writer = _SummingWriter(folder)
+    writer.fs = _NoParents()
     _write_alone(state, writer)
     return writer.sums
 
