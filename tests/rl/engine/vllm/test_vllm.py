@@ -125,14 +125,17 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
 ):
     versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 41))]
     generator, version = connect(rule, slots=5, end_token=NEVER), 0  # few at once, so that all of it lasts
-    for n in range(1, 40, 4):
+    generator.update(versions[version := 1], version)
+    while generator.installed < version:  # a first update is slow: all completions could end during it
+        time.sleep(0.02)
+    for n in range(1, 40):  # many, as a busy machine takes long for an update
         generator.submit(prompt_of(n), 0, 2)
-    while generator.ready < 10:
+    while generator.ready < 39:
         if generator.installed == version < 40:
             version += 1
             generator.update(versions[version], version)
-        time.sleep(0.1)
-    rollouts, models = collect(generator, 10), models_of(base, versions)
+        time.sleep(0.02)
+    rollouts, models = collect(generator, 39), models_of(base, versions)
     several = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
     assert len(several) >= 6
     assert max(len(set(r.version_T.tolist())) for r in several) >= 3
