@@ -20,6 +20,7 @@ from scalerl.cli import (
     demo,
     fit,
     ingest,
+    model,
     plan,
     report,
     serve,
@@ -109,7 +110,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for command in (fit, compare, backtest, report, ingest, train, study, plan, watch, serve, demo):
+    for command in (fit, compare, backtest, report, ingest, train, study, plan, watch, serve, demo, model):
         command.add(commands)
     completion.add(commands, parser)
     return parser

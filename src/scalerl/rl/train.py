@@ -56,7 +56,7 @@ from scalerl.rl.loop.resume import (
     set_newer_aside,
 )
 from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup

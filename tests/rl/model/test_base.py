@@ -9,7 +9,8 @@ import torch
 from scalerl.errors import InputError, WriteError
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
-from scalerl.rl.model.demo_base import BaseModel, build_base, find_model
+from scalerl.rl.model.demo_base import BaseModel, build_base
+from scalerl.rl.model.named import find_model
 from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations
 
 SPEC = BaseModel(
