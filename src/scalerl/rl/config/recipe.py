@@ -219,7 +219,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     """Return the sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
-        return _overridden(recipe_of_run(path / "config.json"), overrides)
+        return overridden(recipe_of_run(path / "config.json"), overrides)
     if not path.is_file():
         if path.is_dir():
             raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
@@ -232,7 +232,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = packaged
-    return _overridden(_with_task(parse_toml(path, source)), overrides)
+    return overridden(parse_toml(path, source), overrides)
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
@@ -268,7 +268,13 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
     return out
 
 
-def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a recipe with overrides like `loss.max_ratio=4`.
+
+    Raises:
+        InputError: one is no key and value, or goes into what is a value.
+    """
+    values = _with_task(values)
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override)

@@ -115,6 +115,10 @@ class Dataset(Task):
         """Verify the text of a completion (without its end token)."""
         return self.verifier.verify(prompt, text)
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return a right answer, which the verifier knows how to find."""
+        return self.verifier.reference(prompt)
+
     def without(self, ids: frozenset[str]) -> Dataset | None:
         """Return the data without the prompts of these ids, if `too_long` says that they are dropped.
 

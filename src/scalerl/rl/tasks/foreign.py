@@ -16,6 +16,8 @@ from scalerl.kinds import load
 from scalerl.rl.tasks.verifiers import Verifier
 from scalerl.rl.types import Prompt, Reward
 
+ANSWERS = ("answer", "solution", "ground_truth", "target")
+"""Columns in which data for TRL usually have the answer: TRL itself has no name for it."""
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # which TRL does not pass on either
 
 
@@ -67,6 +69,13 @@ class Trl(Verifier):
         judge = scores[self._names.index(self.correct) if self.correct else 0]
         return Reward(value, judge is not None and float(judge) >= self.correct_at)
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return the text of the first column of `ANSWERS` that the row has."""
+        row = _row(prompt)
+        return next(
+            (str(row[name]) for name in ANSWERS if isinstance(row.get(name), str | int | float)), None
+        )
+
     @property
     def _names(self) -> list[str]:
         return [function.rpartition(":")[2] for function in self.functions]
@@ -114,6 +123,11 @@ class Verl(Verifier):
         result = found if isinstance(found, Mapping) else {"score": found}
         value = float(result["score"])
         return Reward(value, bool(result["acc"]) if "acc" in result else value >= self.correct_at)
+
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return the ground truth, where it is a text or a number."""
+        truth = (_row(prompt).get("reward_model") or {}).get("ground_truth")
+        return str(truth) if isinstance(truth, str | int | float) else None
 
     @cached_property
     def _loaded(self) -> Callable[..., Any]:

@@ -61,6 +61,10 @@ class Task(Protocol):
         """
         ...
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return an answer that `verify` must accept, for `scalerl audit`; None where none is known."""
+        return prompt.answer or None
+
     def without(self, ids: frozenset[str]) -> Task | None:
         """Return the task without the prompts of these ids, which are longer than `context.prompt`.
 

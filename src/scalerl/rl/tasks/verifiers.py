@@ -38,6 +38,10 @@ class Verifier(Protocol):
         """Verify the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
         ...
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return a right answer; see `scalerl.rl.tasks.task.Task.reference`."""
+        return prompt.answer
+
 
 @dataclass(frozen=True)
 class Math(Verifier):
