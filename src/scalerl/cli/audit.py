@@ -20,7 +20,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     audit = commands.add_parser(
         "audit",
         help="try the verifier of a task, and look at its prompts",
-        description="Try the verifier of a task on reference answers and on wrong ones, and look for "
+        description="Try the verifier of a task on reference answers and on wrong ones, and look for\n"
         "repeated and leaked prompts. The exit status is 1 where there is a fault.",
         epilog=examples("""
   scalerl audit reasoning-gym:gcd

@@ -19,7 +19,7 @@ from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.model.build import BuildProgress, cache_folder
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.demo_base import CHAIN_BASE, BaseModel, base_folder, base_spec, build_base, new_model
-from scalerl.rl.model.smollm2 import SMOLLM2, build_smollm2, is_made, new_smollm2
+from scalerl.rl.model.smollm2 import SMOLLM2, build_smollm2, is_made, new_smollm2, smollm2_folder
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
 
 
@@ -37,7 +37,7 @@ def find_model(
         WriteError: the base model could not be saved.
     """
     if recipe.model == SMOLLM2:
-        return str(build_smollm2(cache_folder(), progress)), {}
+        return str(build_smollm2(smollm2_folder(), progress)), {}
     if not is_built(recipe.model):
         model = recipe.model
         is_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1  # not a name on the Hub
@@ -100,7 +100,7 @@ def is_to_be_built(recipe: Recipe) -> bool:
         InputError: the name has an unknown option, or a prompt an unknown word.
     """
     if recipe.model == SMOLLM2:
-        return not is_made(cache_folder())
+        return not is_made(smollm2_folder())
     return (
         is_built(recipe.model) and not (base_folder(_spec_of(recipe), cache_folder()) / "base.json").is_file()
     )

