@@ -219,7 +219,7 @@ class _TrainingRun:
         self.tokenizer = load_tokenizer(job.model)
         self.learner: Any = parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
-        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
+        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed, task.weights)
 
         saved = find_checkpoint(folder) if resume else None
         if saved:

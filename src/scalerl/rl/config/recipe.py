@@ -50,13 +50,11 @@ from scalerl.rl.config.settings import (
     Tracking,
     at_least,
 )
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.tasks.dataset import Dataset
-from scalerl.rl.tasks.reasoning_gym import ReasoningGym
+from scalerl.rl.tasks.mix import Mix, OneTask
 from scalerl.rl.tasks.shorthand import table_of
 from scalerl.rl.tasks.task import Task
 
-AnyTask = Chain | Dataset | ReasoningGym
+AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
 
@@ -290,7 +288,13 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
 def _with_task(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with the table that a task in one line stands for."""
     task = values.get("task")
-    return values | {"task": table_of(task)} if isinstance(task, str) else values
+    if isinstance(task, str):
+        return values | {"task": table_of(task)}
+    tasks = task.get("tasks") if isinstance(task, Mapping) else None
+    if not isinstance(task, Mapping) or not isinstance(tasks, Mapping):
+        return values
+    tables = {name: table_of(one) if isinstance(one, str) else one for name, one in tasks.items()}
+    return values | {"task": {**task, "tasks": tables}}
 
 
 def _default_kind(name: str) -> str | None:

@@ -5,6 +5,7 @@
     dataset.py    prompts from files and the Hugging Face Hub
     reasoning_gym.py  procedural problems
     verifiers.py  exact, math, or a function of your own; foreign.py has those of TRL and verl
+    mix.py        several tasks in one run
     shorthand.py  tasks in one line
 
 `scalerl.rl.config` and everything above import it; `scalerl.rl.verify` runs verifiers in processes.
