@@ -51,10 +51,11 @@ from scalerl.rl.config.settings import (
     at_least,
 )
 from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.task import Task
 
-AnyTask = Chain | Dataset
+AnyTask = Chain | Dataset | Code
 """The tasks of the package that a recipe can name."""
 
 

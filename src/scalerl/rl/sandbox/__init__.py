@@ -3,7 +3,7 @@
     backend.py    what encloses a process here (bubblewrap, or namespaces), and which Python it runs
     sandbox.py    programs and tests, run and judged from outside
     jail.py       the way in, run inside; namespaces.py, kernel.py and seccomp.py are its means
-    harness.py    evaluates tests inside, on values that candidate.py, in a sandbox of its own, sends as plain.py
+    harness.py    evaluates tests inside, on values (plain.py) that come from candidate.py in another sandbox
 
-It imports `scalerl.errors` alone, and what runs inside nothing but the standard library. `scalerl.rl.tasks` uses it.
+It imports `scalerl.errors` alone, and what runs inside not even that. `scalerl.rl.tasks` uses it.
 """

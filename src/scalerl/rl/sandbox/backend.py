@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from scalerl.errors import InputError, brief_error
+from scalerl.errors import InputError, brief, brief_error
 from scalerl.rl.sandbox import kernel
 from scalerl.rl.sandbox.seccomp import MACHINES
 
@@ -115,9 +115,10 @@ class Backend:
 
     @property
     def description(self) -> str:
-        """What is recorded of it, as `bwrap 0.8.0, landlock 7, user 1000`."""
+        """What is recorded of it, as `bwrap 0.8.0, user namespace, seccomp, landlock 7`."""
+        user = "own user" if is_privileged() else "user namespace"
         landlock = f"landlock {self.landlock}" if self.landlock else "no landlock"
-        return f"{self.name} {self.version}, {landlock}, seccomp"
+        return f"{self.name} {self.version}, {user}, seccomp, {landlock}"
 
     def command(self, python: Interpreter, job: dict[str, Any], fd: int) -> list[str]:
         """Return the command that runs `job`, whose JSON is in the file `fd`, in a new sandbox."""
@@ -155,19 +156,28 @@ def find_python(path: str) -> Interpreter:
     """
     executable = path or os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     try:
-        found = json.loads(subprocess.check_output([executable, "-I", "-c", _QUERY], stderr=subprocess.DEVNULL))
+        found = json.loads(
+            subprocess.check_output([executable, "-I", "-c", _QUERY], stderr=subprocess.DEVNULL)
+        )
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise InputError(f"task.python: {executable} cannot be run ({brief_error(error)})") from error
     executable = found["executable"]
-    paths = [*found["library"], *found["shared"], *found["loaders"], executable, os.path.realpath(executable)]
-    paths += [*(found["packages"] if path else ()), "/etc/ld.so.cache"]
-    read: dict[str, str] = {FOLDER: str(Path(__file__).parent)}
-    for target in sorted({path for path in paths if Path(path).exists()}):
-        source = os.path.realpath(target)
-        inside = [t for t, s in read.items() if target.startswith(f"{t}/") and source == s + target[len(t) :]]
-        if not inside:
-            read[target] = source
+    paths = [*found["library"], *found["shared"], *found["loaders"], *_links(executable), "/etc/ld.so.cache"]
+    paths += found["packages"] if path else []
+    read = {FOLDER: str(Path(__file__).parent)}
+    for target in sorted({*paths, *map(os.path.realpath, paths)}):
+        above = any(target.startswith(f"{folder}/") for folder in read)
+        if Path(target).exists() and not above:
+            read[target] = os.path.realpath(target)
     return Interpreter(executable, tuple(read.items()), bool(path))
+
+
+def _links(path: str) -> list[str]:
+    """Return a path and, while it is a symbolic link, the paths that it leads to."""
+    found = [path]
+    while Path(found[-1]).is_symlink():
+        found.append(os.path.normpath(Path(found[-1]).parent / Path(found[-1]).readlink()))
+    return found
 
 
 def find_backend(wanted: Literal["auto", "bwrap", "namespaces"], python: str = "") -> Backend:
@@ -216,8 +226,9 @@ def _probe(backend: Backend, python: Interpreter) -> str:
         return str(error)
     if ran.output == b"held\n":
         return ""
-    failed = ran.output.decode(errors="replace").removesuffix("held\n").strip() or ran.errors.decode(errors="replace")
-    return f"its sandbox does not hold ({brief_error(Exception(failed))})"
+    failed = ran.output.decode(errors="replace").removesuffix("held\n").strip()
+    last = ran.errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"its sandbox does not hold {failed or brief(last)}"
 
 
 def is_privileged() -> bool:

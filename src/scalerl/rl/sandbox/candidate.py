@@ -1,7 +1,7 @@
 """The code of a completion in a sandbox of its own: its names are called by tests that run in another one.
 
-    {"name": "f", "args": [...], "kwargs": {...}} -->     <-- {"value": ...}, {"raised": [type, text]} or
-    {"unsupported": why}; with "mutated": true where an argument was changed in place
+{"name": "f", "args": [...], "kwargs": {...}} -->     <-- {"value": ...}, {"raised": [type, text]} or
+{"unsupported": why}; with "mutated": true where an argument was changed in place
 """
 
 from __future__ import annotations

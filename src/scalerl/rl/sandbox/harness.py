@@ -21,7 +21,20 @@ from typing import Any, NoReturn
 from scalerl.rl.sandbox.plain import MAX_LINE, NotPlainError, decode, dumps, encode, loads
 
 _WITHOUT = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "next", "contains", "getitem")
-_WITHOUT += ("setitem", "delitem", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "mod", "neg", "int")
+_WITHOUT += (
+    "setitem",
+    "delitem",
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "mod",
+    "neg",
+    "int",
+)
 _WITHOUT += ("float", "index", "enter", "exit", "await", "str", "repr", "format")
 
 
@@ -95,7 +108,7 @@ class _Count:
     """Stands for a proxy in `_REFERENCES`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return [sys.getrefcount(value) for value in args if isinstance(value, _MUTABLE)][0]
+        return next(sys.getrefcount(value) for value in args if isinstance(value, _MUTABLE))
 
 
 _MUTABLE = list | dict | set
@@ -103,7 +116,7 @@ _REFERENCES = _Count()([])
 """References to a list that is written into a call."""
 
 
-def _refuse(self: _Proxy, *args: Any) -> NoReturn:
+def _refuse(self: Any, *args: Any) -> Any:
     self._channel.fail(f"the test uses {self._name} other than by a call")
 
 
@@ -155,10 +168,9 @@ def _run(module: types.ModuleType, source: str, name: str) -> None:
 def _define(names: dict[str, Any], channel: _Channel, sources: Sequence[str], reference: str) -> None:
     """Put proxies where the sources use names that they do not define, and the imports of the reference."""
     body = ast.parse(reference).body
-    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports: list[ast.stmt] = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(ast.Module(imports, []), "reference.py", "exec"), names)
-    functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    defined = {node.name for node in body if isinstance(node, functions)}
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     for source in sources:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Name) and (node.id in defined or not hasattr(builtins, node.id)):

@@ -40,7 +40,9 @@ def main(fd: int) -> None:
         site.main()
     os.write(job["ready"], b"ready")
     os.close(job["ready"])
-    _RUN[job["run"]](**job["arguments"])
+    run, arguments = _RUN[job["run"]], job["arguments"]
+    del job  # the program may look through these frames: it has the paths of the host
+    run(**arguments)
 
 
 def _confine(job: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ MNT_DETACH = 2
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
+_PR_SET_DUMPABLE = 4
 # System calls that are younger than the split of the tables: their numbers are the same on every machine.
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
@@ -23,7 +24,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# Rights of Landlock on files, by bit: execute, write, read, list, remove (2), make (7), refer, truncate, ioctl.
+# Rights of Landlock on files: execute, write, read, list, remove (2), make (7), refer, truncate, ioctl.
 _READ, _LIST, _WRITE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _NEVER = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 11  # execute; make devices and sockets
 
@@ -87,6 +88,9 @@ def drop_capabilities() -> None:
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _syscall("capset", _CAPSET[os.uname().machine], header, bytes(24))
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(
+        "PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0
+    )  # a crash starts no handler of core dumps, which is outside
 
 
 def filter_system_calls(program: bytes) -> None:
@@ -113,7 +117,8 @@ def restrict_files(read: Iterable[str], write: Iterable[str], devices: Iterable[
     abi = landlock_abi()
     if abi == 0:
         return 0
-    rights = 0x1FFF | (1 << 13 if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (1 << 15 if abi >= 5 else 0)
+    # Those that each version knows: an unknown one is an error.
+    rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", rights, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall("landlock", _LANDLOCK_CREATE, attributes, len(attributes), 0)
     rules = [(path, _READ | _LIST) for path in read] + [(path, rights & ~_NEVER) for path in write]

@@ -3,13 +3,14 @@
     run     a program, its input and output: what it printed comes back as data
     check   tests: two sandboxes, one with the tests and one with the code, and two pipes between them
 
-Wall time and output are bounded here, by killing process 1 of the sandbox: the kernel ends all others with it.
+Wall time and output are bounded here, by killing process 1 of the sandbox: the kernel ends the others too.
 CPU time, memory, threads, files and what may be called at all are bounded inside (jail.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -29,6 +30,7 @@ THREADS = 64
 """Threads of a program at most."""
 DISK = 64 << 20
 """Bytes of its /tmp, and of any file in it."""
+_SEALED = 1 | 2 | 4 | 8  # no more seals, no shrinking, no growth, no writing
 _OWN_PROCESSES = 3  # of the sandbox itself, where they count as the program's user
 _ERRORS = 1 << 16  # bytes of stderr that are kept, at most
 _ENVIRONMENT = {
@@ -55,7 +57,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What tests said of a code: `passed`, `failed`, or `unsupported` where they need more than plain data."""
+    """What tests said of a code: `passed`, `failed`, or `unsupported` if they need more than plain data."""
 
     verdict: Literal["passed", "failed", "unsupported"]
     why: str = ""
@@ -75,11 +77,12 @@ class _Files:
 
     def holding(self, data: bytes) -> int:
         """Return a file in memory that holds `data`."""
-        fd = os.memfd_create("scalerl")
+        fd = os.memfd_create("scalerl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._open.add(fd)
         while data:
             data = data[os.write(fd, data) :]
         os.lseek(fd, 0, os.SEEK_SET)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALED)  # two sandboxes may share it
         return fd
 
     def close(self, *fds: int) -> None:
@@ -104,7 +107,7 @@ class Sandbox:
     memory: int = 1 << 30
 
     def run(self, program: str, given: bytes, seconds: float, most: int = 1 << 20) -> Ran:
-        """Run a program with `given` as its input, for `seconds`, until it has printed more than `most` bytes.
+        """Run a program with `given` as its input, for `seconds`, until it has printed over `most` bytes.
 
         Raises:
             SandboxError: the sandbox did not start.

@@ -157,10 +157,9 @@ class Dataset(Task):
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:
         """Return the prompts of a source by the text of their rows, with white space normalised."""
-        columns = [column for column in (self.prompt, self.answer, self.id) if column is not None]
         found: dict[str, Prompt] = {}
         places: dict[str, str] = {}
-        for row in _read_rows(path, self.subset, split, columns):
+        for row in _read_rows(path, self.subset, split, self._columns()):
             messages = self._conversation(row)
             text = " ".join(" ".join(content for _, content in messages).split())
             prompt = self._prompt(row, name, messages)
@@ -173,6 +172,10 @@ class Dataset(Task):
             places[prompt.id] = row.place
             found[text] = prompt
         return found
+
+    def _columns(self) -> list[str] | None:
+        """Return the columns to read; None for all."""
+        return [column for column in (self.prompt, self.answer, self.id) if column is not None]
 
     def _drawn(self, prompts: Iterable[tuple[str, Prompt]], n: int | None) -> list[tuple[str, Prompt]]:
         """Return `n` of the prompts, chosen by a hash of seed and text, in their order."""
@@ -272,10 +275,11 @@ class DatasetRow:
         return value
 
 
-def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
+def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str] | None) -> list[DatasetRow]:
     """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
-    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read.
+    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read, where
+    any are named.
 
     Raises:
         InputError: there is no such file, it is not what its name says, or a library is missing.
@@ -300,7 +304,7 @@ def _jsonl(file: Path) -> list[DatasetRow]:
     return rows
 
 
-def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
+def _parquet(file: Path, columns: Iterable[str] | None) -> list[DatasetRow]:
     parquet = _library("pyarrow.parquet")
     if not file.is_file():
         raise InputError(f"{file}: no such file")
@@ -312,7 +316,7 @@ def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
     return [DatasetRow(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
 
 
-def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
+def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str] | None) -> list[DatasetRow]:
     datasets = _library("datasets")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
@@ -333,8 +337,10 @@ def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str])
     return [DatasetRow(source, "row", number, row) for number, row in enumerate(found, start=1)]
 
 
-def _wanted(source: str, there: list[str], columns: Iterable[str]) -> list[str]:
+def _wanted(source: str, there: list[str], columns: Iterable[str] | None) -> list[str]:
     """Return the existing columns that `columns` need: by full name, or by the part before the first dot."""
+    if columns is None:
+        return there
     wanted = set()
     for column in columns:
         found = {column, column.partition(".")[0]} & set(there)
