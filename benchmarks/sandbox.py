@@ -32,7 +32,9 @@ def main() -> None:
     n = parser.parse_args().programs
     proc.adopt_orphans()  # what bubblewrap leaves to the one above it is counted, too
     python = find_python("")
-    bare = measured(n, lambda: subprocess.check_output([python.executable, "-S", "-c", PROGRAM], input=b"1 2"))
+    bare = measured(
+        n, lambda: subprocess.check_output([python.executable, "-S", "-c", PROGRAM], input=b"1 2")
+    )
     print(f"{'':34}  CPU ms  of bare  a minute on 2 cores  of {ASKED}")
     show("bare Python, no sandbox", bare, bare)
     for name in ("bwrap", "namespaces"):
