@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from scalerl.errors import InputError
-from scalerl.rl.sandbox.backend import find_backend, find_python
+from scalerl.rl.sandbox.find import find_backend, find_python
 from scalerl.rl.sandbox.sandbox import Sandbox
 from scalerl.rl.verify import proc
 

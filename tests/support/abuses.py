@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalerl.rl.sandbox.backend import find_backend, find_python
+from scalerl.rl.sandbox.find import find_backend, find_python
 from scalerl.rl.sandbox.sandbox import Sandbox
 from scalerl.rl.verify import proc
 
@@ -518,9 +518,8 @@ class Outside:
             found.append("a process is traced")
         if self._files() != self.files:
             found.append("a file was written")
-        for _ in range(50):  # a process that is ending has a second
-            if not (left := proc.descendants(os.getpid()) - {self.victim.pid}):
-                break
+        until = time.monotonic() + 1  # for a process that is ending
+        while (left := proc.descendants(os.getpid()) - {self.victim.pid}) and time.monotonic() < until:
             time.sleep(0.02)
         if left:
             found.append("a process is left")

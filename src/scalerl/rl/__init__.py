@@ -2,7 +2,7 @@
 
     train.py      a run, from recipe to run folder; evaluate.py a model on the held-out prompts
     types.py      what flows along the arrows
-    config/ algo/ tasks/             what a recipe says
+    config/ algo/ tasks/ sandbox/    what a recipe says; where code that a model wrote runs
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
     placement/ loop/ health/ tracking/                                      where they are, and the run
 

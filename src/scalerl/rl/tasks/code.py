@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from scalerl.errors import InputError, brief
 from scalerl.kinds import Choice
-from scalerl.rl.sandbox.backend import find_backend, find_python
+from scalerl.rl.sandbox.find import find_backend, find_python
 from scalerl.rl.sandbox.sandbox import Sandbox
 from scalerl.rl.tasks.dataset import Dataset, DatasetRow
 from scalerl.rl.tasks.verifiers import AnyVerifier, Math, Verifier, answer_of
