@@ -269,8 +269,9 @@ print("ready", flush=True)
 sandbox.run("import ctypes, time; ctypes.CDLL(None).prctl(1, 0)\\nwhile True: time.sleep(1)", b"", 600.0)
 """
     worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    with worker.stdout or sys.stdin.buffer as said:
-        assert said.readline() == b"ready\n"
+    assert worker.stdout is not None
+    with worker.stdout:
+        assert worker.stdout.readline() == b"ready\n"
     until = time.monotonic() + 20
     while len(proc.descendants(worker.pid)) < 3 and time.monotonic() < until:  # outer, process 1, program
         time.sleep(0.02)

@@ -33,6 +33,7 @@ from {__name__.removesuffix("backend")}jail import main
 main(int(sys.argv[2]))
 """
 """Imports jail.py without the package around it, which is not in the sandbox."""
+_MANY = 1 << 14
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_SYS_ADMIN": 21}
 
 
@@ -76,7 +77,7 @@ class SandboxBackend:
             return [*jail, here, str(fd)]
         command = [BWRAP, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        command += ["--unshare-user"] if job["uid"] is None else []
+        command += ["--unshare-user", "--uid", "1000", "--gid", "1000"] if job["uid"] is None else []
         for name in _CAPABILITIES:  # which jail.py drops
             command += ["--cap-add", name]
         for target, source in job["read"].items():
@@ -92,14 +93,21 @@ class SandboxBackend:
 
 
 def is_privileged() -> bool:
-    """Whether this process is root with what it takes to enclose others without a user namespace."""
+    """Whether this process is root with what it takes to give others a user id of their own."""
     lines = Path("/proc/self/status").read_text().splitlines()
     held = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
-    return os.geteuid() == 0 and all(held >> number & 1 for number in _CAPABILITIES.values())
+    # Root of a user namespace with few ids (rootless containers) takes another namespace, as other users do.
+    spare = all(_ids(kind)[1] >= _MANY for kind in ("uid", "gid"))
+    return os.geteuid() == 0 and spare and all(held >> number & 1 for number in _CAPABILITIES.values())
 
 
 def draw_id(kind: Literal["uid", "gid"]) -> int:
     """Return a random id of a user or group that nobody has: from the upper half of those that there are."""
-    line = Path(f"/proc/self/{kind}_map").read_text().splitlines()[-1]
-    first, _, length = map(int, line.split())
-    return first + length // 2 + random.SystemRandom().randrange(max(length // 4, 1))
+    first, length = _ids(kind)
+    return first + length // 2 + random.SystemRandom().randrange(length // 4)
+
+
+def _ids(kind: Literal["uid", "gid"]) -> tuple[int, int]:
+    """Return the first and the number of the ids in the last range that this process may take."""
+    first, _, length = map(int, Path(f"/proc/self/{kind}_map").read_text().splitlines()[-1].split())
+    return first, length

@@ -175,7 +175,7 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pair(test: Mapping[str, Any], row: DatasetRow) -> list[str]:
-    pair = [test.get("input", ""), test.get("output")]
+    pair = [test.get("input") or "", test.get("output")]
     if not all(isinstance(text, str) for text in pair):
         raise InputError(
             f"{row.place}: a test must be {{input, output}}, both texts, found {brief(dict(test))}"
@@ -192,7 +192,7 @@ def code_of(answer: str, problem: Mapping[str, Any]) -> str:
     code = blocks[-1] if blocks else answer
     if not (prompt := problem.get("prompt")):
         return code
-    defined = re.search(rf"^(async\s+)?def\s+{problem['entry_point']}\b", code, re.MULTILINE)
+    defined = re.search(rf"^(async\s+)?def\s+{re.escape(problem['entry_point'])}\b", code, re.MULTILINE)
     return f"{prompt}\n{code}" if defined else prompt + code
 
 
