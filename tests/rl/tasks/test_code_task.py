@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from scalerl.rl.config.settings import Evaluation, Steps
 from scalerl.rl.tasks.code import Code, code_of
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits, Reward
+from scalerl.rl.verify.supervised import SupervisedVerifiers
 
 RIGHT, WRONG = Reward(1.0, True), Reward(0.0, False)
 SUM = {
@@ -315,6 +316,32 @@ def evaluated(program):
 
 
 # -- a run ---------------------------------------------------------------------------------------------------
+
+
+def test_verifier_workers_run_it_and_are_none_the_worse(code_task, backend):
+    """An endless loop is wrong before the verification times out; no worker is replaced for what it left."""
+    task = code_task(ASSERTS, SUM, sandbox=backend, limits=Limits(seconds=6.0))
+    asserts, pairs = prompt_of(task, ASSERTS["prompt"]), prompt_of(task, SUM["prompt"])
+    right, adds = "def f(x): return 2 * x", "print(sum(map(int, input().split())))"
+    jobs = [
+        *(
+            (asserts, text)
+            for text in (right, "def f(x): return 0", "import os\nos._exit(0)", "def f(x): yield")
+        ),
+        *((pairs, text) for text in (adds, "while True: pass", "import os\nos.kill(-1, 9)", adds)),
+        (asserts, right),
+    ]
+    pool = SupervisedVerifiers(task, task.limits)
+    try:
+        submitted = pool.submit([json.dumps([asdict(prompt), text]).encode() for prompt, text in jobs])
+        assert submitted.wait(120.0)
+        outcomes = submitted.result()
+    finally:
+        pool.close()
+    assert {why for outcome in outcomes for why in outcome.pop("restarts", {})} <= {"age"}
+    right, wrong = {"value": 1.0, "correct": True}, {"value": 0.0, "correct": False}
+    lazy = {"failed": "raised", "detail": "unsupported: f returned a value of type generator"}
+    assert outcomes == [right, wrong, wrong, lazy, right, wrong, wrong, right, right]
 
 
 def test_a_run_records_its_sandbox_and_trains_on_rewards_of_code(tiny_recipe, jsonl, tmp_path):
