@@ -22,8 +22,7 @@ from scalerl.rl.verify import proc
 PROGRAM = "print(sum(map(int, input().split())))"
 CODE = "def total(numbers):\n    return sum(numbers)"
 TESTS = {"tests": ["assert total([1, 2]) == 3"], "setup": "", "reference": "", "entry_point": ""}
-ASKED = 200
-"""Programs a minute on two cores."""
+ASKED = 200  # programs a minute on two cores
 
 
 def main() -> None:
@@ -35,7 +34,8 @@ def main() -> None:
     bare = measured(
         n, lambda: subprocess.check_output([python.executable, "-S", "-c", PROGRAM], input=b"1 2")
     )
-    print(f"{'':34}  CPU ms  of bare  a minute on 2 cores  of {ASKED}")
+    print("| | CPU ms | times bare Python | a minute on two cores | times the 200 asked |")
+    print("|---|---|---|---|---|")
     show("bare Python, no sandbox", bare, bare)
     for name in ("bwrap", "namespaces"):
         try:
@@ -68,7 +68,7 @@ def cpu_seconds() -> float:
 
 def show(name: str, seconds: float, bare: float) -> None:
     minute = 2 * 60 / seconds
-    print(f"{name:34}  {1e3 * seconds:6.1f}  {seconds / bare:7.2f}  {minute:19.0f}  {minute / ASKED:5.1f}x")
+    print(f"| {name} | {1e3 * seconds:.1f} | {seconds / bare:.1f} | {minute:,.0f} | {minute / ASKED:.1f} |")
 
 
 if __name__ == "__main__":
