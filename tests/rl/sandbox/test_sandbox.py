@@ -106,6 +106,11 @@ def test_a_python_that_is_none_is_named():
         ("def g(x): return x", ["assert f(1) == 1"], "failed"),
         ("def f(x) return x", ["assert f(1) == 1"], "failed"),
         ("def f(x): return float('nan')", ["assert f(1) != f(1)"], "passed"),
+        # What a test catches is still the end of the process, and no exception:
+        ("import os\ndef f(x): os._exit(0)", ["try:\n f(1)\nexcept Exception: pass"], "failed"),
+        ("import os\nfor n in range(3, 64):\n try: os.write(n, b'no reply\\n')\n except OSError: pass",
+         ["try:\n f(1)\nexcept Exception: pass"], "failed"),
+        ("def f(x): import nothing", ["f(1)"], "failed"),
         # Honest code whose tests need more than plain data:
         ("def f(x): return (i for i in x)", ["assert list(f([1])) == [1]"], "unsupported"),
         ("def f(x): return x(1)", ["assert f(lambda y: y + 1) == 2"], "unsupported"),
@@ -135,6 +140,15 @@ def test_an_unsupported_test_says_why(sandbox):
 def test_a_test_cannot_hide_that_it_is_unsupported(sandbox):
     test = "try:\n    f(len)\nexcept BaseException:\n    pass"
     assert checked(sandbox, "def f(x): return x", test).verdict == "unsupported"
+
+
+def test_tests_that_need_a_package_which_is_not_there_are_no_fault_of_the_code(sandbox):
+    reference = "import nothing\ndef f(): return nothing.value"
+    verdict = checked(sandbox, "def f(): return 1", "assert f() == 1", reference=reference)
+    assert (verdict.verdict, verdict.why) == (
+        "unsupported",
+        "its tests need what the Python of the sandbox lacks: No module named 'nothing'",
+    )
 
 
 def test_imports_of_the_reference_and_set_up_are_there_for_tests(sandbox):

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from scalerl.rl.sandbox.plain import MAX_LINE, NotPlainError, decode, dumps, encode, loads
 
+_OF_CODE = "_of_the_code"  # marks an exception that the code raised
 _WITHOUT = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "next", "contains", "getitem")
 _WITHOUT += (
     "setitem",
@@ -54,6 +55,8 @@ class _Channel:
         self.unsupported: str | None = None
         self.mutated: str | None = None
         """A call that changed an argument which the test goes on to hold."""
+        self.broken = False
+        """Whether the process of the code ended, or sent what is no reply; a test may catch what shows it."""
 
     def fail(self, why: str) -> NoReturn:
         """Note that a test is not supported, and leave it."""
@@ -65,19 +68,24 @@ class _Channel:
             request = {"args": [encode(a) for a in args], "kwargs": {k: encode(v) for k, v in kwargs.items()}}
         except NotPlainError as error:
             self.fail(f"{name} is called with {error}")
-        data = dumps({"name": name, **request})
-        while data:
-            data = data[os.write(self._requests, data) :]
-        reply = self._reply()
+        try:
+            reply = self._exchange(dumps({"name": name, **request}))
+            raised = _exception(*reply["raised"]) if "raised" in reply else None
+            value = None if raised or "unsupported" in reply else decode(reply["value"])
+        except Exception:
+            self.broken = True
+            raise
         if reply.get("mutated") is True and held:
             self.mutated = self.mutated or f"{name} changes its arguments in place"
         if "unsupported" in reply:
             self.fail(str(reply["unsupported"])[:300])
-        if "raised" in reply:
-            raise _exception(*reply["raised"])
-        return decode(reply["value"])
+        if raised:
+            raise raised
+        return value
 
-    def _reply(self) -> dict[str, Any]:
+    def _exchange(self, data: bytes) -> dict[str, Any]:
+        while data:
+            data = data[os.write(self._requests, data) :]
         line = self._replies.readline(MAX_LINE)
         if not line.endswith(b"\n"):
             raise RuntimeError("the process of the code ended")
@@ -153,9 +161,12 @@ def judge(
         found, why = "passed", ""
     except BaseException as error:
         found, why = "failed", f"{type(error).__name__}: {str(error)[:300]}"
-    if found == "failed" and channel.mutated:
+        if isinstance(error, ImportError) and not hasattr(error, _OF_CODE):
+            channel.unsupported = f"its tests need what the Python of the sandbox lacks: {error}"
         channel.unsupported = channel.unsupported or channel.mutated
-    if channel.unsupported:
+    if channel.broken:
+        found, why = "failed", "the process of the code ended, or sent what is no reply"
+    elif channel.unsupported:
         found, why = "unsupported", channel.unsupported
     os.write(verdict, dumps({"verdict": found, "why": why}))
     os._exit(0)
@@ -181,5 +192,7 @@ def _exception(name: str, text: str) -> Exception:
     """Return what the code raised: a builtin exception, or one that stands for any other."""
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
-        return kind(str(text))
+        error = kind(str(text))
+        setattr(error, _OF_CODE, True)
+        return error
     return _CandidateError(f"{name}: {text}")
