@@ -27,7 +27,7 @@ from scalerl.rl.sandbox.sandbox import Sandbox
 from scalerl.rl.verify import proc
 
 SECRET = "a-secret-of-the-host"
-SECONDS = 3.0
+SECONDS, ENDLESS_SECONDS = 20.0, 4.0
 MEMORY = 512 << 20
 MOST = 1 << 20
 
@@ -444,6 +444,11 @@ def f(x): return 3
 }
 """Code of completions, whose tests are `TESTS`."""
 
+ENDLESS = (
+    *("clearing the death signal", "huge errors", "CPU spin", "sleep forever"),
+    *("standard input that never comes", "a test that never returns", "an answer without end"),
+)
+"""What goes on until it is stopped."""
 SPARED = (
     # They would end or change the machine that runs the tests.
     *("kill(-1)", "a signal to every process", "mount", "chroot", "setns"),
@@ -545,18 +550,18 @@ class Outside:
 def consequences_of(name, sandbox, folder):
     """What an abuse brings about in a sandbox: nothing, where that holds."""
     with Outside(folder) as outside:
-        began = time.monotonic()
-        found = []
+        began, found = time.monotonic(), []
+        seconds = ENDLESS_SECONDS if name in ENDLESS else SECONDS
         if name in CODES:
             tests = {"tests": TESTS.splitlines(), "setup": "", "reference": "", "entry_point": ""}
-            if sandbox.check(CODES[name], tests, SECONDS).verdict == "passed":
+            if sandbox.check(CODES[name], tests, seconds).verdict == "passed":
                 found.append("the verdict is forged")
         else:
-            ran = sandbox.run(outside.header() + PROGRAMS[name], b"", SECONDS, MOST)
+            ran = sandbox.run(outside.header() + PROGRAMS[name], b"", seconds, MOST)
             found += said(ran.output)
             if len(ran.output) > MOST or len(ran.errors) > MOST:
                 found.append("its output is without a limit")
-        if time.monotonic() - began > SECONDS + 3:
+        if time.monotonic() - began > seconds + 3:
             found.append("it took too long")
         return found + outside.consequences()
 
@@ -579,7 +584,7 @@ def consequences_without(name, folder):
             stderr=subprocess.DEVNULL,
             pass_fds=[outside.held],
         )
-        timer = threading.Timer(SECONDS, pipe.kill)
+        timer = threading.Timer(ENDLESS_SECONDS, pipe.kill)
         timer.start()
         assert pipe.stdout is not None
         with pipe.stdout:

@@ -29,6 +29,7 @@ def test_an_abuse_has_no_consequence(sandbox, tmp_path, name):
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in abuses.SPARED])
 def test_without_a_sandbox_the_same_abuse_has_one(tmp_path, name):
     """Which shows that the test above would see it."""

@@ -14,7 +14,7 @@ import pytest
 from sandboxes import backend_or_skip
 
 from scalerl.errors import InputError
-from scalerl.rl.config.recipe import from_dict
+from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Evaluation, Steps
 from scalerl.rl.tasks.code import Code, code_of
 from scalerl.rl.train import train
@@ -186,10 +186,12 @@ def test_a_row_that_is_no_problem_is_named(jsonl, row, message):
         )
 
 
+def recipe_of(task):
+    return from_dict({"model": "m", "task": task, "budget": {"kind": "steps", "amount": 1}})
+
+
 def recipe_with(**task):
-    return from_dict(
-        {"model": "m", "task": {"kind": "code", **task}, "budget": {"kind": "steps", "amount": 1}}
-    )
+    return recipe_of({"kind": "code", **task})
 
 
 def test_a_recipe_names_it():
@@ -197,6 +199,17 @@ def test_a_recipe_names_it():
     assert recipe.task == Code("problems.jsonl", heldout=5, prompt="question", sandbox="namespaces")
     assert from_dict(json.loads(json.dumps(recipe.to_json()))) == recipe
     assert not {"answer", "verifier"} & recipe.to_json()["task"].keys()
+
+
+def test_a_recipe_names_it_in_one_line(tmp_path):
+    assert recipe_of("code:p.jsonl").task == Code("p.jsonl")
+    found = load_recipe(
+        "demo", ["task=code:data/p.jsonl", "task.heldout=5", "model=m", "task.python=/opt/python"]
+    )
+    assert found.task == Code("data/p.jsonl", heldout=5, python="/opt/python")
+    path = tmp_path / "recipe.toml"
+    path.write_text('model = "m"\ntask = "code:p.jsonl"\nbudget = {kind = "steps", amount = 1}')
+    assert load_recipe(str(path), ["task.sandbox=bwrap"]).task == Code("p.jsonl", sandbox="bwrap")
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from scalerl.rl.config.settings import (
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.shorthand import table_of
 from scalerl.rl.tasks.task import Task
 
 AnyTask = Chain | Dataset | Code
@@ -231,7 +232,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = packaged
-    return _overridden(parse_toml(path, source), overrides)
+    return _overridden(_with_task(parse_toml(path, source)), overrides)
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
@@ -271,10 +272,19 @@ def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, A
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override)
+        if isinstance(changes.get("task"), str):  # at once, as the next may change a key of it
+            changes = _with_task(changes)
+            values = {key: value for key, value in values.items() if key != "task"}  # it is the whole task
     try:
         return changed(values, changes)
     except InputError as error:
         raise InputError(f"--set: {error}") from None
+
+
+def _with_task(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the table that a task in one line stands for."""
+    task = values.get("task")
+    return values | {"task": table_of(task)} if isinstance(task, str) else values
 
 
 def _default_kind(name: str) -> str | None:
@@ -290,7 +300,7 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
 
     The averaging and the advantage that `values` do not name are those that the loss comes with.
     """
-    out = dict(values)
+    out = _with_task(dict(values))
     brought = _comes_with(values.get("loss"))
     for item in fields(Recipe):
         value, kind = out.get(item.name), brought.get(item.name, _default_kind(item.name))
