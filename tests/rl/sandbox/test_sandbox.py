@@ -56,6 +56,23 @@ print(open("/dev/null").read() == "", len(set("abcdef")), __name__)
     )
 
 
+def test_many_threads_fit_into_the_memory_of_a_program(sandbox):
+    program = """
+import threading
+barrier = threading.Barrier(41)
+def work():
+    barrier.wait()
+    print(sum(range(10 ** 4)) and len([bytearray(10 ** 5) for _ in range(10)]), end="")
+    barrier.wait()
+for _ in range(40):
+    threading.Thread(target=work).start()
+barrier.wait()
+barrier.wait()
+"""
+    ran = sandbox.run(program, b"", 20.0)
+    assert (ran.status, ran.output) == (0, b"10" * 40), ran.errors
+
+
 def test_the_order_of_a_set_is_the_same_every_time(sandbox):
     outputs = {sandbox.run("print(set('abcdefgh'))", b"", 10.0).output for _ in range(3)}
     assert len(outputs) == 1
@@ -77,13 +94,13 @@ def test_a_python_below_tmp_is_refused(tmp_path):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         with pytest.raises(
-            InputError, match=r"^task\.python: /tmp/.* is below /tmp, of which the sandbox has its own"
+            InputError, match=r"^task\.python: '/tmp/.* is below /tmp, of which the sandbox has its own"
         ):
             find_python(f"{folder}/bin/python")
 
 
 def test_a_python_that_is_none_is_named():
-    with pytest.raises(InputError, match=r"^task.python: /no/such/python cannot be run \(.*No such file"):
+    with pytest.raises(InputError, match=r"^task.python: '/no/such/python' cannot be run \(.*No such file"):
         find_python("/no/such/python")
 
 

@@ -27,6 +27,7 @@ def refused(call, *args):
     except (OSError, RuntimeError):
         return True
 waiting = threading.Event()
+threading.stack_size(1 << 18)
 threads = [threading.Thread(target=waiting.wait, daemon=True) for _ in range({threads} + 8)]
 for thread in threads[:8]:
     thread.start()
@@ -80,12 +81,12 @@ def find_python(path: str) -> Interpreter:
             subprocess.check_output([executable, "-I", "-c", _QUERY], stderr=subprocess.DEVNULL)
         )
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise InputError(f"task.python: {executable} cannot be run ({brief_error(error)})") from error
+        raise InputError(f"task.python: {brief(executable)} cannot be run ({brief_error(error)})") from error
     executable = found["executable"]
     paths = [*found["library"], *found["shared"], *found["loaders"], *_links(executable), "/etc/ld.so.cache"]
     paths += found["packages"] if path else []
     if below := [path for path in paths if path.startswith("/tmp/")]:
-        where = f"{below[0]} is below /tmp, of which the sandbox has its own"
+        where = f"{brief(below[0])} is below /tmp, of which the sandbox has its own"
         raise InputError(f"task.python: {where}: put this Python elsewhere, or name another")
     read = {FOLDER: str(Path(__file__).parent)}
     for target in sorted({*paths, *map(os.path.realpath, paths)}):

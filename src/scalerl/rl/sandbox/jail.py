@@ -52,6 +52,7 @@ def _confine(job: Mapping[str, Any]) -> None:
     options = f"mode=0777,size={job['disk']},nr_inodes={_INODES}"
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
     os.chdir("/tmp")
+    kernel.bound_capabilities()
     if job["uid"] is not None:
         os.setgroups([])
         os.setresgid(job["gid"], job["gid"], job["gid"])

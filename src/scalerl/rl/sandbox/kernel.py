@@ -80,11 +80,15 @@ def die_with_parent(signal: int) -> None:
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal)
 
 
-def drop_capabilities() -> None:
-    """Give up every capability, for all programs to come as well."""
+def bound_capabilities() -> None:
+    """Have no program to come get any capability; this needs one, so it comes before a change of user."""
     for capability in range(64):
         with contextlib.suppress(OSError):  # there are fewer
             _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, and what a setuid program would give."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _syscall("capset", _CAPSET[os.uname().machine], header, bytes(24))
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)

@@ -45,6 +45,7 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONUTF8": "1",
     "PYTHONHASHSEED": "0",  # the order of a set must not decide a verdict by chance
+    "MALLOC_ARENA_MAX": "1",  # another for each thread would take 64 MiB of address space
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 
