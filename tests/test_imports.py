@@ -25,7 +25,7 @@ ROOMS = (
     ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
-    *("rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
+    *("rl.types", "rl.algo", "rl.sandbox", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),

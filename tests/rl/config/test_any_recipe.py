@@ -22,6 +22,7 @@ from scalerl.kinds import hints_of
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Math
 from scalerl.rl.train import train
@@ -54,6 +55,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.template": [None, "{prompt} ."],
     "task.chat_template": [False],
     "task.chat_template_args": [{}],
+    "task.after": ["</think>"],
+    "task.python": [""],
     "task.verifier.after": ["</think>"],
     "task.verifier.name": ["judge.py:judge"],
     "task.verifier.functions": [["judge.py:reward"]],
@@ -103,7 +106,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "evaluation.seed": [0, 20251016],
 }
 # These start processes, which take their time.
-RARELY = {Dataset: 0.15, Math: 0.1}
+RARELY = {Dataset: 0.15, Code: 0.1, Math: 0.1}
 # Large enough to be out of proportion, and small enough for three steps to end.
 ODD: dict[Any, list[Any]] = {
     int: [-1, 0, 1, 2, 3, 5, 12, 17, 30, 60, 90, 250, 2**40, 2**63, -(2**70), 0.5, "3", "many", None, True],
@@ -174,7 +177,8 @@ def plain(hint: Any) -> Any:
 def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
     """A table with a sensible value for every key of one variant of each part."""
     table = {}
-    for item, hint in zip(fields(cls), hints_of(cls).values(), strict=True):
+    asked = [item for item in fields(cls) if item.init]
+    for item, hint in zip(asked, hints_of(cls).values(), strict=True):
         key, variants = prefix + item.name, variants_of(hint)
         if is_dataclass(item.default):  # the thresholds of a figure, which are its own
             table[item.name] = vars(item.default).copy()
@@ -246,7 +250,7 @@ def there(tmp_path_factory):
     """A folder with data and a verifier, in which recipes are run."""
     folder = tmp_path_factory.mktemp("there")
     rows = [
-        {"prompt": f"{x} + {y} =", "answer": str((x + y) % 10), "id": f"{x}{y}"}
+        {"prompt": f"{x} + {y} =", "answer": str((x + y) % 10), "id": f"{x}{y}", "tests": [{"output": ""}]}
         for x in range(4)
         for y in (1, 2)
     ]

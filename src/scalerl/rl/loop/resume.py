@@ -29,6 +29,7 @@ from scalerl.rl.checkpoint.store import (
 )
 from scalerl.rl.config.recipe import Recipe, recipe_of_run
 from scalerl.rl.loop.budget import amounts, changes_of_budget, check_budget
+from scalerl.rl.tasks.code import Code
 
 _LOG = logging.getLogger("scalerl")
 _FINISHED = "finished.json"
@@ -211,7 +212,8 @@ def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
 
 
 def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom code.
+    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom
+    code, the sandbox.
 
     Code that has changed since the run was last started is a warning; its new hash comes after those before.
     """
@@ -223,7 +225,9 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
     free = {key: value for key, value in plain(recipe.to_json()).items() if key in (*UNTRAINED, "budget")}
-    return {"recipe": free, "code": code, "devices": dict(devices), **changes_of_budget(config, recipe)}
+    sandbox = {"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}
+    changes = {"recipe": free, "code": code, "devices": dict(devices), **sandbox}
+    return changes | changes_of_budget(config, recipe)
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -263,7 +267,7 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without what a resume may change."""
-    kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code")}
+    kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code", "sandbox")}
     for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}

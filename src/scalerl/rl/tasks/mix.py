@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from scalerl.kinds import Choice
 from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.reasoning_gym import ReasoningGym
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-OneTask = Chain | Dataset | ReasoningGym
+OneTask = Chain | Dataset | Code | ReasoningGym
 """The tasks of the package that a mixture can hold."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "code": lambda rest: {"kind": "code", "path": rest},
     "reasoning-gym": lambda rest: {"kind": "reasoning_gym", "name": rest},
     "trl": lambda rest: _rewarded({"kind": "trl", "functions": [rest]}),
     "verl": lambda rest: _rewarded({"kind": "verl", "score": rest}),
@@ -16,6 +17,7 @@ _DATA = (".jsonl", ".ndjson", ".parquet")
 def table_of(task: str) -> dict[str, Any]:
     """Return the table that a task in one line stands for; any other text is a kind.
 
+    code:PATH              programming problems of a data set
     reasoning-gym:NAME     problems of a data set of reasoning-gym
     trl:FILE.py:NAME       a reward function of TRL, on the data of `task.path`
     verl:FILE.py:NAME      a `compute_score` of verl, on the Parquet file `task.path`
