@@ -81,6 +81,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "context.answer": [1, 4],
     "optimiser.lr": [1e-5, 1e-2],
     "optimiser.warmup_steps": [0, 100],
+    "optimiser.decay_steps": [0, 7, 200],
+    "optimiser.min_lr_ratio": [0.0, 0.1],
     "optimiser.betas": [[0.9, 0.95], [0.0, 0.0]],
     "optimiser.eps": [1e-15, 1e-8],
     "optimiser.weight_decay": [0.0, 0.01],

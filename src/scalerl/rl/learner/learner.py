@@ -222,7 +222,7 @@ class Learner:
             return StepStats()
         sums, ratio_max = self._accumulate_all(batch)
         # By the version, so that a resume needs no state of a scheduler.
-        lr = self._recipe.optimiser.lr_at(self.version)
+        lr = self._recipe.lr_at(self.version)
         # Checked before the step: the weights that are saved then are still the last good ones.
         norm = clip_gradients(self._masters, self._recipe.optimiser.max_grad_norm)
         if not math.isfinite(norm):
