@@ -73,6 +73,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "length.cache": [1, 8],
     "lora.rank": [0, 2],
     "lora.alpha": [4],
+    "lora.targets": ["all-linear", ["q_proj", "v_proj"]],
     "batch.prompts": [1, 3],
     "batch.samples": [2, 5],
     "batch.micro": [1, 4, 64],

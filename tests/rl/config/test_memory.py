@@ -189,3 +189,20 @@ def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
 def test_a_model_of_another_form_is_refused_with_those_that_are_known():
     with pytest.raises(InputError, match="type 'gpt2' is not known: llama, mistral, qwen2, qwen3 are"):
         shape(model_type="gpt2")
+
+
+@pytest.mark.parametrize(
+    "targets", ["all-linear", "q_proj", '["v_proj", "mlp.down_proj"]', "k_proj", "o_proj"]
+)
+def test_the_adapters_of_a_memory_are_those_that_are_added(targets):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from scalerl.rl.model.lora import adapter_parameters, add_adapters
+
+    adapted = recipe("lora.rank=4", f"lora.targets={targets}")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL))
+    parameters = sum(p.numel() for _, p in adapter_parameters(add_adapters(model, adapted.lora, 0)))
+    found = trainer_memory(adapted, shape()).held
+    assert found["masters"] == found["gradients"] == 4 * parameters

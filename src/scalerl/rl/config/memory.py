@@ -22,7 +22,7 @@ from scalerl.model_config import ModelShape
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.devices import Gpu, assign
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Inline
+from scalerl.rl.config.settings import ALL_LINEAR, Inline
 
 CONTEXT = 600 * 2**20
 """Bytes of CUDA and its libraries in a process that uses a GPU: assumed."""
@@ -111,10 +111,8 @@ def block_activations(shape: ModelShape, s: int) -> int:
 def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMemory:
     """Return what one of `ranks` processes of the trainer takes."""
     s, trained = number_bytes(recipe.precision), shape.parameters
-    if recipe.lora.rank:  # of seven matrices in a block, each has two thin ones
-        widths = 4 * shape.hidden + 3 * (shape.hidden + shape.inner) + 2 * shape.head_dim * shape.heads
-        widths += 2 * shape.head_dim * shape.kv_heads
-        trained = shape.layers * recipe.lora.rank * widths
+    if recipe.lora.rank:
+        trained = shape.layers * recipe.lora.rank * _adapted_widths(recipe, shape)
     sharded = ranks > 1
     frozen = shape.parameters - trained if recipe.lora.rank else 0
     held = {
@@ -130,6 +128,17 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
     working = max(_phases(recipe, shape, trained, ranks), key=lambda terms: sum(terms.values()))
     keys = "batch.micro_tokens" if recipe.learner.activation_checkpointing else _CHECKPOINTING
     return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
+
+
+def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
+    """Return inputs plus outputs of the matrices in a block that have adapters, which are two thin ones."""
+    queries, keys = shape.head_dim * shape.heads, shape.head_dim * shape.kv_heads
+    outputs = {
+        **{"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries},
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.inner),
+    }
+    targets = {target.rpartition(".")[2] for target in recipe.lora.targets}
+    return sum(shape.hidden + n for name, n in outputs.items() if targets & {name, ALL_LINEAR})
 
 
 _CHECKPOINTING = "learner.activation_checkpointing, batch.micro_tokens"

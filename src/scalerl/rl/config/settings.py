@@ -285,9 +285,17 @@ class AdamW:
         return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)
 
 
+def _listed(value: Any) -> Any:
+    """One name is a list of one: `--set tracking.to=wandb`."""
+    return (value,) if isinstance(value, str) else value
+
+
+ALL_LINEAR = "all-linear"
+
+
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters (arXiv 2106.09685) on every linear layer but the head; off at rank 0.
+    """Low-rank adapters (arXiv 2106.09685); off at rank 0.
 
     An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
     log-probabilities must be those of the weights that are published.
@@ -295,15 +303,15 @@ class Lora:
 
     rank: int = 0
     alpha: int = 32
+    targets: Annotated[tuple[str, ...], BeforeValidator(_listed)] = (ALL_LINEAR,)
+    """The layers that have adapters, as `target_modules` of PEFT names them: `["q_proj", "v_proj"]`, the ends
+    of their names; `all-linear` is every linear layer but the head."""
 
     def __post_init__(self) -> None:
         if self.rank < 0 or not self.alpha > 0:
             raise ValueError("rank must not be negative, and alpha must be positive")
-
-
-def _listed(value: Any) -> Any:
-    """One name is a list of one: `--set tracking.to=wandb`."""
-    return (value,) if isinstance(value, str) else value
+        if not self.targets or not all(self.targets):
+            raise ValueError(f'targets must name layers, or be "{ALL_LINEAR}"')
 
 
 @dataclass(frozen=True)

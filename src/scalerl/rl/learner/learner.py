@@ -42,6 +42,7 @@ from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
+from scalerl.rl.model.lora import write_adapter
 from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
 
@@ -172,7 +173,8 @@ class Learner:
         Raises:
             WriteError: rank 0, which writes, cannot; on every rank.
         """
-        checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder))
+        dtype = dtype_of(self._recipe.precision)
+        checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder), dtype)
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
         """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
@@ -181,11 +183,14 @@ class Learner:
         What has to be written at once goes `near` that folder. For a learner on one process.
         """
         weights = checkpoint.host_state(self.model)
+        adapter = checkpoint.adapter_state(self.model, dtype_of(self._recipe.precision))
         held = checkpoint.to_host(self._disk_state()) if resumable else {}
         model: Any = self.model
 
         def write(folder: Path) -> Sums:
             model.save_pretrained(folder, state_dict=weights)
+            if adapter:
+                write_adapter(adapter, model, folder / checkpoint.ADAPTER)
             sums = checkpoint.write(held, folder / checkpoint.DISK) if held else {}
             return {f"{checkpoint.DISK}/{name}": found for name, found in sums.items()}
 

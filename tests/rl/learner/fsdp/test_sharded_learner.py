@@ -11,10 +11,11 @@ from safetensors.numpy import load_file
 from weight_arrays import arrays
 
 from scalerl.rl.algo.loss import Gspo, Kl
+from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.learner import LearnerSettings
 from scalerl.rl.config.settings import BatchSize, Lora
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 
 
@@ -89,6 +90,20 @@ def test_the_saved_model_is_the_trained_one(
     for name, weight in saved.items():
         assert np.array_equal(weight, weights[name]), name
     assert keys_on_disk(tmp_path / "hf") == keys_on_disk(recipe.model)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_sharded_adapter_is_saved_as_that_of_one_process(
+    ranks, fsdp_recipe, sampled_batches, tmp_path, precision
+):
+    recipe = replace(fsdp_recipe, lora=Lora(rank=2, targets=("q_proj", "down_proj")), precision=precision)
+    alone = load_learner(recipe, recipe.model)
+    save_model(alone.saver(tmp_path), load_tokenizer(recipe.model), tmp_path / "alone")
+    ranks(2, learner_work.save_hf, recipe, [], tmp_path / "hf")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        found, expected = ((tmp_path / of / "adapter" / name).read_bytes() for of in ("hf", "alone"))
+        assert len(found) > 500
+        assert found == expected, name
 
 
 def keys_on_disk(folder):
