@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.errors import OutOfMemoryError
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
@@ -242,7 +243,8 @@ class Pipeline:
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         try:
             pending = learner.begin(batch)
-        except StepStoppedError:  # nothing was trained: after a resume the step is made from its beginning
+        except (StepStoppedError, OutOfMemoryError):
+            # Nothing was trained: after a resume the step is made from its beginning.
             self._verified.extendleft(reversed(groups))
             raise
         # 0: while groups are being verified, `_go_on` does the waiting.

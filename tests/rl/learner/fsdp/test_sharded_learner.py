@@ -6,10 +6,12 @@ import learner_work
 import numpy as np
 import pytest
 import torch
+from greedy_loss import Greedy, allocate
 from learner_ranks import Ranks
 from safetensors.numpy import load_file
 from weight_arrays import arrays
 
+from scalerl.errors import OutOfMemoryError
 from scalerl.rl.algo.loss import Gspo, Kl
 from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.learner import LearnerSettings
@@ -239,3 +241,21 @@ def test_a_rank_that_is_lost_is_told_and_not_waited_for(tmp_path, fsdp_recipe, s
     batch = sampled_batches(fsdp_recipe.model, 1)[0]
     first, _ = ranks(2, learner_work.lose_one, fsdp_recipe, batch, how, allow_failure=True)
     assert "WorkerError: learner: another of its processes has ended, or was silent for 4 s" in first
+
+
+def test_a_rank_that_runs_out_says_so_and_ends_the_others(tmp_path, fsdp_recipe, sampled_batches):
+    recipe = replace(fsdp_recipe, loss=Greedy(), batch=BatchSize(prompts=2, samples=4, micro=3))
+    batches = sampled_batches(recipe.model, 2)
+    ranks = Ranks(tmp_path, timeout=20.0)
+    other, full = ranks(2, learner_work.run_out_on_rank_1, recipe, batches, allow_failure=True)
+    assert "OutOfMemoryError: trainer: out of memory (an allocation of 1,048,576.0 GiB failed)" in full
+    assert "WorkerError: learner: another of its processes has ended" in other
+
+
+def test_a_step_of_the_optimiser_that_does_not_end_is_torn(fsdp_recipe, sampled_batches, monkeypatch):
+    learner, (batch,) = load_learner(fsdp_recipe, fsdp_recipe.model), sampled_batches(fsdp_recipe.model, 1)
+    monkeypatch.setattr(learner._optimiser, "step", lambda lr: allocate())
+    with pytest.raises(OutOfMemoryError) as caught:
+        learner.step(batch)
+    assert caught.value.torn
+    assert learner.version == 0
