@@ -77,6 +77,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "batch.prompts": [1, 3],
     "batch.samples": [2, 5],
     "batch.micro": [1, 4, 64],
+    "batch.max_gen_batches": [1, 3],
     "context.prompt": [8, 12],
     "context.thinking": [6, 9],
     "context.answer": [1, 4],

@@ -77,7 +77,8 @@ class Recipe:
     advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
         default_factory=BatchStd
     )
-    zero_variance: Literal["drop", "keep"] = "drop"
+    zero_variance: Literal["drop", "keep", "resample"] = "drop"
+    """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
     curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
         default_factory=NoPositiveResampling

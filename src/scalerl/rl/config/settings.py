@@ -37,9 +37,12 @@ class BatchSize:
     micro_tokens: int = 0
     """Tokens per forward pass of one process of the trainer, padding included, but at least one completion;
     0 is `micro` completions."""
+    max_gen_batches: int = 10
+    """The most that a step takes with `zero_variance = "resample"`, in batches of `prompts` groups; it goes
+    on with what it then has."""
 
     def __post_init__(self) -> None:
-        at_least(1, prompts=self.prompts, micro=self.micro)
+        at_least(1, prompts=self.prompts, micro=self.micro, max_gen_batches=self.max_gen_batches)
         at_least(0, micro_tokens=self.micro_tokens)
         at_least(2, samples=self.samples)  # a group of one has no baseline
 
