@@ -136,6 +136,30 @@ def test_formulas_agree_with_a_trace(settings, changes, monkeypatch):
     assert found == pytest.approx(trace_generator(of, config, 6), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("learner.activation_checkpointing=true",),
+        ("learner.activation_checkpointing=true", "learner.chunk=16"),
+        ("learner.reduce=step",),
+        ("fp32_logits=neither",),
+        ("precision=float32",),
+        ("batch.micro=8",),
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"intermediate_size": 640, "tie_word_embeddings": False}])
+def test_the_formula_of_a_rank_agrees_with_a_trace_of_fsdp2(settings, changes, monkeypatch):
+    from transformers import AutoConfig
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    from memory import trace_rank
+
+    config, of = AutoConfig.for_model(**SMALL | changes), recipe(*settings)
+    found = trainer_memory(of, shape(**changes), ranks=4).total
+    assert found == pytest.approx(trace_rank(of, config, 4), rel=0.1)
+
+
 def of_gpus(*sizes):
     return [Gpu(str(i), round(size), round(size)) for i, size in enumerate(sizes)]
 

@@ -31,7 +31,7 @@ from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import OrderedGroups
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
-from scalerl.rl.model.causal_lm import FlopCount, log_probs_TV
+from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Counters, Rollout, Weights
@@ -67,6 +67,8 @@ class TorchGenerator(OrderedGroups):
         self.tokenizer = tokenizer
         self.sampling = sampling
         self._counters, self._memory = Counters(), memory
+        self._head: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        """The LM head of the present weights: on a CPU a copy in float32, not to be made in every step."""
         self._factory = RequestFactory(tokenizer, sampling)
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
@@ -127,6 +129,7 @@ class TorchGenerator(OrderedGroups):
         """Install new weights between two decode steps; the KV cache stays as it is."""
         started = time.perf_counter()
         install_weights(self.model, weights)
+        self._head = None
         self.version = version
         self._counters.seconds += time.perf_counter() - started
 
@@ -224,7 +227,9 @@ class TorchGenerator(OrderedGroups):
         how = self.sampling.temperature, self.sampling.fp32_logits
         try:
             hidden_AD = self._forward(before, groups)
-            token_A, logp_A = self._sample(log_probs_TV(self.model, hidden_AD, *how), slots, at)
+            self._head = self._head or head_of(self.model, self.sampling.fp32_logits)
+            logp_AV = log_probs_TV(self.model, hidden_AD, *how, self._head)
+            token_A, logp_A = self._sample(logp_AV, slots, at)
         except (RuntimeError, MemoryError):  # out of memory, say: a checkpoint may be made of what was before
             self._counters.flops = flops
             self._empty([slot for group in groups for slot in group.tolist()])
