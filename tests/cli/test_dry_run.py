@@ -120,3 +120,36 @@ def test_options_of_devices_are_of_this_machine_without_a_cluster(options, gener
     assert main(["train", "demo", *options, "--dry-run", "--json"]) == 0
     placement = json.loads(capsys.readouterr().out)["recipe"]["placement"]
     assert placement == {"kind": "local", "generators": generators, "trainers": trainers}
+
+
+def test_a_plan_checks_the_memory_of_a_dry_run(model, monkeypatch, capsys):
+    words = ["plan", "scalerl", "--rates", "h100-8b", "--steps", "2", "--set", f"model={model('Qwen3-8B')}"]
+    words += ["--set", "decode_slots=24", "--set", "evaluation.decode_slots=24"]
+
+    def plan(*more):
+        status = main([*words, *map(str, more)])
+        return status, capsys.readouterr()
+
+    monkeypatch.setenv("SCALERL_GPUS", "1x79.6")
+    status, said = plan("--generators", 12, "--trainers", 4, "--json")
+    assert status == 0
+    trainer, generator, _ = json.loads(said.out)["memory"]
+    assert trainer["fits"]
+    assert generator["fits"]
+    # A trainer alone has all masters and moments: more than a GPU has, whatever the generators do.
+    status, said = plan("--generators", 12, "--trainers", 1)
+    assert status == 2
+    assert "memory" in said.out
+    assert "GiB free" in said.err
+    assert "the most is moments of the trainer" in said.err
+    # Of the splits of few devices the fastest that fits is taken, though it is not the fastest.
+    status, said = plan("--devices", 5, "--json")
+    assert status == 0
+    answer = json.loads(said.out)
+    assert all(device["fits"] for device in answer["memory"])
+    assert answer["plan"]["trainers"] > 1
+    monkeypatch.setenv("SCALERL_GPUS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    status, said = plan("--generators", 12, "--trainers", 1)
+    assert status == 0
+    assert "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB" in said.out

@@ -8,10 +8,11 @@ from typing import Any
 
 from scalerl.cli._text import print_json, print_table
 from scalerl.errors import InputError
+from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Local
+from scalerl.rl.config.settings import Inline, Local
 from scalerl.rl.model.shape import shape_of
 
 _RATES = "h100-8b"
@@ -44,6 +45,25 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits))
 
 
+def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:
+    """Return the memory of a device of each role, of so many devices like this machine's first GPU.
+
+    Empty where no GPU is known: `SCALERL_GPUS` stands for one.
+
+    Raises:
+        InputError: the shape of the model is not known.
+    """
+    gpus = visible_gpus()
+    if not gpus:
+        return []
+    cluster = recipe.cluster or Cluster()
+    if isinstance(cluster.engine, Torch):
+        cluster = replace(cluster, generators=generators)
+    learner = Fsdp2() if trainers > 1 else OneProcess()
+    cluster = replace(cluster, trainers=trainers, learner=learner)
+    return memory_of(replace(recipe, placement=Inline(), cluster=cluster), shape_of(recipe), gpus)
+
+
 def dry_run(recipe: Recipe, as_json: bool) -> None:
     """Print the plan of a run.
 
@@ -54,7 +74,7 @@ def dry_run(recipe: Recipe, as_json: bool) -> None:
     devices = memory_of(recipe, shape, visible_gpus())
     if as_json:
         found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
-        print_json(found | {"devices": [_to_json(device) for device in devices]})
+        print_json(found | {"devices": [device_json(device) for device in devices]})
     else:
         for line in _lines(recipe.to_json()):
             print(line)
@@ -89,7 +109,8 @@ def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:
     yield name, "all", f"of {gib(device.capacity)} free: {verdict}", gib(device.total)
 
 
-def _to_json(device: DeviceMemory) -> dict[str, Any]:
+def device_json(device: DeviceMemory) -> dict[str, Any]:
+    """Return the memory of a device, as `--json` prints it."""
     return {
         "name": device.name,
         "free_bytes": device.capacity,

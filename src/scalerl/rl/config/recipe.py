@@ -77,7 +77,8 @@ class Recipe:
     advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
         default_factory=BatchStd
     )
-    zero_variance: Literal["drop", "keep"] = "drop"
+    zero_variance: Literal["drop", "keep", "resample"] = "drop"
+    """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
     curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
         default_factory=NoPositiveResampling
@@ -120,6 +121,7 @@ class Recipe:
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+        _check_decay(self.optimiser, self.budget)
 
     @property
     def processes(self) -> int:
@@ -151,6 +153,10 @@ class Recipe:
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of the step that makes version `step` + 1."""
+        return self.optimiser.lr_at(step, self.optimiser.decay_steps or self.budget.amount)
 
     @property
     def evaluations(self) -> float:
@@ -185,6 +191,27 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Return the same with infinity as a word, as JSON has none; `from_dict` reads this too."""
         return _with_words(self.to_dict())
+
+
+def _check_decay(optimiser: AdamW, budget: AnyBudget) -> None:
+    if optimiser.lr_scheduler == "constant":
+        return
+    steps = budget.amount if budget.kind == "steps" else math.inf
+    end = optimiser.decay_steps or steps
+    if end == math.inf:
+        raise ValueError(
+            f"optimiser.decay_steps: a {optimiser.lr_scheduler} decay ends at a step, and a budget in "
+            f"{budget.kind} names none: set it"
+        )
+    if end <= optimiser.warmup_steps:
+        raise ValueError(
+            f"optimiser.warmup_steps: {optimiser.warmup_steps} leave nothing of the {end:g} steps of a decay"
+        )
+    if not optimiser.min_lr_ratio and end < steps < math.inf:
+        raise ValueError(
+            f"optimiser.decay_steps: the learning rate is 0 from step {end:g} on, and the budget is "
+            f"{steps:g} steps: set optimiser.min_lr_ratio, or as many decay_steps"
+        )
 
 
 def _with_words(value: Any) -> Any:

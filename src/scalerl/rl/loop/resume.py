@@ -224,7 +224,8 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
-    free = {key: value for key, value in plain(recipe.to_json()).items() if key in (*UNTRAINED, "budget")}
+    may_change = (*UNTRAINED, *_MEMORY, "budget", "decode_slots")
+    free = {key: value for key, value in plain(recipe.to_json()).items() if key in may_change}
     sandbox = {"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}
     changes = {"recipe": free, "code": code, "devices": dict(devices), **sandbox}
     return changes | changes_of_budget(config, recipe)
@@ -271,6 +272,21 @@ def _kept(config: dict[str, Any]) -> dict[str, Any]:
     for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}
+    if isinstance(recipe := kept.get("recipe"), Mapping):
+        kept["recipe"] = _without_memory(recipe)
+    return kept
+
+
+_MEMORY = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots",)}
+"""Keys of tables that are a matter of memory and speed: a run that had too little may go on with others."""
+
+
+def _without_memory(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the keys that are a matter of memory."""
+    kept = {key: value for key, value in recipe.items() if key != "decode_slots"}
+    for name, keys in _MEMORY.items():
+        if isinstance(table := kept.get(name), Mapping):
+            kept[name] = {key: value for key, value in table.items() if key not in keys}
     return kept
 
 
@@ -280,7 +296,7 @@ def _without_budget(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in recipe.items() if key not in UNTRAINED}
+    return _without_memory({key: value for key, value in recipe.items() if key not in UNTRAINED})
 
 
 def _shown(value: Any) -> str:
