@@ -133,9 +133,7 @@ class RayRanks:
         """`seconds` is how long ranks wait for each other."""
         self._timeouts, self._transport = cluster.timeouts, cluster.transport
         self.size = cluster.trainers
-        self._backend = RayActors(
-            TrainerActor, cluster.trainer, session.room["trainers"], cluster.timeouts.heartbeat
-        )
+        self._backend = RayActors(TrainerActor, session, "trainers", cluster.timeouts.heartbeat)
         self._lock = threading.Lock()
         """A checkpoint's thread waits for ranks while the driver does too."""
         self._clock, self._numbers = PollClock(), count()
