@@ -18,7 +18,8 @@ import torch.multiprocessing as mp
 
 from gpu_checks import SkippedError
 from gpu_checks.lab import Lab
-from scalerl.rl.sync.broadcast import BroadcastGroup, Joined, free_port
+from scalerl.rl.sync.broadcast import BroadcastGroup, Joined
+from scalerl.rl.workers.ranks import free_port
 
 _SECONDS = 20
 

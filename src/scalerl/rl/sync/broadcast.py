@@ -186,13 +186,3 @@ class Incoming:
             Joined.leave()
             raise
         return WeightStream.of(received)
-
-
-def free_port(address: str) -> int:
-    """Return a port that is free at this moment; for an address of another machine, one that is free here."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:  # the address is another machine's
-            probe.bind(("", 0))
-        return probe.getsockname()[1]

@@ -18,7 +18,7 @@ SHARDED = Cluster(generators=8, trainers=4, learner=Fsdp2())
 
 def gpus_of(cluster, there):
     """GPUs of each actor, by role."""
-    return {role: [one.gpus for one in r.each] for role, r in requests_of(cluster, there).items()}
+    return {role: [one.gpus for one in each] for role, each in requests_of(cluster, there).items()}
 
 
 @pytest.mark.parametrize(

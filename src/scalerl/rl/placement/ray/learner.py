@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,7 @@ from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
 from scalerl.rl.types import Pending, Plan
 from scalerl.rl.workers.backend import Channel
-from scalerl.rl.workers.ranks import meet, store_at
+from scalerl.rl.workers.ranks import free_port, meet, store_at
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
@@ -58,10 +57,7 @@ class RankServer:
     def address_to_meet(self) -> str:
         """Return a free address of this node, at which the ranks find each other; called on the first."""
         address = ray.util.get_node_ip_address()
-        # The port is free at this instant only: the store listens at it next.
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"{address}:{probe.getsockname()[1]}"
+        return f"{address}:{free_port(address)}"
 
     def meet(self, rank: int, world: int, address: str, seconds: float) -> None:
         """Join the process group; no rank waits for another for more than `seconds`, now or later."""

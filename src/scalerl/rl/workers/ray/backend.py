@@ -21,7 +21,6 @@ from scalerl.errors import ScalerlError, brief_error
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session, here
-from scalerl.rl.workers.supervision import PollClock
 
 _RECEIVE = 2.0  # seconds that an actor waits for a message to return
 _CAUSE = 140  # characters of Ray's text about a death
@@ -112,7 +111,6 @@ class RayProcess(WorkerProcess):
         self.node = "no node yet"
         self._placing, self._running, self._receiving = handle.where.remote(), None, None
         self._heard_at = 0.0
-        self._clock = PollClock()
         self._lock = threading.RLock()
         """A checkpoint's thread waits for an actor while the driver does too."""
 

@@ -9,10 +9,9 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
@@ -170,43 +169,34 @@ def _answering(address: str) -> str:
         return found
 
 
-@dataclass(frozen=True)
-class RoleRequest:
-    """What a run requests for the actors of a role: resources of each, and how they are spread over nodes.
-
-    `beside` is the role whose last actor's room they share, where there is none of their own.
-    """
-
-    each: tuple[Resources, ...]
-    strategy: str
-    beside: str = ""
+Requests = Mapping[str, tuple[Resources, ...]]
+"""By role: the resources of each actor."""
+_SPREAD = {"trainers": "PACK", "generators": "SPREAD", "verifiers": "SPREAD", "evaluation": "PACK"}
+"""How the actors of a role are spread over nodes."""
 
 
-def requests_of(cluster: Cluster, gpus: float) -> dict[str, RoleRequest]:
-    """Return the request of every role of a run on a cluster that has `gpus` GPUs.
+def requests_of(cluster: Cluster, gpus: float) -> Requests:
+    """Return what a run requests on a cluster that has `gpus` GPUs.
 
     As on one machine (`scalerl.rl.config.devices`), the evaluation has a GPU that is left over, or else half
     of the last generator's. Where the table has a number in place of `auto` it has as many as a generator.
     """
     fixed = cluster.with_gpus(gpus)
-    requests: dict[str, RoleRequest] = {}
-    if cluster.learner.kind != "one":
-        requests["trainers"] = RoleRequest((fixed.trainer,) * cluster.trainers, "PACK")
-    generator = evaluation = fixed.generator
-    if cluster.engine.kind == "torch":
-        requests["generators"] = RoleRequest((generator,) * cluster.generators, "SPREAD")
-    if cluster.verifiers:
-        requests["verifiers"] = RoleRequest((fixed.verifier,) * cluster.verifiers, "SPREAD")
-    beside = ""
+    generators, last = (fixed.generator,) * cluster.generators, fixed.generator
     if cluster.evaluates_beside(gpus):
-        evaluation, beside = replace(generator, gpus=0.5), "generators"
-        shared = (generator,) * (cluster.generators - 1) + (evaluation,)
-        requests[beside] = replace(requests[beside], each=shared)
-    return requests | {"evaluation": RoleRequest((evaluation,), "PACK", beside)}
+        last = replace(last, gpus=0.5)
+        generators = (*generators[1:], last)
+    requests = {
+        "trainers": (fixed.trainer,) * cluster.trainers * (cluster.learner.kind != "one"),
+        "generators": generators * (cluster.engine.kind == "torch"),
+        "verifiers": (fixed.verifier,) * cluster.verifiers,
+        "evaluation": (last,),
+    }
+    return {role: each for role, each in requests.items() if each}
 
 
-def _in_all(requests: Mapping[str, RoleRequest]) -> dict[str, float]:
-    bundles = [one.bundle() for request in requests.values() for one in request.each]
+def _in_all(requests: Requests) -> dict[str, float]:
+    bundles = [one.bundle() for each in requests.values() for one in each]
     return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
 
 
@@ -228,30 +218,26 @@ class Session:
         self._requests = requests_of(cluster, there.get("GPU", 0.0))
         self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
         """The table `[cluster]`, with the number of GPUs that each actor has."""
-        self._groups: dict[str, Any] = {}
+        bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
+        self._beside = cluster.evaluates_beside(there.get("GPU", 0.0))
+        if self._beside:
+            (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
+            bundles["generators"][-1] = {name: n + own[name] for name, n in shared.items()}
+        self._groups: dict[str, Any] = {
+            role: placement_group(of_role, strategy=_SPREAD[role]) for role, of_role in bundles.items()
+        }
         """By role."""
-        for role, request in self._requests.items():
-            if not request.beside:
-                bundles = [one.bundle() for one in request.each]
-                for other in self._requests.values():
-                    if other.beside == role:
-                        bundles[-1] = dict(Counter(bundles[-1]) + Counter(other.each[0].bundle()))
-                self._groups[role] = placement_group(bundles, strategy=request.strategy)
         self._wait(cluster, before)
 
     def options(self, role: str, number: int) -> dict[str, Any]:
         """Return the options of Ray for actor `number` of a role."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        request = self._requests[role]
-        place = len(self._requests[request.beside].each) - 1 if request.beside else number
-        group = self._groups[request.beside or role]
-        resources = request.each[number]
-        return {
-            "num_cpus": resources.cpus,
-            "num_gpus": resources.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place),
-        }
+        resources = self._requests[role][number]
+        if role == "evaluation" and self._beside:
+            role, number = "generators", len(self._requests["generators"]) - 1
+        place = PlacementGroupSchedulingStrategy(self._groups[role], number)
+        return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "scheduling_strategy": place}
 
     def _wait(self, cluster: Cluster, before: Mapping[str, float]) -> None:
         began, warned = time.monotonic(), False
@@ -274,12 +260,12 @@ class Session:
             remove_placement_group(self._groups.popitem()[1])
 
 
-def _lack(requests: Mapping[str, RoleRequest], before: Mapping[str, float]) -> str:
+def _lack(requests: Requests, before: Mapping[str, float]) -> str:
     """Return a sentence of what is requested, of what there is, and of the keys to change."""
     ray = _ray()
     roles = [
-        f"{counted(len(request.each), role.removesuffix('s'))} of {_words(request.each[0].bundle())}"
-        for role, request in requests.items()
+        f"{counted(len(each), role.removesuffix('s'))} of {_words(each[0].bundle())}"
+        for role, each in requests.items()
     ]
     in_all, there = _in_all(requests), ray.cluster_resources()
     kinds = [name for name, n in in_all.items() if n]
