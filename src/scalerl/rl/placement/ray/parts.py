@@ -62,10 +62,7 @@ class RayParts:
         """Return the learner: in the driver, or over actors."""
         if not isinstance(self._recipe.on_cluster.learner, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
-        learner = self._keep(RayLearner(self._recipe, self._model_folder, self._session))
-        for name, node in learner.ranks:
-            self.timeline.arrived("train", name, node)
-        return learner
+        return self._keep(RayLearner(self._recipe, self._model_folder, self._session, self.timeline))
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Return the generators, with the weights of `learner` as `version`."""
