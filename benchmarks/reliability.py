@@ -275,7 +275,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _timeless(path: Path) -> str:
     if path.suffix == ".json":
         return path.read_text()
-    return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in _rows(path)])
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in _rows(path)]
+    for row in rows:
+        if sync := row.get("weight_sync"):
+            row["weight_sync"] = sync["bytes"]
+    return json.dumps(rows)
 
 
 def _last_step(folder: Path) -> int:

@@ -171,7 +171,7 @@ def test_a_submodule_never_takes_the_place_of_its_function():
         "from scalerl.curve import fit\nfrom scalerl.forecast import backtest, compare\n"
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
         "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)\n"
-        "import scalerl.rl.train, scalerl.study.run.job, scalerl.study.verdict.arm_fits\n"
+        "import scalerl.rl.train, scalerl.study.run.jobs, scalerl.study.verdict.arm_fits\n"
         "assert callable(scalerl.rl.train)\n"
         "assert callable(scalerl.study.run) and callable(scalerl.study.verdict)"
     )

@@ -97,6 +97,33 @@ def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch
     assert all(device["fits"] for device in found["devices"])
 
 
+def test_the_planner_counts_the_gpus_of_vllm_servers(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
+    how += ("--cluster", "ray", "--set", "cluster.address=local", "--gpus", 12)
+    vllm = ("--set", "cluster.engine.kind=vllm", "--set", "cluster.engine.tensor_parallel=2")
+    found = dry_run(capsys, *how, *vllm)
+    cluster = found["recipe"]["cluster"]
+    # All but one, which is the evaluation's.
+    assert 2 * cluster["engine"]["servers"] + cluster["trainers"] in (10, 11)
+    assert cluster["learner"]["kind"] == ("fsdp2" if cluster["trainers"] > 1 else "one")
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    cluster = dry_run(capsys, *how)["recipe"]["cluster"]
+    assert cluster["generators"] + cluster["trainers"] == 12  # the evaluation is beside a generator
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    assert main(["train", *map(str, (*how[:-1], 3)), *vllm, "--dry-run"]) == 2
+    assert "a generator takes 2 and a trainer 1, and there are 2" in capsys.readouterr().err
+
+
+def test_the_gpus_of_a_local_cluster_are_told_by_role(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
+    how += ("--cluster", "ray", "--generators", 8, "--trainers", 4, "--set", "cluster.address=local")
+    main(["train", *map(str, how), "--set", "evaluation.decode_slots=8", "--dry-run"])
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("GPU")]
+    assert rows == ["GPU of each of 4 trainers", "GPU of each of 7 generators", "GPU of the last generator"]
+
+
 def test_more_gpus_than_there_are_is_an_error(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "2x80")
     assert main(["train", "demo", "--gpus", "4", "--dry-run"]) == 2

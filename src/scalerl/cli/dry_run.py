@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.cli._text import print_json, print_table
-from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
+from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch, Vllm
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
@@ -20,29 +19,36 @@ _RATES = "h100-8b"
 
 
 def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
-    """Use the first `n` GPUs of the machine, with `split` divided between the roles if the recipe does not.
+    """Use `n` GPUs, with `split` divided between the roles if the recipe does not.
+
+    They are the first of this machine; on a cluster that runs elsewhere `n` is only divided.
 
     Raises:
-        InputError: there are fewer; or the recipe is for a cluster.
+        InputError: there are fewer, on this machine; or too few for the roles.
     """
-    if recipe.cluster is not None:
-        raise InputError("--gpus: those of one machine; on a cluster [cluster] says how many an actor has")
-    gpus = use_first(n)
-    if n == 1 or not split or (isinstance(recipe.placement, Local) and recipe.devices <= n):
+    cluster = recipe.cluster
+    gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
+    vllm = cluster.engine if cluster is not None and isinstance(cluster.engine, Vllm) else None
+    divided = isinstance(recipe.placement, Local) and recipe.devices <= n
+    if n == 1 or not split or divided or (vllm and vllm.urls):
         return recipe
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.rates import load_rates
     from scalerl.plan.split import quick_split
 
-    shape = shape_of(recipe)
+    shape, each = shape_of(recipe), 1
+    if vllm is not None:  # whose GPUs an evaluation cannot share: it has one of its own
+        n, each = n - 1, vllm.tensor_parallel
 
     def on(generators: int, trainers: int) -> Recipe:
-        return replace(recipe, placement=Local(generators, trainers))
+        if cluster is None:
+            return replace(recipe, placement=Local(generators, trainers))
+        return replace(recipe, cluster=cluster.split(generators, trainers))
 
     def fits(*numbers: int) -> bool:
         return all(device.fits for device in memory_of(on(*numbers), shape, gpus))
 
-    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits))
+    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits, each))
 
 
 def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:

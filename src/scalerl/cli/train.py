@@ -59,7 +59,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     devices = train.add_argument_group("devices", "the recipe's [placement] or [cluster] has these and more")
     devices.add_argument(
-        "--gpus", type=whole(), metavar="N", help="use N GPUs of this machine (all), split between the roles"
+        "--gpus",
+        type=whole(),
+        metavar="N",
+        help="use N GPUs of this machine or cluster (all), split between the roles",
     )
     devices.add_argument("--generators", type=whole(), metavar="N", help="rollout workers")
     devices.add_argument("--trainers", type=whole(), metavar="M", help="trainers; two or more use FSDP2")

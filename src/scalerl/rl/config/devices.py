@@ -53,11 +53,11 @@ class HeldDevices:
     @classmethod
     def on_cluster(cls, cluster: Cluster) -> HeldDevices:
         """Return those of actors, by their resource requests, and of servers of vLLM."""
-        of_actor = cluster.generator.gpus or 1.0
+        of_actor = cluster.generator.gpus_or(1.0) or 1.0
         engine, sharded = cluster.engine, cluster.learner.kind != "one"
         return cls(
             generator=float(engine.tensor_parallel) if isinstance(engine, Vllm) else of_actor,
-            trainer=(cluster.trainer.gpus or 1.0) if sharded else 1.0,
+            trainer=(cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0,
             evaluator=of_actor,
         )
 

@@ -13,11 +13,12 @@ Names: s bytes of a number in the model's precision, T tokens of a forward pass 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, counted
 from scalerl.model_config import ModelShape
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.devices import Gpu, assign
@@ -275,9 +276,19 @@ def _on_cluster(
     if not gpus:
         return []  # of what machines it is made is known to the cluster alone
     cluster, memory = recipe.on_cluster, gpus[0].free
-    part = min(cluster.generator.gpus or 1.0, 1.0)
-    of_trainer = min(cluster.trainer.gpus or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
-    generating = DeviceMemory("a generator's", round(memory * part), ((generator,),))
+    part = min(cluster.generator.gpus_or(1.0) or 1.0, 1.0)
+    of_trainer = min(cluster.trainer.gpus_or(1.0) or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
+    devices = [DeviceMemory(_of_each(cluster.trainers, "trainer"), round(memory * of_trainer), ((trainer,),))]
+    # How many there are is known of a cluster of this machine alone.
+    there = len(gpus) - sum(cluster.beside_ray) if cluster.address == "local" else math.inf
+    beside = cluster.evaluates_beside(there)
+    alone = cluster.generators - beside
+    last = (
+        DeviceMemory("of the last generator", memory, ((generator,), (evaluation,)))
+        if beside
+        else DeviceMemory("of the evaluation", round(memory * part), ((evaluation,),))
+    )
+    generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if isinstance(engine := cluster.engine, Vllm):
         s, one = number_bytes(recipe.precision), positions_of(recipe)
         held = {
@@ -286,12 +297,13 @@ def _on_cluster(
         }
         keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
         server = RoleMemory("vLLM server", held, {}, keys)
-        generating = DeviceMemory("a server's", round(memory * engine.gpu_memory), ((server,),))
-    return [
-        DeviceMemory("a trainer's", round(memory * of_trainer), ((trainer,),)),
-        generating,
-        DeviceMemory("the evaluation's", round(memory * part), ((evaluation,),)),
-    ]
+        name = f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each"
+        generating = DeviceMemory(name, round(memory * engine.gpu_memory), ((server,),))
+    return [*devices, *[generating] * (alone > 0), last]
+
+
+def _of_each(n: int, role: str) -> str:
+    return f"of the {role}" if n == 1 else f"of each of {n} {role}s"
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:
