@@ -161,6 +161,7 @@ def run_training(
                     restart=restart,
                     forecaster=freeze,
                     progress=bar.update,
+                    activity=bar.activity,
                     stop=stop,
                     until=until,
                     load=load or load_learner,

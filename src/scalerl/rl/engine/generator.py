@@ -98,6 +98,11 @@ class TorchGenerator(OrderedGroups):
         """Whether a completion waits or is under way."""
         return bool(self._waiting) or bool(self._active_S.any())
 
+    @property
+    def unfinished(self) -> int:
+        """Completions that wait or are under way."""
+        return len(self._waiting) + int(self._active_S.sum())
+
     def work(self) -> None:
         """Make one decode step."""
         started = time.perf_counter()

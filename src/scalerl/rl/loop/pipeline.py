@@ -38,11 +38,13 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.record.activity import Count
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
+from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.weights import bytes_of
@@ -103,9 +105,11 @@ class Pipeline:
         learner: Learner,
         verify: Verify,
         stop: threading.Event | None = None,
+        activities: Activities | None = None,
     ) -> None:
         self._recipe, self._pool, self._generator = recipe, pool, generator
         self._learner, self._verify, self._stop = learner, verify, stop or threading.Event()
+        self._activities = activities or Activities()
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
         self._verifying: _PendingRewards | None = None
@@ -198,14 +202,22 @@ class Pipeline:
             self._learner.check_life()  # without it no weights come, which the groups wait for
             self._go_on()
             if self._verified or self._verifying:
+                if self._verifying and self._activities.due("verifying"):
+                    self._activities.doing("verifying", Count(0, self._n_verifying, "groups"))
                 continue
             if not self._wanted():
                 return False
+            if self._activities.due("generating"):
+                self._report_generating()
             # Only this counts as waiting for generation; a wait for the verifier does not.
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
         return True
+
+    def _report_generating(self) -> None:
+        count = Count(self._generator.ready, self._wanted(), "groups")
+        self._activities.doing("generating", count, self._generator.counters.tokens)
 
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
@@ -242,15 +254,17 @@ class Pipeline:
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         try:
             pending = learner.begin(batch)
+            # 0: while groups are being verified, `_go_on` does the waiting.
+            while not pending.wait(0.0 if self._verifying else _MOMENT):
+                self._activities.doing(TRAINING)
+                self._go_on()
+                if self._verified and self._batch is None:
+                    self._batch = self._make_batch()
+            stats = pending.result()
         except StepStoppedError:  # nothing was trained: after a resume the step is made from its beginning
             self._verified.extendleft(reversed(groups))
+            self._batch = None
             raise
-        # 0: while groups are being verified, `_go_on` does the waiting.
-        while not pending.wait(0.0 if self._verifying else _MOMENT):
-            self._go_on()
-            if self._verified and self._batch is None:
-                self._batch = self._make_batch()
-        stats = pending.result()
         seconds = time.perf_counter() - started
         sync = self._publish() if recipe.schedule.publishes(learner.version) else WeightSync()
         sync = replace(sync, install_seconds=self._install_seconds)
