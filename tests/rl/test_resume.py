@@ -116,7 +116,7 @@ class SetAt(threading.Event):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("looks", [(1,), (30,), (60,), (70, 0, 3), (90, 5, 6)], ids=str)
+@pytest.mark.parametrize("looks", [(1,), (1, 30, 4), (60, 4), (70, 0, 3), (90, 5, 6)], ids=str)
 def test_a_run_that_is_stopped_within_steps_is_the_run_that_never_was(recipe, tmp_path, variant, looks):
     recipe = VARIANTS[variant](recipe)
     run(recipe, tmp_path / "whole")

@@ -121,6 +121,7 @@ __all__ = [
     "Reinforce",
     "Reward",
     "SampleAverage",
+    "SampleTracker",
     "Steps",
     "Task",
     "Timeouts",
@@ -162,6 +163,6 @@ lazy(
         "config.health": "Health",
         "placement.evaluate": "EvaluationResult",
         "loop.progress": "Progress",
-        "tracking.tracker": "TrackedRun Tracker",
+        "tracking.tracker": "SampleTracker TrackedRun Tracker",
     },
 )

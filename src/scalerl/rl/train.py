@@ -366,7 +366,9 @@ class _TrainingRun:
         settings = self.recipe.samples
         if settings.every and step.index % settings.every == 0:
             kept = step.groups[: settings.training]
-            self.writer.samples(training_samples(step.index, kept, self.tokenizer))
+            samples = training_samples(step.index, kept, self.tokenizer)
+            self.writer.samples(samples)
+            self.sender.samples(samples)
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:
             self.writer.timeline(self.parts.timeline.lines(step.index, step.trained_at, step.train_seconds))
@@ -455,7 +457,8 @@ class _TrainingRun:
         self.sender.finding(row)
         self.view.finding(finding)
 
-    def _on_point(self, point: EvalPoint) -> None:
+    def _on_point(self, point: EvalPoint, samples: Sequence[Mapping[str, Any]]) -> None:
         self.view.point(point)
         self.sender.evaluation(point)
+        self.sender.samples(samples)
         self.health.evaluation(point)

@@ -109,7 +109,8 @@ class Evaluations:
     task: Task
     n_samples: int
     counters: RunCounters
-    on_point: Callable[[EvalPoint], None]
+    on_point: Callable[[EvalPoint, Sequence[Mapping[str, Any]]], None]
+    """Called with an evaluation that is on record, and the completions that are kept of it."""
     activities: Activities = field(default_factory=Activities)
     last_step: int = -1
     """Step of the last evaluation that was started."""
@@ -197,4 +198,4 @@ class Evaluations:
         )
         self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
         self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
-        self.on_point(point)
+        self.on_point(point, result.samples)

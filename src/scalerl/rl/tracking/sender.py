@@ -6,6 +6,7 @@ import logging
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
@@ -13,9 +14,18 @@ from types import TracebackType
 from typing import Any
 
 from scalerl.errors import InputError, PausedError, brief_error
+from scalerl.jsonl import plain
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, forecast_seconds, log_run
+from scalerl.rl.tracking.process import (
+    MOST_ROWS,
+    End,
+    Setup,
+    TrackedRow,
+    TrackedSamples,
+    forecast_seconds,
+    log_run,
+)
 from scalerl.rl.tracking.tracker import Status, Tracker
 from scalerl.rl.workers.process import masked_signals
 
@@ -105,7 +115,12 @@ class TrackingSender:
         """Send a line of alarms.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))
 
-    def _put(self, item: TrackedRow | EvalPoint) -> None:
+    def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send lines of samples.jsonl, of one step and source."""
+        if rows:
+            self._put(TrackedSamples(rows[0]["step"], time.time(), plain(rows)))
+
+    def _put(self, item: TrackedRow | TrackedSamples | EvalPoint) -> None:
         if self._process is None:
             return
         if self._queue.qsize() >= MOST_ROWS:
@@ -120,7 +135,7 @@ class TrackingSender:
             try:
                 self._ours.send(item)
             except OSError:  # the process has exited, which `_receive` reports
-                self._unsent += isinstance(item, TrackedRow | EvalPoint)
+                self._unsent += not isinstance(item, Setup | End)
 
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
