@@ -190,12 +190,14 @@ class TorchGenerator(OrderedGroups):
         cache = self._engine.state(slots, self._next_S[slots])
         before = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
         sampling = replace(self.sampling, seed=seed)
+        self._engine.free(slots)
         try:
             yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
         finally:
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(before[name])
+            self._engine.free(np.arange(len(self._slots)))  # those of an evaluation that was given up
             with torch.inference_mode():  # in which the cache was made
                 self._engine.restore(slots, cache)
 
@@ -228,8 +230,11 @@ class TorchGenerator(OrderedGroups):
         token_S = np.full(len(self._slots), -1)
         token_S[slots] = token_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens)
-        for slot in np.flatnonzero(done_S & self._active_S):
+        done = np.flatnonzero(done_S & self._active_S)
+        for slot in done:
             self._finish(int(slot), bool(truncated_S[slot]))
+        if len(done):
+            self._engine.free(done)
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""
