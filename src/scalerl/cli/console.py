@@ -99,7 +99,10 @@ class TrainingProgress(_Bar):
         )
 
     def __enter__(self) -> Self:
-        logging.getLogger("scalerl").addHandler(self._logs)
+        logger = logging.getLogger("scalerl")
+        logger.addHandler(self._logs)
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
         if not self._live:
             self._thread.start()
         return super().__enter__()
@@ -107,7 +110,9 @@ class TrainingProgress(_Bar):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("scalerl").removeHandler(self._logs)
+        logger = logging.getLogger("scalerl")
+        logger.removeHandler(self._logs)
+        logger.setLevel(self._level)
         self._ended.set()
         super().__exit__(kind, error, trace)
 
@@ -125,6 +130,9 @@ class TrainingProgress(_Bar):
     def activity(self, activity: Activity) -> None:
         """Show what is being done; it is printed by other threads, so that the training does not wait."""
         self._activity = activity
+        if self._live and activity.share > self._share:  # a resume goes on from there
+            self._share = activity.share
+            self._bar.update(self._task, completed=activity.share)
 
     def _print(self, text: str) -> None:
         """Print a line that stays, above the bar if there is one."""

@@ -244,6 +244,8 @@ class _TrainingRun:
         self.counters = RunCounters(recipe.processes, trainers, parts.held, recipe.apart)
         devices = {"trainers": trainers, "held": self.counters.devices}
         if resume and (folder / "config.json").exists():
+            if saved:
+                _LOG.info("resuming after step %d, from %s", self.started, saved["folder"])
             set_newer_aside(folder, saved["folder"] if saved else None)
             drop_final(folder)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
@@ -378,7 +380,7 @@ class _TrainingRun:
             _LOG.warning(failure)
 
     def _starts_step(self, share: float) -> None:
-        self.activities.starts(self.learner.version + 1, share)
+        self.activities.starts(self.learner.version + (share < 1), share)
 
     def _report_training(self, done: int, of: int) -> None:
         self.activities.doing(TRAINING, Count(done, of, "micro-batches"))

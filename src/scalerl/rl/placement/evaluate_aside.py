@@ -150,6 +150,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         if message.kind == "sampled":
             self._beat(*message.value)
         elif message.kind == "done":
+            self._beat(0, 0)
             self._result = message.value
             self.complete(worker, message.value.version)
 
