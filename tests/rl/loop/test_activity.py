@@ -10,6 +10,7 @@ from cut_runs import CutError, cut_at, recipe_of, run
 from scalerl.record.activity import Activity, Count, read_activity
 from scalerl.rl.loop.activity import Activities
 from scalerl.rl.train import train
+from scalerl.view import closing_rows
 
 
 @pytest.fixture
@@ -118,3 +119,15 @@ def test_what_is_written_is_read_back(tmp_path):
     found = read_activity(tmp_path)
     assert found is not None
     assert (found.count, found.tokens, found.left) == (activity.count, 5000, 60.0)
+
+
+def test_a_resume_says_which_checkpoint_it_goes_on_from(recipe, tmp_path, caplog):
+    path = tmp_path / "run"
+    with pytest.raises(CutError):
+        run(recipe, path, progress=cut_at(5))
+    with caplog.at_level("INFO", logger="scalerl"):
+        record = run(recipe, path, resume=True)
+    assert f"resuming after step 3, from {path / 'checkpoints' / 'step-00003'}" in caplog.messages
+    found = dict(closing_rows(record))
+    assert found["checkpoint"] == str(path / "checkpoints" / "final")
+    assert found["samples"] == str(path / "samples.jsonl")

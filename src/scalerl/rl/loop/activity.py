@@ -85,7 +85,7 @@ class Activities:
     def _left(self) -> float:
         """Return the seconds until the budget is spent, at the speed since this start."""
         spent, seconds = self._now.share - self._share_at_start, time.monotonic() - self._trained_since
-        return seconds * (1 - self._now.share) / spent if 0 < spent and self._now.share < 1 else math.nan
+        return seconds * (1 - self._now.share) / spent if spent > 0 and self._now.share < 1 else math.nan
 
     def _tell(self) -> None:
         self._due = time.monotonic() + _REPORT_SECONDS
