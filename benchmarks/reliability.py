@@ -255,7 +255,7 @@ def disk(folder: Path, kills: int, rng: random.Random) -> bool:
 
 def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any:
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", settings)

@@ -223,7 +223,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
 
 
 def race(args: argparse.Namespace) -> None:
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.placement.evaluate import Evaluator
 
     recipe = make_recipe(args.lr, args.steps, "inline")

@@ -158,7 +158,7 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
 def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
     """Return a warning if the rates are, as far as is known, those of another model than the recipe's."""
     from scalerl.plan.rates import names
-    from scalerl.rl.model.demo_base import is_built
+    from scalerl.rl.model.named import is_built
 
     if record is not None:
         of = record.config["recipe"]["model"]

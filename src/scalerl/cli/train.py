@@ -145,7 +145,7 @@ def run_training(
     from scalerl.record.reader import RunRecord
     from scalerl.rl.learner.load import load_learner
     from scalerl.rl.loop.resume import resume_line
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.train import train
     from scalerl.rl.workers.process import stopped_by_signals
 

@@ -58,7 +58,7 @@ from scalerl.rl.loop.resume import (
     set_newer_aside,
 )
 from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
@@ -229,7 +229,7 @@ class _TrainingRun:
         self.tokenizer = load_tokenizer(job.model)
         self.learner: Any = parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
-        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
+        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed, task.weights)
 
         saved = find_checkpoint(folder) if resume else None
         if saved:

@@ -56,6 +56,13 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.chat_template_args": [{}],
     "task.verifier.after": ["</think>"],
     "task.verifier.name": ["judge.py:judge"],
+    "task.verifier.functions": [["judge.py:reward"]],
+    "task.verifier.score": ["judge.py:compute_score"],
+    "task.name": ["gcd"],
+    "task.config": [{}],
+    "task.size": [5],
+    "task.tasks": [{name: {"kind": "chain", "k_max": 2, "train_per_length": 8} for name in "ab"}],
+    "task.weights": [{}, {"a": 2.0, "b": 1.0}],
     "task.limits.seconds": [10.0],
     "task.limits.memory_gib": [4.0],
     "task.limits.workers": [1],
@@ -245,7 +252,11 @@ def there(tmp_path_factory):
     ]
     for name, part in (("prompts", rows[:6]), ("heldout", rows[6:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    (folder / "judge.py").write_text("def judge(prompt, text):\n    return len(text) % 2 == 0\n")
+    (folder / "judge.py").write_text(
+        "def judge(prompt, text):\n    return len(text) % 2 == 0\n"
+        "def reward(completions, **columns):\n    return [len(text) % 2 for text in completions]\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+    )
     return folder
 
 

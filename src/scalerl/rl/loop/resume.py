@@ -205,7 +205,8 @@ def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
     if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
     here = {prompt.id for prompt in task.prompts("train")}
-    if gone := sorted({*saved["pool"]["queue"], *saved["pool"]["epochs"]} - here):
+    queued = {prompt for deck in saved["pool"]["decks"].values() for prompt in deck["queue"]}
+    if gone := sorted({*queued, *saved["pool"]["epochs"]} - here):
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 

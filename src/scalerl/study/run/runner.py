@@ -35,7 +35,7 @@ from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.resume import is_finished
 from scalerl.rl.model.causal_lm import compute_device
-from scalerl.rl.model.demo_base import find_model, is_to_be_built
+from scalerl.rl.model.named import find_model, is_to_be_built
 from scalerl.rl.tasks.task import check_task
 from scalerl.rl.workers.process import masked_signals
 from scalerl.study.arms import Arm
