@@ -20,6 +20,7 @@ from importlib import resources
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -219,13 +220,14 @@ def trace_generator(recipe: Recipe, config: Any, slots: int) -> int:
     model, positions = empty(config, recipe).eval(), positions_of(recipe)
     groups = -(-slots // recipe.batch.samples)
     with torch.no_grad(), counted(model) as mode:
-        cache = SlotCache(config.num_hidden_layers, slots, positions)
-        for rows, first, width, prefilling in (
-            (groups, 0, recipe.context.prompt, True),
-            (slots, positions - 1, 1, False),
-        ):
-            place_BT = torch.arange(first, first + width).expand(rows, -1)
-            cache.at(torch.arange(rows), place_BT, prefilling)
+        cache = SlotCache(config.num_hidden_layers, slots, positions, torch.device("meta"))
+        # Prompts are read while other slots are full, too.
+        cache.table.hold(np.arange(slots), np.full(slots, positions))
+        for rows, width, prefilling in ((groups, recipe.context.prompt, True), (slots, 1, False)):
+            if prefilling:
+                cache.at_prompts(np.arange(rows), np.full(rows, width))
+            else:
+                cache.at_next(np.arange(rows), np.full(rows, positions - 1))
             mask = torch.ones(rows, 1, width, cache.extent if not prefilling else width, device="meta").bool()
             hidden_BTD = hidden_states(
                 model,

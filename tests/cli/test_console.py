@@ -1,9 +1,12 @@
 import io
 import re
+import time
 
 import pytest
 
 from scalerl.cli.console import TrainingProgress, forecast_text
+from scalerl.record.activity import Activity, Count
+from scalerl.rl.loop.progress import Progress
 
 
 def test_a_forecast_on_the_progress_line():
@@ -49,3 +52,50 @@ def test_a_bar_is_for_a_terminal_that_can_draw_it_and_lines_for_all_else(
     assert text.startswith("mine   50%") == (not bar)
     assert ("\x1b[?25l" in text) == bar  # the cursor is hidden while a bar moves
     assert bool(re.search(r"\x1b\[[\d;]*m", text)) == coloured
+
+
+def test_a_pipe_gets_a_line_now_and_then_before_the_first_step_too(monkeypatch):
+    monkeypatch.setattr("scalerl.cli.console._QUIET", 0.5)
+    stream = Stream(terminal=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    now = time.time()
+    with TrainingProgress("mine") as progress:
+        progress.activity(
+            Activity("evaluating", 0, Count(120, 400, "completions", now - 10), 0, now - 10, now)
+        )
+        wait_for(lambda: stream.getvalue().count("evaluating 120 of 400 completions  done in 23 s") >= 2)
+        progress.update(Progress(3, 0.25, 1200.0, 0.5))
+        progress.activity(Activity("generating", 4, Count(5, 16, "groups"), 12_400, now - 10, now, left=90.0))
+        wait_for(lambda: "step 4: generating 5 of 16 groups" in stream.getvalue())
+    last = stream.getvalue().splitlines()[-1]
+    for part in ("90 s left", "pass rate 0.500", "1240 tokens/s", "12,400 tokens"):
+        assert part.replace("1240 tokens/s", "1.2k tokens/s") in last
+    assert last.startswith("mine   25%")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_terminal_has_one_line_that_fits(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Stream(terminal=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    now = time.time()
+    with TrainingProgress("mine") as progress:
+        progress.update(Progress(3, 0.25, 1200.0, 0.5))
+        progress.activity(Activity("generating", 4, Count(5, 16, "groups"), 12_400, now - 10, now, left=90.0))
+        time.sleep(0.5)
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue())
+    lines = [line for part in drawn.split("\n") for line in part.split("\r") if "generating" in line]
+    assert lines
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    assert "step 4: generating 5 of" in lines[-1]
+    assert ("tokens/s" in lines[-1]) == (columns == 120)
+    assert drawn.strip().count("\n") <= 1  # drawn in its place
+
+
+def wait_for(condition, seconds=30.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)

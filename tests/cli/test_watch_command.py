@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from scalerl.cli.main import main
 from scalerl.cli.watch import Follower
 from scalerl.ingest import load
 from scalerl.ingest.options import ReadOptions
+from scalerl.jsonl import dumps
+from scalerl.record.activity import Activity, Count
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.terminal.watch import view, view_rows
@@ -433,3 +436,47 @@ def test_the_view_ends_quietly(tmp_path, number, ends):
     status, text = shown(run.path, *FAST)
     assert status == 0
     assert "the run has ended" in plain(text)
+
+
+def doing(path, ago=0.0, **changes):
+    """What a run is doing, written into its folder as the trainer does."""
+    now = time.time() - ago
+    activity = Activity("generating", 4, Count(5, 16, "groups"), 12_400, now - 10, now)
+    path.mkdir(exist_ok=True)
+    (path / "progress.json").write_text(dumps(replace(activity, **changes).to_json()))
+
+
+def test_a_run_before_its_first_evaluation_says_what_it_does(tmp_path):
+    """As soon as its folder is there, before it has a config.json."""
+    path = tmp_path / "run"
+    count = Count(120, 400, "completions", time.time() - 10)
+    doing(path, doing="evaluating", step=0, tokens=0, count=count)
+    with watching(path) as process:
+        assert process.stderr.readline().endswith("the run has no evaluation yet\n")
+        assert process.stderr.readline() == "run: evaluating 120 of 400 completions  done in 23 s\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+@pytest.mark.parametrize(("ago", "age"), [(0.0, ""), (180.0, "(as of 3.0 min ago)")])
+def test_the_view_says_what_the_run_does_and_shows_its_newest_completion(tmp_path, ago, age):
+    run = Growing(tmp_path / "run", 6)
+    doing(run.path, ago)
+    text = "a | b\n\x1b[2J" + "x" * 2000
+    row = {"source": "training", "step": 50, "prompt_text": "1+2=", "completion": text, "reward": -1.0}
+    run.writer.samples([row | {"finish": "truncated", "length": 999}])
+    followed = follower(run.path)
+    assert followed.look()
+    assert followed.run is not None
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=60, force_terminal=True, color_system=None)
+    console.print(view(followed.run, time.time(), console, activity=followed.activity()))
+    drawn = file.getvalue()
+    assert "now         step 4: generating 5 of 16 groups  1.2k tokens/s  12,400 tokens" in drawn
+    assert age in " ".join(drawn.split())
+    assert "sample      training at step 50  reward -1  truncated after 999 tokens" in drawn
+    assert "completion  a | b " in drawn
+    assert "\x1b[2J" not in drawn
+    assert re.search(r"\[\.\.\. 1,\d{3} more characters\]", drawn)
+    assert max(map(len, drawn.splitlines())) <= 80
+    assert drawn.count("x") > 200  # several lines of it

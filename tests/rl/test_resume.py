@@ -104,7 +104,8 @@ def test_a_run_that_is_asked_to_stop_loses_nothing(recipe, tmp_path):
 
 
 class SetAt(threading.Event):
-    """Set once it has been looked at so often: at a decode step, or between two micro-batches."""
+    """Set once it has been looked at so often: at a decode step, of an evaluation too, or between two
+    micro-batches."""
 
     def __init__(self, looks):
         super().__init__()
@@ -116,7 +117,7 @@ class SetAt(threading.Event):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("looks", [(1,), (40,), (50, 0, 3), (70, 5, 6)], ids=str)
+@pytest.mark.parametrize("looks", [(1,), (1, 30, 4), (60, 4), (70, 0, 3), (90, 5, 6)], ids=str)
 def test_a_run_that_is_stopped_within_steps_is_the_run_that_never_was(recipe, tmp_path, variant, looks):
     recipe = VARIANTS[variant](recipe)
     run(recipe, tmp_path / "whole")

@@ -49,11 +49,14 @@ def test_a_run_that_is_loading_is_locked_already(recipe, copy, how):
     path = copy if how != "new" else copy.parent / "new"
     before = content(copy)
 
+    def record(path):
+        return {name: data for name, data in content(path).items() if name != "progress.json"}
+
     def load(*arguments):
         for options in ({"resume": True}, {"restart": True}, {}):
             with pytest.raises(InputError, match=r"another process is writing this run|exists already"):
                 run(recipe, path, **options)
-        assert how != "resume" or content(copy) == before
+        assert how != "resume" or record(copy) == before
         loaded.append(True)
         return load_learner(*arguments)
 

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ class Keeps:
 
     def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         self._write({"step": step, "time": time, "metrics": metrics})
+
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._write({"samples": list(samples), "of": step})
 
     def close(self, status: Status) -> None:
         self._write({"close": status})

@@ -5,15 +5,28 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from scalerl.tty import console_for
+from scalerl.view.numbers import duration
+from scalerl.view.terminal.activity import activity_parts, fitted, token_speed
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, TaskID
+
+    from scalerl.record.activity import Activity
+
+_BAR = 12
+"""Characters of the bar of a run."""
+_PIPE = 400
+"""Characters of a line in a pipe, at most."""
+
+_QUIET = 30.0
+"""Seconds after which a pipe gets a line on what is being done, where it got none."""
 
 
 class _Bar:
@@ -21,19 +34,24 @@ class _Bar:
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress
 
         console = console_for(sys.stderr) if sys.stderr.isatty() else None
-        columns = (
+        self._name, self._live = name, console is not None
+        console = console or Console(file=sys.stderr)
+        self._bar = Progress(*self._columns(), console=console, disable=not self._live)
+        self._task = self._bar.add_task(name, total=1.0, text="starting")
+
+    def _columns(self) -> Sequence[ProgressColumn]:
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+        return (
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(),
         )
-        self._name, self._live = name, console is not None
-        self._bar = Progress(*columns, console=console or Console(file=sys.stderr), disable=not self._live)
-        self._task = self._bar.add_task(name, total=1.0, text="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -46,21 +64,56 @@ class _Bar:
 
 
 class TrainingProgress(_Bar):
-    """Shows the progress of a training run; a context whose `update` is the `progress` of `train`."""
+    """Shows a training run: one line that changes on a terminal, and a line now and then in a pipe.
+
+    A context; its `update` is the `progress` of `train`, and its `activity` the `activity`.
+    """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._started = time.monotonic()
+        self._started = self._printed = time.monotonic()
+        self._share, self._text = 0.0, ""
+        self._activity: Activity | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
         self._logs = _LogLines(self._print)
+        super().__init__(name)
+
+    def _columns(self) -> Sequence[ProgressColumn]:
+        from rich.progress import BarColumn, ProgressColumn, TextColumn
+        from rich.text import Text
+
+        def line() -> str:
+            return self._line(self._bar.console.width - len(self._name) - _BAR - 9)
+
+        class Line(ProgressColumn):
+            """What is being done, as far as there is room, at every refresh."""
+
+            def render(self, task: Any) -> Text:
+                return Text(line())
+
+        return (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=_BAR),
+            TextColumn("{task.percentage:>3.0f}%"),
+            Line(),
+        )
 
     def __enter__(self) -> Self:
-        logging.getLogger("scalerl").addHandler(self._logs)
+        logger = logging.getLogger("scalerl")
+        logger.addHandler(self._logs)
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
+        if not self._live:
+            self._thread.start()
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("scalerl").removeHandler(self._logs)
+        logger = logging.getLogger("scalerl")
+        logger.removeHandler(self._logs)
+        logger.setLevel(self._level)
+        self._ended.set()
         super().__exit__(kind, error, trace)
 
     def update(self, progress: Any) -> None:
@@ -69,10 +122,17 @@ class TrainingProgress(_Bar):
             self._print(progress.finding)
             return
         speed = progress.tokens_per_second
-        tokens = "-" if math.isnan(speed) else f"{speed / 1000:.1f}k tokens/s"
-        text = f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  {tokens}"
-        text += forecast_text(progress.forecast)
+        tokens = "" if math.isnan(speed) else f"  {token_speed(speed)}"
+        rate = "" if math.isnan(progress.pass_rate) else f"  pass rate {progress.pass_rate:.3f}"
+        text = f"step {progress.step}{rate}{tokens}{forecast_text(progress.forecast)}"
         self.show(progress.share, text, line=progress.evaluated)
+
+    def activity(self, activity: Activity) -> None:
+        """Show what is being done; it is printed by other threads, so that the training does not wait."""
+        self._activity = activity
+        if self._live and activity.share > self._share:  # a resume goes on from there
+            self._share = activity.share
+            self._bar.update(self._task, completed=activity.share)
 
     def _print(self, text: str) -> None:
         """Print a line that stays, above the bar if there is one."""
@@ -87,11 +147,32 @@ class TrainingProgress(_Bar):
 
     def show(self, share: float, text: str, line: bool = False) -> None:
         """Move the bar to `share` of the whole; off a terminal, print the text if `line` is set."""
+        self._share, self._text = share, text
         if self._live:
-            self._bar.update(self._task, completed=share, text=text)
+            self._bar.update(self._task, completed=share)
         elif line:
-            elapsed = time.monotonic() - self._started
-            print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+            self._print_line(text)
+
+    def _print_line(self, text: str) -> None:
+        self._printed = time.monotonic()
+        elapsed = self._printed - self._started
+        print(f"{self._name}  {self._share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def _print_now_and_then(self) -> None:
+        while not self._ended.wait(1.0):
+            if self._activity is not None and time.monotonic() - self._printed >= _QUIET:
+                self._print_line(self._line(_PIPE))
+
+    def _line(self, width: int) -> str:
+        """Return what is being done, then the figures of the last step, then the time left."""
+        if self._activity is None:
+            return self._text or "starting"
+        first, *more = activity_parts(self._activity, time.time())
+        left = self._activity.left
+        left = "" if math.isnan(left) else f"{duration(left)} left"
+        # The step of the activity is the one that is being made.
+        figures = self._text.split("  ")[1:]
+        return fitted([first, *[left] * bool(left), *figures, *more], width)
 
 
 class StudyProgressBar(_Bar):

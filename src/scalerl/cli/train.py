@@ -164,6 +164,7 @@ def run_training(
                     restart=restart,
                     forecaster=freeze,
                     progress=bar.update,
+                    activity=bar.activity,
                     stop=stop,
                     until=until,
                     load=load or load_learner,

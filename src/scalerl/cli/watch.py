@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scalerl.ingest.options import ReadOptions
     from scalerl.view.facts.standing import Standing, StandingQuery
 
+_QUIET = 30.0
+"""Seconds after which a line says what the run is doing, where nothing else was printed."""
 _REDRAW = 1.0
 """Seconds after which the view is drawn again, as it shows how long ago things were."""
 _AFTER_READ, _AFTER_FIT = 10, 4
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
         if console is None or args.json:
             _follow_lines(follower, args)
         elif args.once:
-            _print_view(console, first)
+            _print_view(console, first, follower.activity())
         else:
             _follow_view(follower, args, console)
     except KeyboardInterrupt:
@@ -155,6 +157,14 @@ class Follower:
         except OSError:
             return False
 
+    def activity(self) -> str:
+        """Return what the run is doing, in a line; empty where it does not say so."""
+        from scalerl.record.activity import read_activity
+        from scalerl.view.terminal.activity import activity_line
+
+        found = read_activity(self.path)
+        return "" if found is None else activity_line(found, time.time())
+
     def _read(self) -> Standing:
         from scalerl.ingest.load import read_data
         from scalerl.view.facts.standing import stand
@@ -191,7 +201,7 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
     Raises:
         InputError: there is no run, or it cannot be read, and waiting was not requested or cannot help.
     """
-    printed = ""
+    printed, quiet = "", _Quiet(follower)
     while not follower.look() or follower.run is None:
         mode = _mode(follower.path)
         if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -203,6 +213,7 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
         if follower.problem != printed:
             _print_aside(f"waiting: {follower.problem}")
             printed = follower.problem
+        quiet.print_activity()
         time.sleep(follower.pause(args.interval))
     return follower.run
 
@@ -226,10 +237,10 @@ def _mode(path: Path) -> int | None:
         return stat.S_IFREG
 
 
-def _print_view(console: Console, run: Standing) -> None:
+def _print_view(console: Console, run: Standing, activity: str = "") -> None:
     from scalerl.view.terminal.watch import view
 
-    console.print(view(run, time.time(), console, is_whole=True))
+    console.print(view(run, time.time(), console, is_whole=True, activity=activity))
 
 
 def _follow_view(follower: Follower, args: argparse.Namespace, console: Console) -> None:
@@ -244,7 +255,9 @@ def _follow_view(follower: Follower, args: argparse.Namespace, console: Console)
         with Live(console=console, auto_refresh=False, screen=True) as live:
             due = time.monotonic() + follower.pause(args.interval)
             while not follower.run.ended:
-                live.update(view(follower.run, time.time(), console, _note(follower)), refresh=True)
+                note, activity = _note(follower), follower.activity()
+                drawn = view(follower.run, time.time(), console, note, activity=activity)
+                live.update(drawn, refresh=True)
                 time.sleep(max(min(_REDRAW, due - time.monotonic()), 0.05))
                 if time.monotonic() >= due:
                     follower.look()
@@ -269,14 +282,31 @@ def _follow_lines(follower: Follower, args: argparse.Namespace) -> None:
     lines = _Lines(args)
     lines.update(follower.run)
     failed = printed = ""
+    quiet = _Quiet(follower)
     while not (args.once or follower.run.ended):
         time.sleep(follower.pause(args.interval))
         if follower.look():
+            quiet.since = time.monotonic()
             lines.update(follower.run)
         elif follower.problem == failed != printed:  # seen twice: a rewrite tears a file briefly
             _print_aside(follower.problem)
             printed = failed
         failed = follower.problem
+        quiet.print_activity()
+
+
+class _Quiet:
+    """Prints to standard error what the run is doing, at the start and where nothing is printed for long."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.since = -math.inf if follower.run is None else time.monotonic()
+        self._follower = follower
+
+    def print_activity(self) -> None:
+        """Print it, if it is due."""
+        if time.monotonic() - self.since >= _QUIET and (text := self._follower.activity()):
+            self.since = time.monotonic()
+            _print_aside(f"{self._follower.path.name}: {text}")
 
 
 def _print_aside(text: str) -> None:

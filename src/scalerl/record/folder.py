@@ -19,7 +19,8 @@ from pathlib import Path
 
 from scalerl.errors import InputError, WriteError, printable
 from scalerl.files import is_aside, lock, reading, sync
-from scalerl.jsonl import read_object
+from scalerl.jsonl import dumps, read_object
+from scalerl.record import activity
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
@@ -30,7 +31,7 @@ CUT = ".cut.part"
 """The file of a cut of these that is under way."""
 _OF_A_RUN = (
     *(CUT, "checkpoints", *RECORDS, "lost.jsonl", "report.html"),
-    *("tracking.json", "wandb", "tensorboard", "config.json"),
+    *("progress.json", "tracking.json", "wandb", "tensorboard", "config.json"),
 )
 """All that a run writes, but for logs of servers, in the order in which it is set apart."""
 _SERVER_LOG = re.compile(r"vllm-\d+\.log")
@@ -107,6 +108,23 @@ class RunFolder:
             OSError: it cannot be opened.
         """
         return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self.handle)
+
+    def show(self, doing: activity.Activity) -> None:
+        """Replace progress.json, wherever the folder is; where the disk does not take it, it stays as it is.
+
+        It is not synced: it is for a look at a run that goes on.
+        """
+        part = ".progress.part"
+        with suppress(OSError):
+            handle = self.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(dumps(doing.to_json()) + "\n")
+            os.rename(part, activity.FILE, src_dir_fd=self.handle, dst_dir_fd=self.handle)
+
+    def show_nothing(self) -> None:
+        """Remove progress.json: the run does nothing more."""
+        with suppress(OSError):
+            os.unlink(activity.FILE, dir_fd=self.handle)
 
     def set_apart(self) -> Path | None:
         """Move all that a run has left there into `before-N`, and return that; None where there was nothing.
@@ -252,7 +270,7 @@ def _is_of_a_start(path: Path) -> bool:
     A cut that is under way is none of these: the first resume would apply it to the record of the new run.
     """
     known = any(name.fullmatch(path.name) for name in (_SERVER_LOG, _BEFORE))
-    return known or (is_aside(path) and path.name != CUT)
+    return known or path.name == activity.FILE or (is_aside(path) and path.name != CUT)
 
 
 def _cannot(folder: Path, error: OSError) -> InputError:
@@ -270,10 +288,10 @@ def runs_below(path: Path) -> list[str]:
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether config.json is that of a run: models have one, too."""
+    """Whether a run is being started there, or config.json is that of a run: models have one, too."""
     file = path / "config.json"
     try:
-        return file.is_file() and "schema" in read_object(file)
+        return activity.read_activity(path) is not None or (file.is_file() and "schema" in read_object(file))
     except InputError:
         return False
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from scalerl.rl.tasks.dataset import Dataset
     from scalerl.rl.tasks.task import Task
     from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
-    from scalerl.rl.tracking.tracker import TrackedRun, Tracker
+    from scalerl.rl.tracking.tracker import SampleTracker, TrackedRun, Tracker
     from scalerl.rl.train import train
     from scalerl.rl.types import Limits, Prompt, Reward
 
@@ -123,6 +123,7 @@ __all__ = [
     "Reinforce",
     "Reward",
     "SampleAverage",
+    "SampleTracker",
     "Steps",
     "Task",
     "Timeouts",
@@ -165,6 +166,6 @@ lazy(
         "config.health": "Health",
         "placement.evaluate": "EvaluationResult",
         "loop.progress": "Progress",
-        "tracking.tracker": "TrackedRun Tracker",
+        "tracking.tracker": "SampleTracker TrackedRun Tracker",
     },
 )

@@ -30,6 +30,7 @@ from scalerl.errors import (
     first_line,
 )
 from scalerl.jsonl import read_object
+from scalerl.record.activity import Activity, Count
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter
@@ -40,6 +41,7 @@ from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
+from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.budget import amounts, spent
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
 from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations
@@ -90,6 +92,7 @@ def train(
     until: float = math.inf,
     forecaster: Forecaster | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
+    activity: Callable[[Activity], None] = lambda activity: None,
     trackers: Sequence[Tracker] = (),
     stop: threading.Event | None = None,
     evaluate_aside: bool = True,
@@ -121,6 +124,7 @@ def train(
         forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`:
             `scalerl.forecast.freeze.freeze` is what the command uses.
         progress: called after every step and every evaluation.
+        activity: called within steps too, a few times a second, with what is being done.
         trackers: the run is logged to them and to those that the recipe names, from a process of their own.
             Their errors are logged as warnings of "scalerl", and change nothing of the run.
         stop: once it is set, the run makes a checkpoint and ends by KeyboardInterrupt.
@@ -164,7 +168,10 @@ def train(
 
             around.enter_context(connected(recipe.cluster))
         stop, aside = stop or threading.Event(), evaluate_aside
-        job = _Job(recipe, place, found, about, until, forecaster, progress, trackers, stop, aside, load)
+        around.callback(place.show_nothing)
+        activities = Activities(activity, place.show)
+        reports = progress, activities
+        job = _Job(recipe, place, found, about, until, forecaster, *reports, trackers, stop, aside, load)
         _train_through_losses(job, resume)
         return RunRecord.read(place.here())
 
@@ -180,6 +187,7 @@ class _Job:
     until: float
     forecaster: Forecaster | None
     progress: Callable[[Progress], None]
+    activities: Activities
     trackers: Sequence[Tracker]
     stop: threading.Event
     evaluate_aside: bool
@@ -220,6 +228,8 @@ class _TrainingRun:
         self.clock = RunClock()
         self.job, self.place, self.recipe, self.stop = job, job.place, job.recipe, job.stop
         recipe, folder, task = job.recipe, self.folder, job.recipe.task
+        self.activities = activities = job.activities
+        activities.doing("loading the model")
         self.parts = parts = parts_of(recipe, job.model, closing, folder, job.evaluate_aside, job.load)
         self.tokenizer = load_tokenizer(job.model)
         self.learner: Any = parts.learner()
@@ -232,12 +242,15 @@ class _TrainingRun:
             self.learner.restore(saved["learner"], saved["folder"])
         self.started = self.learner.version
         """The version that the run goes on from."""
+        activities.doing("starting the generator")
         # The generator raises where the recipe does not fit the model: nothing has been written until then.
         self.generator = parts.generator(self.learner, saved["generator"]["version"] if saved else 0)
         trainers = self.learner.trainers
         self.counters = RunCounters(recipe.processes, trainers, parts.held, recipe.apart)
         devices = {"trainers": trainers, "held": self.counters.devices}
         if resume and (folder / "config.json").exists():
+            if saved:
+                _LOG.info("resuming after step %d, from %s", self.started, saved["folder"])
             set_newer_aside(folder, saved["folder"] if saved else None)
             drop_final(folder)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
@@ -253,11 +266,13 @@ class _TrainingRun:
         self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate, samples = parts.evaluate(), recipe.evaluation.samples
-        self.evaluations = Evaluations(evaluate, self.writer, task, samples, self.counters, self._on_point)
-        self.learner.stop = job.stop
+        evaluate, samples = parts.evaluate(job.stop, activities), recipe.evaluation.samples
+        writing = self.writer, task, samples, self.counters, self._on_point
+        self.evaluations = Evaluations(evaluate, *writing, activities)
+        self.learner.watch(job.stop, self._report_training)
+        verify = self.verifier.start
         self.pipeline = Pipeline(
-            recipe, self.pool, self.generator, self.learner, self.verifier.start, job.stop
+            recipe, self.pool, self.generator, self.learner, verify, job.stop, activities
         )
         made = self.writer.checkpointed
         self.checkpoints = Checkpoints(
@@ -306,6 +321,7 @@ class _TrainingRun:
             if not self._forecast(self._spent() / budget):  # where it was stopped, and again
                 self._save()
                 raise KeyboardInterrupt
+        self._starts_step(self._spent() / budget)
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
@@ -315,6 +331,7 @@ class _TrainingRun:
                 if self._forecast(share):
                     self.evaluations.write_finished(self.stop)
             self.view.step(step.index, share, self.counters)
+            self._starts_step(share)
             if share >= 1:
                 return True
             at_cut = self._spent() >= until
@@ -334,6 +351,7 @@ class _TrainingRun:
             if not self.evaluations.write_finished(self.stop, most=0):
                 self._save()
                 raise KeyboardInterrupt
+        self.activities.doing("saving the final weights")
         settings = self.recipe.checkpoint
         if settings.steps or settings.minutes:  # what a later resume extends
             self.checkpoints.folder = self.folder / "checkpoints"
@@ -361,7 +379,9 @@ class _TrainingRun:
         settings = self.recipe.samples
         if settings.every and step.index % settings.every == 0:
             kept = step.groups[: settings.training]
-            self.writer.samples(training_samples(step.index, kept, self.tokenizer))
+            samples = training_samples(step.index, kept, self.tokenizer)
+            self.writer.samples(samples)
+            self.sender.samples(samples)
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:
             self.writer.timeline(self.parts.timeline.lines(step.index, step.trained_at, step.train_seconds))
@@ -370,12 +390,19 @@ class _TrainingRun:
         for failure in self.verifier.new_failures():
             _LOG.warning(failure)
 
+    def _starts_step(self, share: float) -> None:
+        self.activities.starts(self.learner.version + (share < 1), share)
+
+    def _report_training(self, done: int, of: int) -> None:
+        self.activities.doing(TRAINING, Count(done, of, "micro-batches"))
+
     def _forecast(self, share: float) -> bool:
         """Freeze the forecast that is due; false where the run stops first: a resume then freezes it."""
         if self.agenda.to_freeze(share) and self.job.forecaster and share < 1:
             # Nothing is trained until the forecast is frozen.
             if not self.evaluations.write_finished(self.stop, most=0):
                 return False
+            self.activities.doing("forecasting")
             try:
                 row = self.job.forecaster(RunRecord.read(self.folder), *self.recipe.budget_on_axis())
             except CannotAnswerError:
@@ -397,6 +424,7 @@ class _TrainingRun:
 
     def _save(self, within: bool = False) -> None:
         """Make a checkpoint where the run folder is now, and wait until it is on the disk."""
+        self.activities.doing("saving a checkpoint")
         self.checkpoints.folder = self.folder / "checkpoints"
         self.checkpoints.make(self.learner.version, self.state(), within)
         self.checkpoints.finish()
@@ -454,7 +482,8 @@ class _TrainingRun:
         self.sender.finding(row)
         self.view.finding(finding)
 
-    def _on_point(self, point: EvalPoint) -> None:
+    def _on_point(self, point: EvalPoint, samples: Sequence[Mapping[str, Any]]) -> None:
         self.view.point(point)
         self.sender.evaluation(point)
+        self.sender.samples(samples)
         self.health.evaluation(point)

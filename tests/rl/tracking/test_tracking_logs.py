@@ -16,6 +16,7 @@ from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import read_source
 from scalerl.rl.config.recipe import from_dict, load_recipe
+from scalerl.rl.tracking.trackers import COLUMNS
 from scalerl.rl.train import train
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -36,6 +37,72 @@ def test_what_is_logged_is_read_back_as_the_run(run, nobody_outside, name):
         named = {"name": "eval/pass_rate", "dataset": None, "chosen": False}
         logged = {"metric": before["metric"] | named, "warnings": []}
         assert before | logged == after | {"warnings": []}
+
+
+def test_completions_are_sent_as_they_are_kept(run):
+    sent = [row for row in lines(run.path.with_name("kept.jsonl")) if "samples" in row]
+    assert all(row["of"] == row["samples"][0]["step"] for row in sent)
+    assert all(len({one["source"] for one in row["samples"]}) == 1 for row in sent)
+    assert sorted_by_step(one for row in sent for one in row["samples"]) == sorted_by_step(run.samples())
+
+
+def sorted_by_step(rows):
+    return sorted(rows, key=lambda row: (row["source"], row["step"], row["prompt"]))
+
+
+def shown(row):
+    """A line of samples.jsonl as the tables have it."""
+    return [dashed(row[name]) if name == "versions" else row[name] for name in COLUMNS]
+
+
+def dashed(versions):
+    return "-".join(map(str, versions))
+
+
+def kept_tables(run):
+    """By source: all rows of samples.jsonl, as the tables have them."""
+    found = {}
+    for row in run.samples():
+        found.setdefault(row["source"], []).append(shown(row))
+    assert set(found) == {"evaluation", "training"}
+    return found
+
+
+def test_wandb_has_tables_of_completions(run):
+    (media,) = (run.path / "wandb").glob("offline-run-*/files/media/table/samples")
+    found = {"evaluation": [], "training": []}
+    for path in media.glob("*.table.json"):
+        table = json.loads(path.read_text())
+        assert tuple(table["columns"]) == COLUMNS
+        found[path.name.partition("_")[0]] += table["data"]
+    for source, rows in kept_tables(run).items():
+        assert sorted(found[source]) == sorted(rows)
+
+
+def test_mlflow_has_tables_of_completions(run, nobody_outside):
+    for source, rows in kept_tables(run).items():
+        path = stores(run, nobody_outside)["mlflow"] / "artifacts" / f"samples_{source}.json"
+        table = json.loads(path.read_text())
+        assert tuple(table["columns"]) == COLUMNS
+        assert sorted(table["data"]) == sorted(rows)
+
+
+@pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
+def test_tensorboard_has_tables_of_completions(run):
+    """As TensorBoard's own text plugin reads them, and draws them."""
+    from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
+    from tensorboard.plugins.text.text_plugin import text_array_to_html
+    from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={TENSORS: 0})
+    events.Reload()
+    for source, rows in kept_tables(run).items():
+        arrays = [make_ndarray(event.tensor_proto) for event in events.Tensors(f"samples/{source}")]
+        found = [[cell.decode().removeprefix("    ") for cell in row] for a in arrays for row in a[1:]]
+        assert sorted(found) == sorted([str(cell) for cell in row] for row in rows)
+        page = text_array_to_html(arrays[0], enable_markdown=True)
+        assert page.count("<tr>") == len(arrays[0])
+        assert "<code>" in page
 
 
 def test_a_run_folder_with_logs_in_it_is_still_a_run(run, capsys):

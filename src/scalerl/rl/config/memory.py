@@ -80,6 +80,10 @@ def generator_memory(recipe: Recipe, shape: ModelShape, slots: int, role: str = 
     cache = slots * positions_of(recipe) * shape.cache_per_position(s)
     # Groups that start together share the pass over their prompt; it makes four arrays of the inner size.
     prompts = -(-slots // recipe.batch.samples) * recipe.context.prompt
+    # One layer at a time its blocks become rows, which are repeated for each head of queries.
+    reach = slots * positions_of(recipe)
+    rows = reach * shape.cache_per_position(s) // shape.layers
+    gathered = {"keys and values of a layer": rows + reach * 2 * shape.heads * shape.head_dim * s}
     # Log-probabilities, and their cumulative sum in float64, from probabilities in float64.
     decode = {"logits": 5 * slots * shape.vocabulary * _FLOAT}
     # Keys and values of prompts are repeated for each head of queries.
@@ -88,7 +92,7 @@ def generator_memory(recipe: Recipe, shape: ModelShape, slots: int, role: str = 
         "a layer of prompts": prompts * (4 * shape.inner * s + 4 * shape.hidden * _FLOAT + repeated),
     }
     # A layer is done before the head begins.
-    working = max(decode, attention, key=lambda terms: sum(terms.values()))
+    working = max(decode, attention, gathered, key=lambda terms: sum(terms.values()))
     held = {"weights": shape.parameters * s, "KV cache": cache}
     key = "evaluation.decode_slots" if role == "evaluation" else "decode_slots"
     return RoleMemory(role, held, working, f"{key} or context")

@@ -4,7 +4,8 @@
                    TransformersEngine   any other causal LM, precision or device
 
 Both return the last hidden states of transformers' own forward pass, to rounding. Weights are exchanged in
-place, in the model's parameters, and the cache stays as it is.
+place, in the model's parameters, and the cache stays as it is. The cache is in blocks
+(`scalerl.rl.kernels.blocks`): it takes the lengths that completions have, and not the longest they may have.
 
 Shapes in names: A slots that take part, B slots that start or prompts, S all slots, L positions of a slot,
 T tokens of a prompt, D hidden size.
@@ -22,7 +23,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.errors import InputError
 from scalerl.rl.config.settings import EngineKind
-from scalerl.rl.kernels.fused import FusedEngine
+from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for
+from scalerl.rl.kernels.fused import FusedEngine, longer
 from scalerl.rl.model.causal_lm import hidden_states
 
 
@@ -30,11 +32,23 @@ class Engine(Protocol):
     """Runs tokens through a model, each at its position of its slot."""
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
-        """Start slots with prompts, all slots of a group with one; return the last hidden states: (B, D)."""
+        """Start slots with prompts, all slots of a group with one; return the last hidden states: (B, D).
+
+        What the cache held of these slots is freed first.
+        """
         ...
 
     def decode(self, slots_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
         """Append one token to each slot, at its position; return the last hidden states: (A, D)."""
+        ...
+
+    def free(self, slots_B: np.ndarray) -> None:
+        """Free what the cache holds of some slots, all different: their completions have ended."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache: that of the most positions that were held at once, and a little more."""
         ...
 
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
@@ -73,10 +87,11 @@ class TransformersEngine:
         config: Any = model.config
         self._model = model
         self._device = next(model.parameters()).device
-        self._cache = SlotCache(config.num_hidden_layers, n_slots, n_positions)
+        self._cache = SlotCache(config.num_hidden_layers, n_slots, n_positions, self._device)
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
-        """Run prompts padded on the right; what padding writes is overwritten before it is read."""
+        """Run prompts padded on the right; padding is written to a block that nothing reads."""
+        self.free(np.concatenate(groups))
         length_B = np.array([len(prompt_T) for prompt_T in prompts])
         first_B = np.array([slots[0] for slots in groups])
         longest = int(length_B.max())
@@ -91,24 +106,22 @@ class TransformersEngine:
             input_ids=self._tensor(token_BT),
             position_ids=position_BT,
             attention_mask=causal.expand(len(prompts), 1, -1, -1),
-            cache=self._cache.at(self._tensor(first_B), position_BT, prefilling=True),
+            cache=self._cache.at_prompts(first_B, length_B),
         )
         for slots, prompt_T in zip(groups, prompts, strict=True):
             # Computed once, for the first slot of a group.
             if len(slots) > 1:
-                self._cache.copy(int(slots[0]), self._tensor(slots[1:]), len(prompt_T))
+                self._cache.copy(int(slots[0]), slots[1:], len(prompt_T))
         return hidden_BTD[torch.arange(len(prompts), device=self._device), self._tensor(length_B - 1)]
 
     def decode(self, slots_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
-        """Run all slots; one that takes no part writes at position 0, which its next prompt overwrites."""
+        """Run all slots, so that shapes stay; one that takes no part uses what no other reads."""
         token_S1 = torch.zeros(self._cache.n_slots, 1, dtype=torch.int64, device=self._device)
         position_S1 = torch.zeros_like(token_S1)
         slot_A = self._tensor(slots_A)
         token_S1[slot_A, 0] = self._tensor(tokens_A)
         position_S1[slot_A, 0] = self._tensor(positions_A)
-        # All slots, as to select those that take part would copy their keys and values in every step.
-        every_S = torch.arange(len(token_S1), device=self._device)
-        cache = self._cache.at(every_S, position_S1, prefilling=False)
+        cache = self._cache.at_next(slots_A, positions_A)
         reach_L = torch.arange(cache.extent, device=self._device)
         hidden_S1D = hidden_states(
             self._model,
@@ -119,20 +132,30 @@ class TransformersEngine:
         )
         return hidden_S1D[slot_A, 0]
 
+    def free(self, slots_B: np.ndarray) -> None:
+        """See `Engine`."""
+        self._cache.table.free(slots_B)
+
+    @property
+    def cache_bytes(self) -> int:
+        """See `Engine`."""
+        layers = [layer for layer in self._cache.slot_layers if layer.is_initialized]
+        return sum(tensor.nbytes for layer in layers for tensor in layer.pair())
+
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return keys and values of each layer; see `Engine`."""
-        return {"layers": self._cache.save(self._tensor(slots_B), int(length_B.max(initial=0)))}
+        return {"layers": self._cache.save(slots_B, length_B), "length": length_B.tolist()}
 
     def restore(self, slots_B: np.ndarray, state: Mapping[str, Any]) -> None:
         """See `Engine`."""
-        self._cache.load(self._tensor(slots_B), state["layers"])
+        self._cache.load(slots_B, state["layers"], state.get("length"))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
 
 class _CacheLayer(CacheLayerMixin):
-    """Keys and values of one layer, shape (slots, heads, positions, head_dim)."""
+    """Keys and values of one layer by place, block after block: shape (places, heads, head_dim)."""
 
     is_sliding = False
     is_compileable = False
@@ -142,13 +165,18 @@ class _CacheLayer(CacheLayerMixin):
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate once the first states show heads, size and precision."""
-        _, heads, _, dim = key_states.shape
-        shape = (self.owner.n_slots, heads, self.owner.n_positions, dim)
+        """Allocate once the first states, (.., heads, .., dim), show heads, size and precision."""
         # Zeros: what is masked has weight 0, and 0 times a NaN of fresh memory is NaN.
-        self.keys = key_states.new_zeros(shape)
-        self.values = value_states.new_zeros(shape)
+        n = self.owner.pool.size * BLOCK
+        self.keys, self.values = (
+            states.new_zeros(n, states.shape[1], states.shape[3]) for states in (key_states, value_states)
+        )
         self.is_initialized = True
+
+    def grow(self, n_blocks: int) -> None:
+        """Have so many blocks; what is in the old ones stays."""
+        if self.is_initialized:
+            self.keys, self.values = (longer(tensor, n_blocks * BLOCK) for tensor in self.pair())
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return keys and values, once they are there."""
@@ -163,13 +191,14 @@ class _CacheLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.pair()
-        slots_B1, positions_BT = self.owner.target
-        # Two index arrays around a slice: their axes come first, (B, T, heads, head_dim).
-        keys[slots_B1, :, positions_BT] = key_states.transpose(1, 2)
-        values[slots_B1, :, positions_BT] = value_states.transpose(1, 2)
+        place_BT = self.owner.target_BT
+        keys[place_BT], values[place_BT] = key_states.transpose(1, 2), value_states.transpose(1, 2)
         if self.owner.prefilling:  # nothing came before: the new states are all there is
             return key_states, value_states
-        return keys[:, :, : self.owner.extent], values[:, :, : self.owner.extent]
+        # A copy of one layer at a time: its blocks are anywhere, and attention takes rows.
+        place_SL = self.owner.source_SL
+        found = (tensor[place_SL].transpose(1, 2) for tensor in (keys, values))
+        return next(found), next(found)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of the keys, for models that build a mask of their own."""
@@ -180,60 +209,103 @@ class _CacheLayer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
-        """Return the positions of a slot."""
+        """Return the most positions of a slot."""
         return self.owner.n_positions
 
 
 class SlotCache(Cache):
-    """A KV cache of fixed size in which every slot is at a position of its own.
+    """A KV cache in blocks, in which every slot is at a position of its own.
 
     Transformers' own static cache advances all rows of a batch together, so that it ends with its longest
-    completion. Here position t of slot s is always at index t of slot s: a finished slot is refilled at once,
-    and the entries of a completion stay where they are when the weights change.
+    completion. Here position t of a slot is at place t % BLOCK of its block t // BLOCK: a finished slot is
+    refilled at once, and the entries of a completion stay where they are when the weights change. Block 0 is
+    no slot's: padding, and slots that take no part, use it.
     """
 
-    def __init__(self, n_layers: int, n_slots: int, n_positions: int) -> None:
-        self.n_slots = n_slots
-        self.n_positions = n_positions
-        self.prefilling = False
-        self.extent = 0
-        self.target: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+    def __init__(self, n_layers: int, n_slots: int, n_positions: int, device: torch.device) -> None:
+        self.n_slots, self.n_positions, self._device = n_slots, n_positions, device
+        self.prefilling, self.extent = False, 0
+        self.target_BT = self.source_SL = torch.empty(0, dtype=torch.int64)
+        """Places that the next pass writes, and in decoding those that it reads."""
         self.slot_layers = [_CacheLayer(self) for _ in range(n_layers)]
+        self.pool = BlockPool(1 + n_slots * blocks_for(n_positions), self._grow)
+        self.table = BlockTable(self.pool, n_slots, n_positions)
+        self.pool.take(1)  # block 0
         super().__init__(layers=list(self.slot_layers))
 
-    def at(self, slots_B: Tensor, positions_BT: Tensor, prefilling: bool) -> SlotCache:
-        """Point the next forward pass at `positions_BT` of `slots_B`.
-
-        While prefilling, the slots are fresh and attend to themselves alone; else all slots take part, in
-        order, and attend to everything up to the furthest position in use.
-        """
-        self.target = (slots_B[:, None], positions_BT)
-        self.prefilling = prefilling
-        # Attention is over this much alone: early in a long context most of a slot is empty.
-        self.extent = int(positions_BT.max()) + 1
+    def at_prompts(self, slots_B: np.ndarray, length_B: np.ndarray) -> SlotCache:
+        """Point the next forward pass at the first positions of slots, which attend to themselves alone."""
+        self.table.hold(slots_B, length_B)
+        self.target_BT, self.prefilling = self._places(slots_B, length_B), True
+        self.extent = self.target_BT.shape[1]
         return self
 
-    def copy(self, source: int, targets_B: Tensor, length: int) -> None:
+    def at_next(self, slots_A: np.ndarray, positions_A: np.ndarray) -> SlotCache:
+        """Point the next forward pass at one position of each of some slots; all slots take part, in order,
+        and attend to everything up to the furthest position in use.
+        """
+        self.table.hold(slots_A, positions_A + 1)
+        length_S = np.zeros(self.n_slots, dtype=np.int64)
+        length_S[slots_A] = positions_A + 1
+        # Attention is over this much alone: early in a long context there is no more.
+        self.source_SL, self.prefilling = self._places(np.arange(self.n_slots), length_S), False
+        self.extent = self.source_SL.shape[1]
+        last_S1 = torch.from_numpy(np.maximum(length_S - 1, 0)).to(self._device)[:, None]
+        self.target_BT = self.source_SL.gather(1, last_S1)
+        return self
+
+    def copy(self, source: int, targets_B: np.ndarray, length: int) -> None:
         """Copy the first `length` positions from one slot to others."""
+        length_B = np.full(len(targets_B), length)
+        self.table.hold(targets_B, length_B)
+        place_T, place_BT = (
+            self._places(np.array([source]), length_B[:1])[0],
+            self._places(targets_B, length_B),
+        )
         for layer in self.slot_layers:
             for tensor in layer.pair():
-                tensor[targets_B, :, :length] = tensor[source, :, :length]
+                tensor[place_BT] = tensor[place_T]
 
-    def save(self, slots_B: Tensor, extent: int) -> list[list[Tensor]]:
-        """Return keys and values of slots by layer, up to `extent`, in the memory of the CPU.
+    def save(self, slots_B: np.ndarray, length_B: np.ndarray) -> list[list[Tensor]]:
+        """Return keys and values of slots by layer, in the memory of the CPU: (slots, heads, positions, dim),
+        with padding after their lengths.
 
         None before the first use.
         """
         used = [layer for layer in self.slot_layers if layer.is_initialized]
+        place_BT = self._places(slots_B, length_B)
         # Layer by layer: all copies on the device would be the cache once more.
-        return [[tensor[slots_B, :, :extent].cpu() for tensor in layer.pair()] for layer in used]
+        return [[tensor[place_BT].transpose(1, 2).cpu() for tensor in layer.pair()] for layer in used]
 
-    def load(self, slots_B: Tensor, saved: list[list[Tensor]]) -> None:
-        """Put back what `save` returned."""
-        # Not strict: before the first use there is nothing to save.
-        for layer, pair in zip(self.slot_layers, saved, strict=False):
-            keys, values = (tensor.to(slots_B.device) for tensor in pair)
+    def load(self, slots_B: np.ndarray, saved: list[list[Tensor]], lengths: Sequence[int] | None) -> None:
+        """Put back what `save` returned, into slots that have nothing.
+
+        Checkpoints of older versions have no `lengths`: every slot is as long as the longest.
+        """
+        if not saved:
+            return
+        longest = saved[0][0].shape[2]
+        length_B = np.array([longest] * len(slots_B) if lengths is None else lengths, dtype=np.int64)
+        self.table.hold(slots_B, length_B)
+        place_BT = self._places(slots_B, length_B)
+        for layer, pair in zip(self.slot_layers, saved, strict=True):
+            keys, values = (tensor.to(self._device) for tensor in pair)
             if not layer.is_initialized:
                 layer.lazy_initialization(keys, values)
             for tensor, old in zip(layer.pair(), (keys, values), strict=True):
-                tensor[slots_B, :, : old.shape[2]] = old
+                tensor[place_BT] = old.transpose(1, 2)
+
+    def _places(self, slots_B: np.ndarray, length_B: np.ndarray) -> Tensor:
+        """Return the places of the first positions of slots, (B, T); those after a slot's length are in
+        block 0."""
+        longest = int(length_B.max(initial=1))
+        n = blocks_for(longest)
+        # Blocks after the last one that is used hold nothing of this slot.
+        used_BN = np.arange(n) * BLOCK < length_B[:, None]
+        block_BN = torch.from_numpy(np.where(used_BN, self.table.block_EN[slots_B, :n], 0)).to(self._device)
+        place_BNP = block_BN[:, :, None] * BLOCK + torch.arange(BLOCK, device=self._device)
+        return place_BNP.flatten(1)[:, :longest]
+
+    def _grow(self, n_blocks: int) -> None:
+        for layer in self.slot_layers:  # one after the other: all of them twice would be the cache once more
+            layer.grow(n_blocks)

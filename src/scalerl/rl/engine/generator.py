@@ -104,6 +104,11 @@ class TorchGenerator(OrderedGroups):
         """Whether a completion waits or is under way."""
         return bool(self._waiting) or bool(self._active_S.any())
 
+    @property
+    def unfinished(self) -> int:
+        """Completions that wait or are under way."""
+        return len(self._waiting) + int(self._active_S.sum())
+
     def work(self) -> None:
         """Make one decode step.
 
@@ -204,12 +209,14 @@ class TorchGenerator(OrderedGroups):
         cache = self._engine.state(slots, self._next_S[slots])
         before = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
         sampling = replace(self.sampling, seed=seed)
+        self._engine.free(slots)
         try:
             yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
         finally:
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(before[name])
+            self._engine.free(np.arange(len(self._slots)))  # those of an evaluation that was given up
             with torch.inference_mode():  # in which the cache was made
                 self._engine.restore(slots, cache)
 
@@ -249,8 +256,11 @@ class TorchGenerator(OrderedGroups):
         token_S = np.full(len(self._slots), -1)
         token_S[slots] = token_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens)
-        for slot in np.flatnonzero(done_S & self._active_S):
+        done = np.flatnonzero(done_S & self._active_S)
+        for slot in done:
             self._finish(int(slot), bool(truncated_S[slot]))
+        if len(done):
+            self._engine.free(done)
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
 from scalerl.rl.kernels.compiled import LANES, Pointer, fits, load_library
 from scalerl.rl.kernels.dense import DenseLayer, DenseModel
 
@@ -40,9 +41,9 @@ class Shape(ctypes.Structure):
 
 
 class KernelStore(ctypes.Structure):
-    """The keys and values of one layer, for entries of `extent` positions each."""
+    """Keys and values of one layer, in blocks; and the blocks of every entry, `columns` for each."""
 
-    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("extent", c_int64))
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("table", c_void_p), ("columns", c_int64))
 
 
 @cache
@@ -83,37 +84,61 @@ class _Layer:
     down: Tensor
 
 
-class _Store:
-    """Keys and values of `n` entries of `extent` positions each, in every layer; see native.c."""
+class _Blocks:
+    """Keys, (places / LANES, kv_heads, dim, LANES), and values, (places, kv_heads, dim), of all layers."""
 
-    def __init__(self, model: DenseModel, n: int, n_positions: int) -> None:
-        layers, kv_heads, dim = len(model.layers), model.kv_heads, model.head_dim
-        self.extent = -(-n_positions // LANES) * LANES
-        # Zeros: blocks are read whole, and what was in that memory may not be finite.
-        self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
-        self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
-        pairs = zip(self.keys, self.values, strict=True)
-        self.layers = [KernelStore(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
+    def __init__(self, model: DenseModel, most: int) -> None:
+        """`most` is the number of blocks that may be needed."""
+        shape = model.kv_heads, model.head_dim
+        self.layers = [(torch.zeros(0, *shape, LANES), torch.zeros(0, *shape)) for _ in model.layers]
+        self.pool = BlockPool(most, self._grow)
+
+    def _grow(self, size: int) -> None:
+        """Allocate more blocks, layer by layer: all of them twice would be the cache once more."""
+        places = size * BLOCK
+        for i, (keys, values) in enumerate(self.layers):
+            self.layers[i] = longer(keys, places // LANES), longer(values, places)
+
+
+def longer(tensor: Tensor, length: int) -> Tensor:
+    """Return a tensor with as much in it, and zeros after that, up to this length."""
+    # Zeros: blocks are read whole, and what was in that memory may not be finite.
+    new = tensor.new_zeros(length, *tensor.shape[1:])
+    new[: len(tensor)] = tensor
+    return new
+
+
+class _Store:
+    """Keys and values of `n` entries of `n_positions` at most, in blocks of a pool that stores share."""
+
+    def __init__(self, blocks: _Blocks, n: int, n_positions: int) -> None:
+        self.table, self._blocks = BlockTable(blocks.pool, n, n_positions), blocks
+
+    def of_layers(self) -> list[KernelStore]:
+        """Return where they are now, for each layer: blocks move where there are more of them."""
+        block_EN = self.table.block_EN
+        where = block_EN.ctypes.data, block_EN.shape[1]
+        return [KernelStore(k.data_ptr(), v.data_ptr(), *where) for k, v in self._blocks.layers]
 
     def save(self, entry_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
-        """Return copies of the first `length_B` positions of some entries, one after the other."""
-        blocks, positions = _ragged(entry_B, -(-length_B // LANES)), _ragged(entry_B, length_B)
-        return [self.keys[:, *blocks], self.values[:, *positions]]
+        """Return copies of the first `length_B` positions of some entries, one after the other, by layer; of
+        keys whole runs of `LANES` positions."""
+        run, place = self._where(entry_B, length_B)
+        layers = self._blocks.layers
+        return [torch.stack([keys[run] for keys, _ in layers]), torch.stack([v[place] for _, v in layers])]
 
     def load(self, entry_B: np.ndarray, length_B: np.ndarray, saved: Sequence[Tensor]) -> None:
-        """Put back what `save` returned."""
-        self.keys[:, *_ragged(entry_B, -(-length_B // LANES))] = saved[0]
-        self.values[:, *_ragged(entry_B, length_B)] = saved[1]
+        """Put back what `save` returned, into entries that have nothing."""
+        self.table.hold(entry_B, length_B)
+        run, place = self._where(entry_B, length_B)
+        for (keys, values), old_keys, old_values in zip(self._blocks.layers, *saved, strict=True):
+            keys[run], values[place] = old_keys, old_values
 
-
-def _ragged(entry_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return entry and offset of every position in entries of these lengths."""
-    return torch.from_numpy(np.repeat(entry_B, length_B)), torch.from_numpy(_offsets(length_B))
-
-
-def _offsets(length_B: np.ndarray) -> np.ndarray:
-    """Return 0, 1, ... length - 1 of every length, one after the other."""
-    return np.arange(length_B.sum()) - np.repeat(np.cumsum(length_B) - length_B, length_B)
+    def _where(self, entry_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the runs of keys, and the places of values, of entries of these lengths."""
+        places = self.table.places(entry_B, length_B)
+        starts = places[places % LANES == 0]  # runs are aligned to places, as blocks are whole runs
+        return torch.from_numpy(starts // LANES), torch.from_numpy(places)
 
 
 class FusedEngine:
@@ -121,7 +146,7 @@ class FusedEngine:
 
     A prompt has one entry in a store of prompts, for all slots that go on from it; the completion of a slot
     has an entry of its own in another store. So the slots of a group read the same keys and values, which
-    stay in the processor's cache meanwhile.
+    stay in the processor's cache meanwhile. Both take blocks of one pool, as many as their lengths need.
     """
 
     def __init__(
@@ -136,12 +161,15 @@ class FusedEngine:
         self._embedding: Tensor = model.embedding.weight
         self._norm: Tensor = model.norm
         self._rotation = model.rotation(prompt_tokens + new_tokens)
-        self._prompts, self._own = _Store(model, n_slots, prompt_tokens), _Store(model, n_slots, new_tokens)
+        of_slot = blocks_for(prompt_tokens), blocks_for(new_tokens)
+        self._blocks = _Blocks(model, n_slots * sum(of_slot))
+        self._prompts = _Store(self._blocks, n_slots, prompt_tokens)
+        self._own = _Store(self._blocks, n_slots, new_tokens)
         self._prompt_S = np.full(n_slots, -1)  # the entry of each slot's prompt, and its length
         self._prefix_S = np.zeros(n_slots, dtype=np.int64)
-        # Prompts go on from an empty prefix in the store of prompts: both extents may be that of prompts.
-        longer = max(self._prompts.extent, self._own.extent)
-        self._score = torch.empty(heads, self._prompts.extent + longer)
+        self._slots_P = np.zeros(n_slots, dtype=np.int64)  # how many go on from each prompt
+        # Prompts go on from an empty prefix in the store of prompts: both may be that of prompts.
+        self._score = torch.empty(heads, (of_slot[0] + max(of_slot)) * BLOCK)
         sizes = {"hidden": hidden, "normed": hidden, "mixed": heads * dim}
         sizes |= {"qkv": (heads + 2 * kv_heads) * dim, "gate_up": 2 * inner, "gated": inner}
         self._room = {name: torch.empty(MOST_TOKENS, size) for name, size in sizes.items()}
@@ -157,13 +185,15 @@ class FusedEngine:
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
         """Run all tokens of all prompts, one after the other and without padding; see `Engine`."""
-        # There are as many entries as slots, and those that start have let go of theirs: enough are free.
-        self._prompt_S[np.concatenate(groups)] = -1
-        entry_B = np.setdiff1d(np.arange(len(self._prompt_S)), self._prompt_S)[: len(groups)]
+        self.free(np.concatenate(groups))
+        # There are as many entries as slots: enough are free.
+        entry_B = np.flatnonzero(self._slots_P == 0)[: len(groups)]
         for slots, prompt_T, entry in zip(groups, prompts, entry_B, strict=True):
             self._prompt_S[slots], self._prefix_S[slots] = entry, len(prompt_T)
+            self._slots_P[entry] = len(slots)
         length_B = np.array([len(prompt_T) for prompt_T in prompts])
-        at_A = _offsets(length_B)
+        self._prompts.table.hold(entry_B, length_B)
+        at_A = offsets(length_B)
         entry_A, nothing_A = np.repeat(entry_B, length_B), np.zeros_like(at_A)
         hidden_AD = self._run(self._prompts, np.concatenate(prompts), (nothing_A, nothing_A, entry_A, at_A))
         return hidden_AD[torch.from_numpy(length_B.cumsum() - 1)]
@@ -171,8 +201,24 @@ class FusedEngine:
     def decode(self, slots_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
         """See `Engine`."""
         prefix_A = self._prefix_S[slots_A]
-        offsets = (self._prompt_S[slots_A], prefix_A, slots_A, positions_A - prefix_A)
-        return self._run(self._own, tokens_A, offsets)
+        at_A = positions_A - prefix_A
+        self._own.table.hold(slots_A, at_A + 1)
+        return self._run(self._own, tokens_A, (self._prompt_S[slots_A], prefix_A, slots_A, at_A))
+
+    def free(self, slots_B: np.ndarray) -> None:
+        """See `Engine`; a prompt goes with the last slot that goes on from it."""
+        self._own.table.free(slots_B)
+        prompt_B = self._prompt_S[slots_B]
+        prompt_B = prompt_B[prompt_B >= 0]
+        self._prompt_S[slots_B] = -1
+        np.subtract.at(self._slots_P, prompt_B, 1)
+        if len(left := prompt_B[self._slots_P[prompt_B] == 0]):
+            self._prompts.table.free(np.unique(left))
+
+    @property
+    def cache_bytes(self) -> int:
+        """See `Engine`."""
+        return sum(tensor.nbytes for pair in self._blocks.layers for tensor in pair)
 
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return keys and values of all layers, and the prompt that each slot goes on from; see `Engine`."""
@@ -192,30 +238,38 @@ class FusedEngine:
         """See `Engine`."""
         prompt_B, prefix_B = state["prompt"], state["prefix"]
         self._prompt_S[slots_B], self._prefix_S[slots_B] = prompt_B, prefix_B
+        np.add.at(self._slots_P, prompt_B, 1)
         entry_P, first_P = np.unique(prompt_B, return_index=True)
         self._prompts.load(entry_P, prefix_B[first_P], state["prompts"])
         self._own.load(slots_B, state["length"], state["own"])
 
-    def _run(self, own: _Store, tokens_A: np.ndarray, offsets: Sequence[np.ndarray]) -> Tensor:
+    def _run(self, own: _Store, tokens_A: np.ndarray, where: Sequence[np.ndarray]) -> Tensor:
         """Run the tokens in passes of `MOST_TOKENS`; their keys and values are written to `own`."""
-        inputs = [torch.from_numpy(array) for array in (tokens_A, *offsets)]
+        inputs = [torch.from_numpy(array) for array in (tokens_A, *where)]
+        stores = list(zip(self._prompts.of_layers(), own.of_layers(), strict=True))
         out_AD = torch.empty(len(tokens_A), self._embedding.shape[1])
         # A cut within a prompt changes nothing: keys and values of its first part are in the store by then.
         for start in range(0, len(tokens_A), MOST_TOKENS):
             part = slice(start, start + MOST_TOKENS)
-            token_part, *offset_parts = (tensor[part] for tensor in inputs)
-            self._pass(own, token_part, offset_parts, out_AD[part])
+            token_part, *where_part = (tensor[part] for tensor in inputs)
+            self._pass(stores, token_part, where_part, out_AD[part])
         return out_AD
 
-    def _pass(self, own: _Store, tokens_A: Tensor, offsets: Sequence[Tensor], out_AD: Tensor) -> None:
+    def _pass(
+        self,
+        stores: Sequence[tuple[KernelStore, KernelStore]],
+        tokens_A: Tensor,
+        where: Sequence[Tensor],
+        out_AD: Tensor,
+    ) -> None:
         kernels, eps = self._kernels, self._eps
         room = {name: buffer[: len(tokens_A)] for name, buffer in self._room.items()}
         hidden, normed, mixed, gated = room["hidden"], room["normed"], room["mixed"], room["gated"]
         torch.index_select(self._embedding, 0, tokens_A, out=hidden)
-        for layer, prompts, completions in zip(self._layers, self._prompts.layers, own.layers, strict=True):
+        for layer, (prompts, completions) in zip(self._layers, stores, strict=True):
             kernels.rms_norm(hidden, layer.attention_norm, eps, normed, *hidden.shape)
             qkv = _linear(normed, layer.qkv, layer.qkv_bias, room["qkv"])
-            tensors = (qkv, *layer.qk_norms, *self._rotation, *offsets, self._score, mixed)
+            tensors = (qkv, *layer.qk_norms, *self._rotation, *where, self._score, mixed)
             kernels.attend(self._shape, prompts, completions, *tensors, len(qkv))
             hidden.addmm_(mixed, layer.out.t())
             kernels.rms_norm(hidden, layer.mlp_norm, eps, normed, *hidden.shape)

@@ -1,16 +1,18 @@
 /* The non-GEMM kernels of the forward pass of a decoder; compiled and called by fused.py.
  *
  * All arrays are float32 and row-major, and every size but a number of tokens or positions is a multiple of LANES.
- * A store of keys and values holds slots of `extent` positions each: keys as [slot][extent / LANES][kv_heads]
- * [head_dim][LANES], values as [slot][extent][kv_heads][head_dim]. So scores run along positions and mixtures along
- * dimensions, both in whole vectors, and what is read of a slot is read from its beginning on. Every token is
- * computed by itself and in one order: what shares its pass changes no bit of it.
+ * A store of keys and values holds blocks of BLOCK positions: keys as [block][BLOCK / LANES][kv_heads][head_dim]
+ * [LANES], values as [block][BLOCK][kv_heads][head_dim]. So scores run along positions and mixtures along dimensions,
+ * both in whole vectors. A table has the blocks of each slot, in the order of its positions, `columns` for each. Every
+ * token is computed by itself and in one order: what shares its pass changes no bit of it.
  */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "vectors.h"
+
+enum { BLOCK = 32 }; /* positions, as in blocks.py */
 
 static const Integers LANE = {0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -21,7 +23,8 @@ typedef struct {
 
 typedef struct {
     float *keys, *values;
-    int64_t extent;
+    const int64_t *table;
+    int64_t columns;
 } Store;
 
 /* out = x / sqrt(mean(x^2) + eps) * weight, row by row. */
@@ -52,6 +55,12 @@ static inline void rotate(const float *restrict x, const float *restrict weight,
         out[i] = x[i] * cos[i] - x[half + i] * sin[i];
         out[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i];
     }
+}
+
+/* Where position t is, of the slot whose blocks these are. */
+static inline int64_t place(const int64_t *restrict blocks, int64_t t)
+{
+    return blocks[t / BLOCK] * BLOCK + t % BLOCK;
 }
 
 /* query . keys, for the LANES positions of one block. */
@@ -85,32 +94,36 @@ static inline void mix_block(const float *restrict weight, const float *restrict
 
 /* Scores of the first `count` positions of a slot by every head, rounded up to LANES with -infinity. */
 static inline void score_slot(const Shape *s, const float *restrict query, const float *restrict keys,
-                              int64_t count, float *restrict score, int64_t room)
+                              const int64_t *restrict blocks, int64_t count, float *restrict score, int64_t room)
 {
     int64_t dim = s->head_dim, wide = s->kv_heads * dim, group = s->heads / s->kv_heads;
-    for (int64_t t = 0; t < count; t += LANES)
+    for (int64_t t = 0; t < count; t += LANES) {
+        const float *here = keys + place(blocks, t) * wide;
         for (int64_t h = 0; h < s->heads; h++) {
-            Vector block = score_block(query + h * dim, keys + t * wide + h / group * dim * LANES, dim);
+            Vector block = score_block(query + h * dim, here + h / group * dim * LANES, dim);
             if (t + LANES > count)
                 block = choose(LANE < (int32_t)(count - t), block, (Vector){0} - INFINITY);
             store(score + h * room + t, block);
         }
+    }
 }
 
 /* out += weights . values, over the first `count` positions of a slot, for every head. */
 static inline void mix_slot(const Shape *s, const float *restrict weight, const float *restrict values,
-                            int64_t count, float *restrict out, int64_t room)
+                            const int64_t *restrict blocks, int64_t count, float *restrict out, int64_t room)
 {
     int64_t dim = s->head_dim, wide = s->kv_heads * dim, group = s->heads / s->kv_heads;
-    for (int64_t t = 0; t < count; t += LANES)
+    for (int64_t t = 0; t < count; t += LANES) {
+        const float *here = values + place(blocks, t) * wide;
         for (int64_t h = 0; h < s->heads; h++)
-            mix_block(weight + h * room + t, values + t * wide + h / group * dim, wide, dim, out + h * dim);
+            mix_block(weight + h * room + t, here + h / group * dim, wide, dim, out + h * dim);
+    }
 }
 
 /* Token a comes after the first prefix_A[a] positions of slot prompt_A[a] of `prompts` and the first at_A[a] of slot
  * slot_A[a] of `own`: write its key and value there, and attend to all of them and to itself. Tokens of one slot
  * stand in order of position. qkv: [n][heads + 2 kv_heads][head_dim]; cos and sin: [positions][head_dim]; score:
- * [heads][room], and room is what both extents take; out: [n][heads][head_dim]. */
+ * [heads][room], and room is what the blocks of both take; out: [n][heads][head_dim]. */
 void attend(const Shape *s, const Store *prompts, const Store *own, const float *restrict qkv,
             const float *restrict q_norm, const float *restrict k_norm, const float *restrict cos,
             const float *restrict sin, const int64_t *restrict prompt_A, const int64_t *restrict prefix_A,
@@ -118,32 +131,31 @@ void attend(const Shape *s, const Store *prompts, const Store *own, const float 
             float *restrict out, int64_t n)
 {
     int64_t dim = s->head_dim, heads = s->heads, wide = s->kv_heads * dim;
-    int64_t room = prompts->extent + own->extent;
+    int64_t room = (prompts->columns + own->columns) * BLOCK;
     float query[heads * dim], key[dim];
     for (int64_t a = 0; a < n; a++, qkv += heads * dim + 2 * wide, out += heads * dim) {
         int64_t at = at_A[a], lane = at % LANES, prefix = prefix_A[a];
         const float *turn = cos + (prefix + at) * dim, *lift = sin + (prefix + at) * dim;
-        const float *past_keys = prompts->keys + prompt_A[a] * prompts->extent * wide;
-        const float *past_values = prompts->values + prompt_A[a] * prompts->extent * wide;
-        float *keys = own->keys + slot_A[a] * own->extent * wide;
-        float *values = own->values + slot_A[a] * own->extent * wide;
+        const int64_t *past = prompts->table + prompt_A[a] * prompts->columns;
+        const int64_t *here = own->table + slot_A[a] * own->columns;
+        float *keys = own->keys + place(here, at - lane) * wide, *values = own->values + place(here, at) * wide;
         for (int64_t kv = 0; kv < s->kv_heads; kv++) {
             rotate(qkv + (heads + kv) * dim, k_norm, turn, lift, s, key);
             for (int64_t i = 0; i < dim; i++)
-                keys[(at - lane) * wide + (kv * dim + i) * LANES + lane] = key[i];
+                keys[(kv * dim + i) * LANES + lane] = key[i];
         }
-        memcpy(values + at * wide, qkv + heads * dim + wide, sizeof(float) * wide);
+        memcpy(values, qkv + heads * dim + wide, sizeof(float) * wide);
         if (lane == 0) /* what was left in the rest of the block weighs 0 from now on, but may not be finite */
-            memset(values + (at + 1) * wide, 0, sizeof(float) * (LANES - 1) * wide);
+            memset(values + wide, 0, sizeof(float) * (LANES - 1) * wide);
         for (int64_t h = 0; h < heads; h++)
             rotate(qkv + h * dim, q_norm, turn, lift, s, query + h * dim);
         float *score_own = score + (prefix + LANES - 1) / LANES * LANES;
-        score_slot(s, query, past_keys, prefix, score, room);
-        score_slot(s, query, keys, at + 1, score_own, room);
+        score_slot(s, query, prompts->keys, past, prefix, score, room);
+        score_slot(s, query, own->keys, here, at + 1, score_own, room);
         for (int64_t h = 0; h < heads; h++)
             softmax(score + h * room, score_own - score + at - lane + LANES, s->scale);
         memset(out, 0, sizeof(float) * heads * dim);
-        mix_slot(s, score, past_values, prefix, out, room);
-        mix_slot(s, score_own, values, at + 1, out, room);
+        mix_slot(s, score, prompts->values, past, prefix, out, room);
+        mix_slot(s, score_own, own->values, here, at + 1, out, room);
     }
 }

@@ -11,7 +11,8 @@ numbers, text, lists, mappings, arrays and tensors; the driver receives the resu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.checkpoint import DISK, Saving
-from scalerl.rl.learner.learner import Learner, StepStats
+from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
@@ -58,6 +59,10 @@ class Ranks(Protocol):
         """Return the current weights, which have this plan."""
         ...
 
+    def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
+        """Have a step given up once `stop` is set; report its micro-batches where this process makes them."""
+        ...
+
 
 class LearnerRank:
     """One rank: everything but `wait_saved` is collective."""
@@ -71,10 +76,13 @@ class LearnerRank:
         self.learner = load_learner(from_dict(recipe), model_folder)
         return str(self.learner.device)
 
-    def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """Make one step of a batch, which is given by its fields."""
+    def step(self, batch: Mapping[str, Any]) -> dict[str, float] | None:
+        """Make one step of a batch, which is given by its fields; None where it was given up, to stop."""
         # The commands of torchrun are JSON, which makes lists of tuples.
-        return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
+        try:
+            return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
+        except StepStoppedError:
+            return None
 
     def gather(self) -> None:
         """Help rank 0 to gather the weights that it reads."""
@@ -127,6 +135,10 @@ class LearnerGroup:
         """Start a step; `version` is raised when its result is read."""
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
         return _Step(self, self._ranks.begin("step", values))
+
+    def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
+        """See `Learner.watch`."""
+        self._ranks.watch(stop, report)
 
     def check_life(self) -> None:
         """With torchrun there is nothing to check: a lost rank ends all."""
@@ -187,13 +199,15 @@ class _Step:
     """A step under way on the ranks; see `scalerl.rl.types.Pending`."""
 
     learner: LearnerGroup
-    stats: Pending[dict[str, Any]]
+    stats: Pending[dict[str, Any] | None]
 
     def wait(self, seconds: float) -> bool:
         return self.stats.wait(seconds)
 
     def result(self) -> StepStats:
-        # Not before: a step that is lost with its ranks has made no version.
-        stats = StepStats(**self.stats.result())
+        # Not before: a step that is lost with its ranks, or was given up, has made no version.
+        if (values := self.stats.result()) is None:
+            raise StepStoppedError
+        stats = StepStats(**values)
         self.learner.version += 1
         return stats

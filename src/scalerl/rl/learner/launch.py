@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -95,6 +96,10 @@ class _Leader:
     def weights(self, plan: Plan) -> Weights:
         """See `Ranks`: this rank reads them as they are gathered, a block at a time."""
         return WeightStream(plan, self._gathered)
+
+    def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
+        """See `Ranks`: the other ranks are told by this one, before each micro-batch."""
+        self._rank.learner.watch(stop, report)
 
     def _gathered(self) -> Iterator[tuple[str, Tensor]]:
         with losses(self._seconds):

@@ -87,7 +87,9 @@ class Learner:
     """
 
     stop: threading.Event | None = None
-    """Once it is set, a step is given up between two micro-batches, by a `StepStoppedError`."""
+    """Once it is set (on any rank), a step is given up between two micro-batches, by a `StepStoppedError`."""
+    report: Callable[[int, int], None] | None = None
+    """Called before each micro-batch with its number, from 0, and that of all of the step."""
 
     def __init__(
         self,
@@ -122,9 +124,16 @@ class Learner:
         # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
         # threads in one group.
         self._disk: dist.ProcessGroup | None = None
+        self._stopping: dist.ProcessGroup | None = None
         if mesh:
             seconds = timedelta(seconds=recipe.learner.timeout)
             self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
+            # On the CPU: a stop must not wait for what a GPU has queued.
+            self._stopping = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
+
+    def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
+        """Give a step up once `stop` is set, and report its micro-batches: see `stop` and `report`."""
+        self.stop, self.report = stop, report
 
     def check_life(self) -> None:
         """Raise a LearnerLostError where a process of the learner is gone: its driver notices that."""
@@ -284,7 +293,9 @@ class Learner:
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
-            if self.stop is not None and self.stop.is_set():
+            if self.report is not None:
+                self.report(i, len(micro_batches))
+            if self._is_stopped():
                 self._drop_gradients()
                 raise StepStoppedError
             if self._mesh:
@@ -294,6 +305,15 @@ class Learner:
             part, largest = self._accumulate(*((batch, rows) if len(rows) else passes.nothing_of(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
         return self._over_ranks(sums, ratio_max)
+
+    def _is_stopped(self) -> bool:
+        """Return whether a rank is to stop, the same on all: they stop before the same micro-batch."""
+        stopped = self.stop is not None and self.stop.is_set()
+        if self._stopping is None:
+            return stopped
+        found = torch.tensor(float(stopped))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._stopping)
+        return bool(found)
 
     def _over_ranks(self, sums: Tensor, largest: float) -> tuple[Tensor, float]:
         """Return the sums of all ranks, and the largest of what is the largest on each."""

@@ -4,6 +4,7 @@
     pool.py       which prompt is drawn next
     parts.py      generator, learner, verifier and evaluation, wherever the recipe places them
     counters.py   what was spent, and the lines of steps.jsonl; progress.py what is reported to the caller
+    activity.py   what is being done at the moment, within a step too
     evaluations.py when evaluations are due, and their record; resume.py where a run goes on
 
 It may import every room of `scalerl.rl` but `tracking`. `scalerl.rl.train` imports it.

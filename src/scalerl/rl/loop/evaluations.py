@@ -16,6 +16,7 @@ import torch
 from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
+from scalerl.rl.loop.activity import Activities
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
@@ -108,7 +109,9 @@ class Evaluations:
     task: Task
     n_samples: int
     counters: RunCounters
-    on_point: Callable[[EvalPoint], None]
+    on_point: Callable[[EvalPoint, Sequence[Mapping[str, Any]]], None]
+    """Called with an evaluation that is on record, and the completions that are kept of it."""
+    activities: Activities = field(default_factory=Activities)
     last_step: int = -1
     """Step of the last evaluation that was started."""
     _pending: deque[_Pending] = field(default_factory=deque)
@@ -137,6 +140,7 @@ class Evaluations:
             future = self._pending[0].future
             # In short waits, as a signal sets `stop` and cannot wake a thread that waits for a future.
             while len(self._pending) > most and not future.done() and not (stop and stop.is_set()):
+                self.activities.waits_for_evaluation()
                 wait([future], timeout=_MOMENT)
             if not future.done():
                 break
@@ -194,4 +198,4 @@ class Evaluations:
         )
         self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
         self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
-        self.on_point(point)
+        self.on_point(point, result.samples)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import LearnerLostError
+from scalerl.record.activity import Count
 from scalerl.rl.config.devices import Assignment, assign
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler, load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.learner import Learner
+from scalerl.rl.loop.activity import EVALUATING, Activities
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
@@ -68,23 +71,30 @@ class PartsHere:
         self._closing.callback(verifier.close)
         return verifier
 
-    def evaluate(self) -> Evaluate:
+    def evaluate(self, stop: threading.Event, activities: Activities) -> Evaluate:
         """Return the evaluator: where `aside` is true, in a process of its own.
+
+        One in this process gives an evaluation up once `stop` is set.
 
         On a GPU that generator and trainer take turns on, it takes turns too, with the generator's model and
         KV cache, of which a process of its own would have a second.
         """
         recipe, model_folder = self._recipe, self._model_folder
+
+        def beat(done: int, of: int) -> None:
+            if activities.due(EVALUATING):
+                activities.doing(EVALUATING, Count(done, of, "completions"))
+
         on_one = self._devices.evaluator in self._devices.trainers
         if on_one and isinstance(self._generator, TorchGenerator):
-            evaluator = Evaluator(recipe, model_folder, lender=self._generator)
+            evaluator = Evaluator(recipe, model_folder, beat=beat, lender=self._generator, stop=stop)
         elif self._aside:
             prompts = recipe.task.prompts("heldout")
             arguments = recipe.without_prompts(), model_folder, prompts
             processes = Processes(devices=[self._devices.evaluator])
-            evaluator = EvaluatorAside(processes, arguments, recipe.timeouts)
+            evaluator = EvaluatorAside(processes, arguments, recipe.timeouts, beat=activities.evaluating)
         else:
-            evaluator = Evaluator(recipe, model_folder)
+            evaluator = Evaluator(recipe, model_folder, beat=beat, stop=stop)
         self._closing.callback(evaluator.close)
         return evaluator
 

@@ -38,11 +38,13 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import OutOfMemoryError
+from scalerl.record.activity import Count
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
+from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.verified import VerifiedGroups
@@ -104,9 +106,11 @@ class Pipeline:
         learner: Learner,
         verify: Verify,
         stop: threading.Event | None = None,
+        activities: Activities | None = None,
     ) -> None:
         self._recipe, self._pool, self._generator = recipe, pool, generator
         self._learner, self._verify, self._stop = learner, verify, stop or threading.Event()
+        self._activities = activities or Activities()
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
         self._verifying: _PendingRewards | None = None
@@ -216,16 +220,24 @@ class Pipeline:
             self._learner.check_life()  # without it no weights come, which the groups wait for
             self._go_on()
             if self._verified.complete >= self._needed or self._verifying:
+                if self._verifying and self._activities.due("verifying"):
+                    self._activities.doing("verifying", Count(0, self._n_verifying, "groups"))
                 continue
             if not (wanted := self._wanted()):
                 return self._verified.complete > 0
             if wanted <= self._generator.ready:  # groups that take the place of others are there already
                 continue
+            if self._activities.due("generating"):
+                self._report_generating()
             # Only this counts as waiting for generation; a wait for the verifier does not.
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
         return True
+
+    def _report_generating(self) -> None:
+        count = Count(self._generator.ready, self._wanted(), "groups")
+        self._activities.doing("generating", count, self._generator.counters.tokens)
 
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
@@ -266,21 +278,30 @@ class Pipeline:
         try:
             pending = learner.begin(batch)
         except (StepStoppedError, OutOfMemoryError):
-            # Nothing was trained: after a resume the step is made from its beginning.
-            self._verified.put_back(groups)
-            self._begun -= 1
+            self._unmake(groups)
             raise
-        # 0: while groups are being verified, `_go_on` does the waiting.
-        while not pending.wait(0.0 if self._verifying else _MOMENT):
-            self._go_on()
-            if self._verified.complete and self._batch is None:
-                self._batch = self._make_batch()
-        stats = pending.result()
+        try:
+            # 0: while groups are being verified, `_go_on` does the waiting.
+            while not pending.wait(0.0 if self._verifying else _MOMENT):
+                self._activities.doing(TRAINING)
+                self._go_on()
+                if self._verified.complete and self._batch is None:
+                    self._batch = self._make_batch()
+            stats = pending.result()
+        except StepStoppedError:
+            self._unmake(groups)
+            raise
         seconds = time.perf_counter() - started
         sync = self._publish() if recipe.schedule.publishes(learner.version) else WeightSync()
         sync = replace(sync, install_seconds=self._install_seconds)
         waited, self._waited, self._install_seconds = self._waited, 0.0, math.nan
         return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, sync)
+
+    def _unmake(self, groups: list[Group]) -> None:
+        """Put the groups of a step back that has trained nothing: a resume makes it from its beginning."""
+        self._verified.put_back(groups)
+        self._begun -= 1
+        self._batch = None
 
     def _installed(self) -> int:
         """Return the version that all generators have; note the seconds since its hand-over began."""

@@ -8,10 +8,11 @@ Shapes in names: P held-out prompts.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,11 +60,19 @@ class Evaluate(Protocol):
         ...
 
 
-_LOOK = 0.5  # seconds between two heartbeats while completions are verified
+_LOOK = 0.5  # seconds between two calls of `beat` while completions are verified
+
+
+class EvaluationStoppedError(Exception):
+    """The run is to stop: an evaluation was given up between two decode steps."""
 
 
 class Evaluator:
-    """Evaluates in this process. `beat` is called after every decode step, and while verdicts come in.
+    """Evaluates in this process. `beat` is called with the completions that are sampled, and with that of
+    all, after every decode step and while verdicts come in.
+
+    Once `stop` is set, an evaluation is given up between two decode steps, or while verdicts come in: its
+    future is never done, and a resume makes it from the weights that the checkpoint holds.
 
     With `lender`, the generator of training in this process, it decodes with its model and KV cache, which
     would not be twice on one device.
@@ -74,10 +83,12 @@ class Evaluator:
         recipe: Recipe,
         model_folder: str,
         prompts: Sequence[Prompt] | None = None,
-        beat: Callable[[], None] = lambda: None,
+        beat: Callable[[int, int], None] = lambda done, of: None,
         lender: TorchGenerator | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._beat, self._lender, self._seed = beat, lender, recipe.evaluation.seed
+        self._stop = stop or threading.Event()
         self._n_samples, self._n_kept = recipe.evaluation.samples, recipe.samples.evaluation
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
         if lender is None:
@@ -88,7 +99,11 @@ class Evaluator:
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
     def evaluate(self, weights: Weights, version: int) -> EvaluationResult:
-        """Sample every held-out prompt with `weights`, and verify the completions."""
+        """Sample every held-out prompt with `weights`, and verify the completions.
+
+        Raises:
+            EvaluationStoppedError: `stop` is set.
+        """
         with nullcontext(self._generator) if self._lender is None else self._lender.lent(self._seed) as own:
             return self._evaluate(own, weights, version)
 
@@ -96,16 +111,16 @@ class Evaluator:
         started = time.perf_counter()
         # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
         generator.update(weights, version)
+        of = len(self._prompts) * self._n_samples
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)
-            self._beat()
-        while generator.ready < len(self._prompts):
+        while unfinished := generator.unfinished:
+            self._go_on(of - unfinished, of)
             generator.work()
-            self._beat()
         groups = generator.take(len(self._prompts))
         pending = self._verifier.start(groups)
         while not pending.wait(_LOOK):  # each verdict has a time limit of its own
-            self._beat()
+            self._go_on(of, of)
         verdicts = pending.result()
         rollouts = [rollout for group in groups for rollout in group]
         return EvaluationResult(
@@ -123,11 +138,17 @@ class Evaluator:
             ),
         )
 
+    def _go_on(self, done: int, of: int) -> None:
+        self._beat(done, of)
+        if self._stop.is_set():
+            raise EvaluationStoppedError
+
     def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
-        """Evaluate now; the future is already done."""
+        """Evaluate now; the future is already done, unless the run is to stop."""
         future: Future[EvaluationResult] = Future()
         try:
-            future.set_result(self.evaluate(weights, version))
+            with suppress(EvaluationStoppedError):
+                future.set_result(self.evaluate(weights, version))
         except ScalerlError as error:  # of the processes that verify, or of a task
             future.set_exception(error)
         return future

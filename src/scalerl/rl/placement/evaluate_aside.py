@@ -67,7 +67,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
     """Evaluates by a worker, in order, while training goes on.
 
     `arguments` are those of `evaluate`; `pack` makes what the worker is sent of the weights, held until they
-    are evaluated.
+    are evaluated. `beat` is called, by another thread, with the completions that are sampled and that of all.
     """
 
     noun, role = "evaluation", "evaluate"
@@ -80,10 +80,11 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         timeouts: Timeouts,
         pack: Callable[[Weights], Any] = hold,
         events: Events | None = None,
+        beat: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         worker = EvaluationWorker("the evaluation", 0, timeouts.evaluation, timeouts.start)
         super().__init__([worker], backend, evaluate, arguments, events=events)
-        self._pack = pack
+        self._pack, self._beat = pack, beat
         self._result: EvaluationResult | None = None
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Any, int, Future[EvaluationResult]] | None] = queue.SimpleQueue()
@@ -146,7 +147,10 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         worker.process.send((work, number))
 
     def _received(self, worker: EvaluationWorker, message: Message) -> None:
-        if message.kind == "done":
+        if message.kind == "sampled":
+            self._beat(*message.value)
+        elif message.kind == "done":
+            self._beat(0, 0)
             self._result = message.value
             self.complete(worker, message.value.version)
 
@@ -188,11 +192,11 @@ def evaluate(channel: Channel, recipe: Recipe, model_folder: str, prompts: Seque
     torch.set_num_threads(1)
     sent_at = time.monotonic()
 
-    def beat() -> None:
+    def beat(done: int, of: int) -> None:
         nonlocal sent_at
         if time.monotonic() - sent_at >= _INTERVAL:
             sent_at = time.monotonic()
-            channel.send("beat")
+            channel.send("sampled", (done, of))
 
     evaluator = Evaluator(recipe, model_folder, prompts, beat)
     channel.send("started", time.perf_counter() - channel.began)

@@ -10,6 +10,6 @@ A run does not depend on them: their process is killed if it does not end in tim
 `tracking` is in `scalerl.rl.config.settings`.
 """
 
-from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
+from scalerl.rl.tracking.tracker import SampleTracker, Status, TrackedRun, Tracker
 
-__all__ = ["Status", "TrackedRun", "Tracker"]
+__all__ = ["SampleTracker", "Status", "TrackedRun", "Tracker"]

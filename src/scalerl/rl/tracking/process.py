@@ -30,7 +30,7 @@ from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
+from scalerl.rl.tracking.tracker import SampleTracker, Status, TrackedRun, Tracker
 from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.process import STOPPING
 
@@ -79,6 +79,15 @@ class TrackedRow:
 
 
 @dataclass(frozen=True)
+class TrackedSamples:
+    """Completions kept at a step, at Unix seconds: lines of samples.jsonl of one source."""
+
+    step: int
+    time: float
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class End:
     """The last message: the end of the run."""
 
@@ -110,7 +119,7 @@ def log_run(channel: Channel, pickled: bytes) -> None:
     trackers = [_TrackerThread(tracker, kept, report) for tracker in setup.trackers]
     logging = threading.Lock()  # rows come from this thread and from that of the forecasts
 
-    def log(row: TrackedRow) -> None:
+    def log(row: TrackedRow | TrackedSamples) -> None:
         with logging:
             for tracker in trackers:
                 tracker.put(row)
@@ -155,14 +164,16 @@ class _TrackerThread(threading.Thread):
     def __init__(self, tracker: Tracker, kept: _Kept, report: Report) -> None:
         super().__init__(daemon=True)
         self.tracker = tracker
-        self.waiting: queue.SimpleQueue[TrackedRow | End] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[TrackedRow | TrackedSamples | End] = queue.SimpleQueue()
         self.rows = self.lost = 0
         self._kept, self._report = kept, report
         self._failures = 0
         self.start()
 
-    def put(self, row: TrackedRow) -> None:
+    def put(self, row: TrackedRow | TrackedSamples) -> None:
         """Log a row in its turn, or drop it if too many wait."""
+        if isinstance(row, TrackedSamples) and not isinstance(self.tracker, SampleTracker):
+            return
         self.rows += 1
         if self.waiting.qsize() >= MOST_ROWS:
             self.lost += 1
@@ -187,14 +198,20 @@ class _TrackerThread(threading.Thread):
     def _open(self) -> None:
         self._opened = self.tracker.open(self._kept.of(self.tracker.name))
 
-    def _log(self, row: TrackedRow) -> None:
+    def _log(self, row: TrackedRow | TrackedSamples) -> None:
         text = "loses rows" if not self.lost else ""
         if self._failures == MOST_FAILURES - 1:
             text = f"is given up after {MOST_FAILURES} rows that failed"
-        if self._try(lambda: self.tracker.log(row.step, row.time, row.metrics), text):
+        if self._try(lambda: self._give(row), text):
             self._failures = 0
         else:
             self._failures, self.lost = self._failures + 1, self.lost + 1
+
+    def _give(self, row: TrackedRow | TrackedSamples) -> None:
+        if isinstance(row, TrackedRow):
+            self.tracker.log(row.step, row.time, row.metrics)
+        elif isinstance(self.tracker, SampleTracker):
+            self.tracker.log_samples(row.step, row.time, row.rows)
 
     def _try(self, do: Callable[[], None], text: str) -> bool:
         try:

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from scalerl.errors import InputError, PausedError, ScalerlError, WorkerError, brief_error
+from scalerl.jsonl import plain
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, log_run
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, TrackedSamples, log_run
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.workers.backend import Message
 from scalerl.rl.workers.child import Processes
@@ -45,7 +46,7 @@ class TrackingSender:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._queue: queue.SimpleQueue[TrackedRow | EvalPoint | End] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TrackedRow | TrackedSamples | EvalPoint | End] = queue.SimpleQueue()
         self._seconds, self._ends, self._dropped = setup.end_seconds, math.inf, 0
         self._pool = None
         if setup.trackers:
@@ -85,7 +86,12 @@ class TrackingSender:
         """Send a line of alarms.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))
 
-    def _put(self, item: TrackedRow | EvalPoint) -> None:
+    def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send lines of samples.jsonl, of one step and source."""
+        if rows:
+            self._put(TrackedSamples(rows[0]["step"], time.time(), plain(rows)))
+
+    def _put(self, item: TrackedRow | TrackedSamples | EvalPoint) -> None:
         if self._pool is None:
             return
         if self._queue.qsize() >= MOST_ROWS:

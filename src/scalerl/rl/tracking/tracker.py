@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Status = Literal["finished", "stopped", "failed"]
 """How a run ended: by reaching its end (or --until), by a signal or an alarm, or by an error."""
@@ -28,7 +28,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Logs the metrics of one run.
+    """Logs the metrics of one run. A `SampleTracker` also takes completions.
 
     Its methods may raise anything and may block: the run is not delayed. An object given to
     `scalerl.rl.train.train` is sent to another process before it is opened, so it must be picklable.
@@ -56,4 +56,15 @@ class Tracker(Protocol):
 
     def close(self, status: Status) -> None:
         """Write the rest; this is the last call."""
+        ...
+
+
+@runtime_checkable
+class SampleTracker(Tracker, Protocol):
+    """A tracker that shows completions as text, too."""
+
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Log completions that were kept of an evaluation or of a step: lines of samples.jsonl, at least one,
+        all of one `source`.
+        """
         ...

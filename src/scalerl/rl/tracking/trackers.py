@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,6 +25,11 @@ _TF_STRING = 7
 _MLFLOW_PARAMS = 100
 """The most parameters that MLflow takes at once; of metrics it takes 1,000, which no row has."""
 _MLFLOW_PARAM_LENGTH = 6000
+COLUMNS = (
+    *("step", "prompt", "epoch", "sample", "prompt_text", "completion", "reward", "correct"),
+    *("finish", "versions", "length"),
+)
+"""Of the tables of completions: fields of samples.jsonl."""
 
 
 class WandbTracker:
@@ -74,6 +79,13 @@ class WandbTracker:
         """Log a row of the history."""
         self._run.log({"step": step, **metrics})
 
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Log a `wandb.Table`: `samples/evaluation` or `samples/training`."""
+        import wandb
+
+        table = wandb.Table(columns=list(COLUMNS), data=[_cells(row) for row in samples])
+        self._run.log({"step": step, f"samples/{samples[0]['source']}": table})
+
     def close(self, status: Status) -> None:
         """Upload the rest, and end W&B's own process."""
         import wandb
@@ -92,12 +104,14 @@ class TensorboardTracker:
 
     def open(self, run: TrackedRun) -> Mapping[str, str]:
         """Start a file; TensorBoard then hides what earlier files hold from `run.first_step` on."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         # Protobuf creates their classes during the import, where pyright does not see them.
         event, summary, tensor = cast(Any, event_pb2), cast(Any, summary_pb2), cast(Any, tensor_pb2)
-        self._event, self._summary = event.Event, summary.Summary
+        self._event, self._summary, self._tensor = event.Event, summary.Summary, tensor.TensorProto
+        self._shape = cast(Any, tensor_shape_pb2).TensorShapeProto
+        self._metadata = summary.SummaryMetadata
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
@@ -116,6 +130,19 @@ class TensorboardTracker:
         """Write one event with all scalars of a row."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(wall_time=time, step=step, summary=self._summary(value=values))
+
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write a table of the text plugin: `samples/evaluation` or `samples/training`.
+
+        The plugin draws a tensor of two dimensions as a table, whose cells are Markdown.
+        """
+        texts = [list(COLUMNS), *([_as_code(cell) for cell in _cells(row)] for row in samples)]
+        shape = self._shape(dim=[self._shape.Dim(size=n) for n in (len(texts), len(COLUMNS))])
+        cells = [cell.encode() for row in texts for cell in row]
+        tensor = self._tensor(dtype=_TF_STRING, tensor_shape=shape, string_val=cells)
+        shown = self._metadata(plugin_data={"plugin_name": "text"})
+        value = self._summary.Value(tag=f"samples/{samples[0]['source']}", tensor=tensor, metadata=shown)
+        self._write(wall_time=time, step=step, summary=self._summary(value=[value]))
 
     def close(self, status: Status) -> None:
         """Close the file."""
@@ -155,6 +182,12 @@ class MlflowTracker:
         """Log all metrics of a row."""
         row = [self._metric(name, value, int(time * 1000), step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=row, synchronous=True)
+
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Append to the table samples_evaluation.json or samples_training.json, an artifact; takes pandas."""
+        columns = zip(*(_cells(row) for row in samples), strict=True)
+        data = dict(zip(COLUMNS, map(list, columns), strict=True))
+        self._client.log_table(self._id, data, f"samples_{samples[0]['source']}.json")
 
     def close(self, status: Status) -> None:
         """Set the status of the run."""
@@ -197,9 +230,29 @@ class TrackioTracker:
         """Log a row."""
         self._run.log(dict(metrics), step=step)
 
+    def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Log a `trackio.Table`: `samples/evaluation` or `samples/training`."""
+        trackio, pandas = import_module("trackio"), import_module("pandas")
+        frame = pandas.DataFrame([_cells(row) for row in samples], columns=list(COLUMNS))
+        self._run.log({f"samples/{samples[0]['source']}": trackio.Table(dataframe=frame)}, step=step)
+
     def close(self, status: Status) -> None:
         """Write the rest."""
         self._run.finish()
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    """Return a line of samples.jsonl by `COLUMNS`; versions as `3-5`, as no table has lists."""
+    return [_range(row[name]) if name == "versions" else row[name] for name in COLUMNS]
+
+
+def _range(versions: Sequence[int]) -> str:
+    return "-".join(map(str, versions))
+
+
+def _as_code(cell: Any) -> str:
+    """Return a value as a block of code, which no letter of a completion ends."""
+    return "\n".join(f"    {line}" for line in str(cell).splitlines())
 
 
 def trackers_of(settings: Tracking) -> list[Tracker]:

@@ -57,6 +57,8 @@ class Standing:
     asked: StandingQuery = field(repr=False)
     row: dict[str, Any] = field(repr=False)
     """The last line of steps.jsonl; empty where there is none."""
+    sample: dict[str, Any] = field(repr=False, default_factory=dict)
+    """The last line of samples.jsonl; empty where there is none."""
     ended: bool = False
     written: float = math.nan
     """Unix seconds at which its files were written to last; NaN where times are logged instead."""
@@ -292,14 +294,14 @@ def _alarm(alarm: Alarm) -> dict[str, Any]:
 def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Standing:
     """How the run of these points stands, not fitted yet (`Standing.fitted`).
 
-    Of a run folder the last line of steps.jsonl is read, and whether the run has ended.
+    Of a run folder the last lines of steps.jsonl and samples.jsonl are read, and whether the run has ended.
 
     Raises:
-        InputError: steps.jsonl cannot be read.
+        InputError: one of these cannot be read.
     """
     path = record.path if record is not None else Path(points.source)
     own = record is not None and (path / "evals.jsonl").is_file()
-    row = read_last(path / "steps.jsonl") if own else {}
+    row, sample = (read_last(path / name) if own else {} for name in ("steps.jsonl", "samples.jsonl"))
     named = record.config.get("name") if record is not None else None
     return Standing(
         str(named or path.name),
@@ -307,5 +309,6 @@ def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Sta
         record,
         asked,
         row,
+        sample,
         ended=own and final_folder(path).is_dir(),
     )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from scalerl.record.reader import RunRecord
+from scalerl.record.reader import RunRecord, final_folder
 from scalerl.tty import console_for
 from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
@@ -40,9 +40,19 @@ def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, 
         rows.append(("to tell it", needed))
     if run.alarms:
         rows.append(("health", alarm_text(run.alarms)))
+    rows += [(name, str(path)) for name, path in kept_files(run.path).items()]
     if report is not None:
         rows.append(("report", str(report)))
     return rows
+
+
+def kept_files(run: Path) -> dict[str, Path]:
+    """Return where a run has its weights (the final ones, else its newest checkpoint) and its completions."""
+    folders = (run / "checkpoints").glob("step-*")
+    newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
+    weights = final_folder(run) if final_folder(run).is_dir() else newest
+    found = {"checkpoint": weights, "samples": run / "samples.jsonl"}
+    return {name: path for name, path in found.items() if path is not None and path.exists()}
 
 
 def print_closing(run: RunRecord, report: Path | None = None, file: TextIO | None = None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from scalerl.errors import printable
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
 from scalerl.view.facts.facts import known_ceiling
@@ -17,16 +18,29 @@ from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_LABELS = 14
+"""Characters of the labels, and what is between them and the values."""
 _LEAST_ROWS, _MOST_ROWS = 7, 18
 """Of the plot."""
-_SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line", "metric")
+_SAMPLE_LINES = {"prompt": 2, "completion": 4}
+"""The most lines of the texts of a completion."""
+_SPARE = (
+    *("completion", "prompt", "sample", "", "speed"),
+    *("frozen", "to tell it", "why withheld", "last line", "metric"),
+)
 """Rows that are left out where the console is too small for all, in this order."""
 
 
 def view(
-    run: Standing, now: float, console: Console, note: str = "", is_whole: bool = False
+    run: Standing,
+    now: float,
+    console: Console,
+    note: str = "",
+    is_whole: bool = False,
+    activity: str = "",
 ) -> RenderableType:
-    """The view in the size of the console; `note` is what there is to say of the last look.
+    """The view in the size of the console; `note` is what there is to say of the last look, `activity` what
+    the run is doing.
 
     A small console gets no legend, then no plot, and then none of the rows `_SPARE` unless it `is_whole`.
     """
@@ -44,10 +58,14 @@ def view(
     def table_of(rows: Sequence[tuple[str, str]]) -> Table:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for label, value in rows:
-            table.add_row(Text(label, style="bold cyan"), Text(value, style=_colour(label, value)))
+            table.add_row(
+                Text(label, style="bold cyan"), Text(value, style=_colour(label, value), overflow="fold")
+            )
         return table
 
-    rows = [*view_rows(run, now), *([("note", note)] if note else [])]
+    extra = (("now", activity), ("note", note))
+    texts = sample_rows(run.sample, max(console.width - _LABELS, 20))
+    rows = [*view_rows(run, now), *((label, text) for label, text in extra if text), *texts]
     head, table = Text(title(run), style="bold"), table_of(rows)
     for label in () if is_whole else _SPARE:
         if room(head, table) >= 0:
@@ -90,6 +108,28 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     if speeds := [*speeds, *_token_speed(run)]:
         rows.append(("speed", "  ".join(speeds)))
     rows.append(("last line", _last(run, now)))
+    return rows
+
+
+def sample_rows(sample: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
+    """Return the rows of a completion that is kept as text, a line of samples.jsonl; none where it is empty.
+
+    Its texts are cut to a few lines of `width` characters; a marker says how much is left out.
+    """
+    if not sample:
+        return []
+    source, finish, length = (sample.get(key) for key in ("source", "finish", "length"))
+    rate = plain(sample.get("reward"))
+    about = f"{source} at step {sample.get('step')}  reward {rate}  {finish} after {length} tokens"
+    rows = [("sample", printable(about))]
+    for label, key in (("prompt", "prompt_text"), ("completion", "completion")):
+        # A letter that moves the cursor, or a line of its own, would tear the view.
+        text = printable(" ".join(str(sample.get(key) or "").split()))
+        most = _SAMPLE_LINES[label] * width
+        if len(text) > most:
+            end = f" [... {len(text) - most:,} more characters]"
+            text = text[: most - len(end)] + end
+        rows.append((label, text))
     return rows
 
 

@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -41,6 +41,8 @@ from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.supervision import PollClock, WorkerLostError
 
+STOP = "stop"
+"""The call that has a step given up, while it is made."""
 THREADS = ("first", "send")
 """Calls beside those that train, each in a thread of its own: of the disk, and of a broadcast."""
 _AFTERMATH = 5.0  # seconds in which Ray reports which rank died first
@@ -53,6 +55,9 @@ class TrainerActor(WorkerActor):
 
 class RankServer:
     """A rank, which holds a shard of the learner, and takes part in what all ranks do."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
 
     def address_to_meet(self) -> str:
         """Return a free address of this node, at which the ranks find each other; called on the first."""
@@ -75,6 +80,8 @@ class RankServer:
         The first returns its result: what the others return would travel to the driver for nothing.
         """
         found = getattr(self._rank, name)(*ray.get(arguments))
+        if name == "load":
+            self._rank.learner.stop = self.stop
         return found if dist.get_rank() == 0 else None
 
     def first(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -116,6 +123,9 @@ def serve(channel: Channel) -> None:
     channel.send("started")
     while True:
         call = channel.receive()
+        if call[1] == STOP:
+            server.stop.set()
+            continue
         queues[call[1] if call[1] in THREADS else "train"].put(call)
 
 
@@ -138,6 +148,7 @@ class RayRanks(WorkerPool[PoolWorker]):
         self._lock = threading.Lock()
         """A checkpoint's thread waits for ranks while the driver does too."""
         self._numbers = count()
+        self._stop: threading.Event | None = None
         self.returned: dict[tuple[int, int], Any] = {}
         """By number of the call, and rank."""
         self.start()
@@ -183,6 +194,17 @@ class RayRanks(WorkerPool[PoolWorker]):
     def send(self, *args: Any) -> None:
         """Call `RankServer.send` on the first; waits for nothing."""
         self._start([args], "send", "sent the weights")
+
+    def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
+        """Stop all ranks once `stop` is set; what they report of a step stays with them."""
+        self._stop = stop
+
+    def stop_if_set(self) -> None:
+        """Tell the ranks, once, that the run is to stop: they give up the step that they make."""
+        if self._stop is not None and self._stop.is_set():
+            self._stop = None
+            for actor in self.actors:
+                actor.send((next(self._numbers), STOP, ()))
 
     def check_life(self) -> None:
         """Check that all live; waits for nothing."""
@@ -261,6 +283,7 @@ class RankCalls:
         """Return whether all have returned; wait for that, and for no longer than `seconds`."""
         until = time.monotonic() + seconds
         while self.missing():
+            self._ranks.stop_if_set()
             self._ranks.poll(max(0.0, min(_POLL, until - time.monotonic())))
             self.ends += self._clock.unpolled()
             self._ranks.check_deadline(self)

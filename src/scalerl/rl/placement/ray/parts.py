@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +101,11 @@ class RayParts:
             return self._keep(RayVerifier(self._recipe, self._model_folder, self._session, self.timeline))
         return self._keep(load_verifier(self._recipe, tokenizer))
 
-    def evaluate(self) -> Evaluate:
-        """Return the evaluator, in an actor that has the resources of a generator."""
+    def evaluate(self, stop: threading.Event, activities: Any) -> Evaluate:
+        """Return the evaluator, in an actor that has the resources of a generator.
+
+        `stop` is not needed there; `activities` are `scalerl.rl.loop.activity.Activities`.
+        """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
 
         def pack(weights: Weights) -> StoredWeights:
@@ -111,7 +115,9 @@ class RayParts:
         timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
         actors = RayActors(EvaluationActor, self._session, "evaluation", limits.heartbeat)
         arguments = recipe.without_prompts(), self._model_folder, recipe.task.prompts("heldout")
-        return self._keep(EvaluatorAside(actors, arguments, timeouts, pack, self.timeline))
+        return self._keep(
+            EvaluatorAside(actors, arguments, timeouts, pack, self.timeline, activities.evaluating)
+        )
 
     def _keep(self, part: T) -> T:
         return self._closing.enter_context(closing(part))

@@ -1,0 +1,114 @@
+"""What a run is doing between two lines of its record: progress.json in the run folder.
+
+The trainer replaces the file every `WRITE_SECONDS` and removes it at its end; a trainer that was killed
+leaves it, and `time` says how old it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from scalerl.errors import InputError
+from scalerl.jsonl import read_object
+
+FILE = "progress.json"
+"""In the run folder."""
+WRITE_SECONDS = 2.0
+"""Seconds between two writes."""
+_LEAST_RATE_SECONDS = 1.0
+"""A rate over less says nothing."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """So many of so many; `of` is 0 where the end is not known."""
+
+    done: int = 0
+    of: int = 0
+    unit: str = ""
+    since: float = math.nan
+    """When it was 0, in Unix seconds."""
+
+    def __str__(self) -> str:
+        if not self.of:
+            return ""
+        return f"{self.done:,} of {self.of:,} {self.unit}"
+
+    def ends_in(self, now: float) -> float:
+        """Return the seconds until it is whole, where it rises steadily; NaN where that is not known."""
+        seconds, steady = now - self.since, self.unit in ("completions", "micro-batches")
+        if not (steady and self.done and seconds > _LEAST_RATE_SECONDS):
+            return math.nan
+        return seconds * (self.of - self.done) / self.done
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the trainer is doing at a moment."""
+
+    doing: str = ""
+    """As `generating`, `training` or `loading the model`."""
+    step: int = 0
+    """The trainer step that is being made."""
+    count: Count = field(default_factory=Count)
+    """How far it is: completions evaluated, groups that are complete, micro-batches."""
+    tokens: int = 0
+    """Sampled since this began; 0 where nothing is sampled."""
+    since: float = math.nan
+    """When this began, in Unix seconds."""
+    time: float = math.nan
+    """The moment, in Unix seconds."""
+    evaluating: Count = field(default_factory=Count)
+    """An evaluation beside it, in a process of its own."""
+    share: float = 0.0
+    """Of the budget, spent after the last step."""
+    left: float = math.nan
+    """Seconds until the budget is spent, at the speed since this start; NaN before the first step."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this began."""
+        return self.time - self.since
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens per second since this began; NaN where that says nothing."""
+        return self.tokens / self.seconds if self.tokens and self.seconds > _LEAST_RATE_SECONDS else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of progress.json."""
+        rate = {"tokens_per_second": self.tokens_per_second, "ends_in": self.count.ends_in(self.time)}
+        return asdict(self) | rate
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what `to_json` was made of; what is missing or of another type has its default.
+
+        The file may be of another version, or be edited.
+        """
+        found = {}
+        for one in fields(cls):
+            value = values.get(one.name)
+            if one.name in ("count", "evaluating"):
+                parts = value if isinstance(value, dict) else {}
+                kept = {k: parts[k] for k, kind in _COUNT.items() if isinstance(parts.get(k), kind)}
+                found[one.name] = Count(**kept)
+            elif isinstance(value, str if one.name == "doing" else (int, float)):
+                found[one.name] = value
+        return cls(**found)
+
+
+_COUNT = {"done": int, "of": int, "unit": str, "since": (int, float)}
+
+
+def read_activity(run: Path) -> Activity | None:
+    """Return what a run was doing when it wrote that last; None where it has ended, or the file is torn."""
+    path = run / FILE
+    try:
+        found = Activity.from_json(read_object(path)) if path.is_file() else Activity()
+    except (InputError, OSError):
+        return None
+    return found if found.doing else None

@@ -1,0 +1,103 @@
+"""SIGTERM to runs that are in the middle of something long: they stop there, and a resume makes the rest."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cut_runs import record_and_weights
+from record_checker import check
+from small_demo import small_demo
+
+from scalerl.record.activity import read_activity
+
+INTERRUPTED = 130
+STEPS = 3
+LONG_EVALUATION = small_demo(STEPS, 1, *("task.heldout_per_length=10", "evaluation.samples=800"))
+LONG_STEPS = small_demo(
+    STEPS,
+    1,
+    *("task.heldout_per_length=10", "evaluation.samples=1", "optimiser.lr=1e-4"),
+    *("batch.prompts=16", "batch.samples=16", "batch.micro=1", "decode_slots=256", "zero_variance=keep"),
+)
+"""Of 256 micro-batches, shared by the trainers."""
+
+
+def command(folder, model, changes, *words, resume=False):
+    start = [str(folder), "--resume"] if resume else ["demo", "-o", str(folder), *words]
+    start += [word for change in (f"model={model}", *changes) for word in ("--set", change)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    what = [sys.executable, "-m", "scalerl", "train", *start]
+    return subprocess.Popen(what, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def whole(process):
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    return out
+
+
+def stopped_when(folder, process, condition):
+    """Send SIGTERM once the run says that it does this; return its standard error."""
+    deadline = time.monotonic() + 180
+    try:
+        while not ((now := read_activity(folder)) and condition(now)):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == INTERRUPTED, err
+    assert "Traceback" not in err
+    return err
+
+
+def stopped_within(folder):
+    """Steps of checkpoints that were made within a step."""
+    return [path.name for path in (folder / "checkpoints").glob("step-*.*")]
+
+
+@pytest.mark.parametrize("step", [1, pytest.param(STEPS, marks=pytest.mark.slow)])
+def test_an_evaluation_in_the_trainers_process_is_made_by_the_resume(small_base, tmp_path, monkeypatch, step):
+    """On the GPU that it shares with the generator; of the first evaluation, and of the last."""
+    monkeypatch.setenv("SCALERL_GPUS", "1x80")
+    folder = tmp_path / "cut"
+
+    def is_under_way(now):
+        last = now.step >= STEPS
+        return now.doing == "evaluating" and now.count.done and last == (step == STEPS)
+
+    stopped_when(folder, command(folder, small_base, LONG_EVALUATION), is_under_way)
+    assert len(lines(folder / "evals.jsonl")) == (0 if step == 1 else 1)
+    assert lines(folder / "steps.jsonl") if step == STEPS else stopped_within(folder)
+    whole(command(folder, small_base, LONG_EVALUATION, resume=True))
+    whole(command(tmp_path / "whole", small_base, LONG_EVALUATION))
+    assert check(folder) == []
+    assert record_and_weights(folder) == record_and_weights(tmp_path / "whole")
+
+
+ON = {
+    "ranks of this machine": ("--generators", "1", "--trainers", "2"),
+    "Ray": ("--cluster", "ray", "--generators", "1", "--trainers", "2", "--set", "cluster.address=local"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ON)
+def test_a_step_of_several_trainers_is_given_up_by_all(small_base, tmp_path, place):
+    folder = tmp_path / "run"
+    started = command(folder, small_base, LONG_STEPS, *ON[place])
+    stopped_when(folder, started, lambda now: now.doing == "training" and now.step >= 2)
+    assert stopped_within(folder)
+    assert 1 <= len(lines(folder / "steps.jsonl")) < STEPS
+    whole(command(folder, small_base, (), resume=True))
+    assert check(folder) == []
+    assert len(lines(folder / "steps.jsonl")) == STEPS
+
+
+def lines(path):
+    return path.read_text().splitlines() if path.exists() else []
