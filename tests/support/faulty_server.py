@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.rl.engine.vllm.protocol import LENGTH
 
 KEY = "sesame"
+_SEEDS = count()
 
 
 class FaultyServer:
@@ -34,7 +36,7 @@ class FaultyServer:
             "head_dtype": "float32",
             "logprobs_mode": "processed_logprobs",
             "max_num_seqs": 8,
-            "async_scheduling": False,
+            "seed": next(_SEEDS),
             "v2_model_runner": False,
             "length_control": True,
             "data_parallel": 1,

@@ -105,9 +105,7 @@ def test_groups_come_back_in_order_with_what_was_sampled(peer, connect):
         assert not rollout.truncated
     assert generator.in_flight == 0
     assert generator.counters.tokens == 8 * len(TOKENS)
-    seeds = [body["seed"] for body in peer.bodies]
-    assert len(set(seeds)) == 8
-    assert all(isinstance(seed, int) for seed in seeds)
+    assert not any("seed" in body for body in peer.bodies)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,6 @@ def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
         ("head_dtype", "bfloat16", '--hf-overrides \'{"head_dtype": "float32"}\''),
         ("logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
         ("max_num_seqs", 7, "--max-num-seqs 8 (it has 7)"),
-        ("async_scheduling", True, "--no-async-scheduling"),
         ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("length_control", False, "--logits-processors scalerl.rl.engine.vllm.served:LengthProcessor"),
         (
@@ -233,6 +230,27 @@ def test_a_dropped_connection_to_a_server_that_is_well_costs_nothing(peer, conne
     assert (generator.restarts, generator.counters.restarted) == (0, 0)
 
 
+def test_two_servers_of_one_seed_are_refused_where_completions_have_none_of_their_own(
+    peer, connect, tokenizer
+):
+    """Their first completions would be the same."""
+    twin = FaultyServer(tokenizer, TOKENS)
+    try:
+        twin.flags["seed"] = peer.flags["seed"]
+        assert re.search(
+            f"has the --seed of vLLM at .* .{twin.flags['seed']}.: start each with another",
+            refusal(connect(peer, twin)),
+        )
+        generator = connect(peer, twin, request_seeds=True)
+        submit(generator)
+        collect(generator, 4)
+        seeds = [body["seed"] for body in [*peer.bodies, *twin.bodies]]
+        assert len(set(seeds)) == 8
+        assert all(isinstance(seed, int) for seed in seeds)
+    finally:
+        twin.close()
+
+
 @contextmanager
 def died(peer, generator, tokenizer):
     """The server has ended, which the generator knows, and another is in its place."""
@@ -247,7 +265,7 @@ def died(peer, generator, tokenizer):
 
 
 def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(peer, connect, tokenizer):
-    generator = connect(peer, slots=3)
+    generator = connect(peer, slots=3, request_seeds=True)
     submit(generator, PROMPTS[:1])
     collect(generator, 1)
     peer.held.clear()
@@ -276,7 +294,7 @@ def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer,
 
 
 def test_an_update_marks_what_had_begun_and_calls_back_what_had_not(peer, connect, weights):
-    generator = connect(peer, slots=2)
+    generator = connect(peer, slots=2, request_seeds=True)
     peer.held.clear()
     submit(generator, PROMPTS[:1])
     while len(peer.bodies) < 2:

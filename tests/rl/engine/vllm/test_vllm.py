@@ -67,7 +67,7 @@ def own(served, base_weights, tmp_path_factory):
     sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
     logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
     longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
-    settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
+    settings = replace(SETTINGS, arguments=longer, request_seeds=True)  # longer than it needs for itself
     started = time.perf_counter()
     generator = VllmGenerator(
         settings, sampling, tokenizer, str(served), base_weights, slots=SLOTS, logs=logs
@@ -89,7 +89,7 @@ def server(own):
 def connected(server, base, base_weights):
     """A function that makes a generator over that server, as over one that others have started."""
     made = []
-    settings = replace(SETTINGS, urls=(f"unix://{server.socket}",))
+    settings = replace(SETTINGS, urls=(f"unix://{server.socket}",), request_seeds=True)
 
     def make(length=RULE, weights=base_weights, slots=SLOTS, **changes):
         sampling = Sampling(TEMPERATURE, True, 0, 48, length, STOP)

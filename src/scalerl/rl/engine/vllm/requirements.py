@@ -34,8 +34,6 @@ class Requirements:
             *("--max-num-seqs", str(self.slots), "--max-model-len", str(self.positions)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", WORKER, "--logits-processors", LENGTH_CONTROL),
-            # The weights change between two steps: none is under way then, and every token is counted.
-            "--no-async-scheduling",
             "--enable-prompt-tokens-details",
             *(("--hf-overrides", json.dumps(head)) if head else ()),
         ]
@@ -50,8 +48,6 @@ class Requirements:
             yield "--logprobs-mode processed_logprobs"
         if found["max_num_seqs"] < self.slots:
             yield f"--max-num-seqs {self.slots} (it has {found['max_num_seqs']})"
-        if found["async_scheduling"]:
-            yield "--no-async-scheduling"
         if found["v2_model_runner"]:
             yield "VLLM_USE_V2_MODEL_RUNNER=0"
         if not found["length_control"]:
@@ -64,8 +60,8 @@ class Requirements:
             yield "no --speculative-config (its drafts follow neither new weights nor forced tokens)"
 
 
-async def check_server(client: Client, required: Requirements, seconds: float) -> str:
-    """Check that it is a vLLM server as required, and return the name of its model.
+async def check_server(client: Client, required: Requirements, seconds: float) -> tuple[str, int]:
+    """Check that it is a vLLM server as required, and return the name of its model and its seed.
 
     Raises:
         WorkerError: it is another server, serves another model, or was started with other arguments.
@@ -90,20 +86,20 @@ async def check_server(client: Client, required: Requirements, seconds: float) -
                 f"{client.name}: {name} has another tokenizer ({brief(text)} is {brief(ours)} here): "
                 "serve the model that the recipe names"
             )
-    await _check_flags(client, required, seconds)
+    seed = await _check_flags(client, required, seconds)
     paused = await client.request("/is_paused", seconds=seconds)
     if isinstance(paused, dict) and paused.get("is_paused"):  # a trainer was killed during an update
         await client.request("/resume", {}, seconds=seconds)
-    return name
+    return name, seed
 
 
-async def _check_flags(client: Client, required: Requirements, seconds: float) -> None:
+async def _check_flags(client: Client, required: Requirements, seconds: float) -> int:
     answer: Any = None
     try:
         answer = await client.request("/collective_rpc", {"method": "scalerl_describe"}, seconds=seconds)
         found = answer["results"][0]
         other = {name: n for name, n in found["shape"].items() if n != required.shape[name]}
-        wrong = list(required.mismatches(found))
+        wrong, seed = list(required.mismatches(found)), int(found["seed"])
     except ServerLostError as error:
         if not await client.is_well():
             raise
@@ -115,3 +111,4 @@ async def _check_flags(client: Client, required: Requirements, seconds: float) -
         raise WorkerError(f"{client.name}: it serves another model ({other}, and {ours} here)")
     if wrong:
         raise WorkerError(f"{client.name}: start it with {', '.join(wrong)}")
+    return seed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 from contextlib import suppress
@@ -86,6 +87,8 @@ class ServerProcess:
         command = [find_python(self.settings), "-m", "scalerl.rl.engine.vllm.launch", str(self.folder)]
         command += ["--model", self.model_folder, "--uds", self.socket, *self.arguments]
         command += ["--tensor-parallel-size", str(self.settings.tensor_parallel)]
+        # At random: by one seed two servers, or one and its successor, would draw the same numbers.
+        command += ["--seed", str(secrets.randbits(31))]
         if self.devices:
             command += ["--gpu-memory-utilization", str(self.settings.gpu_memory)]
             if self.settings.transport == "nccl":

@@ -202,7 +202,6 @@ class ServerPool:
             "temperature": sampling.temperature,
             "top_p": 1.0,
             "top_k": 0,
-            "seed": int(request.key.view(np.int64)),  # vLLM's seeds are signed
             "logprobs": 0,
             "return_token_ids": True,
             "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
@@ -211,6 +210,8 @@ class ServerPool:
             "cache_salt": f"{self._salt}-{flight.marks[0][1]}",
             "request_id": flight.name,
         }
+        if self._settings.request_seeds:
+            body["seed"] = int(request.key.view(np.int64))  # vLLM's seeds are signed
         if self._rule:
             control = {"rule": self._rule, "interrupt_at": request.interrupt_at}
             body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_tokens": sampling.end_tokens})}
@@ -293,7 +294,12 @@ class ServerPool:
                     _LOG.warning("%s: waiting for it", error)
                 warned = True
                 await asyncio.sleep(0.5)
-        server.model = await check_server(server.client, self._required, settings.answer_seconds)
+        server.model, server.seed = await check_server(server.client, self._required, settings.answer_seconds)
+        twins = [s for s in self._servers if s is not server and s.seed == server.seed]
+        if twins and not settings.request_seeds:
+            # By one seed the first completions of both would have the same random numbers.
+            what = f"{server.client.name} has the --seed of {twins[0].client.name} ({server.seed})"
+            raise WorkerError(f"{what}: start each with another, or set request_seeds")
 
     async def _serve(self, server: ServerState) -> None:
         """Install what is offered, until the server is lost."""

@@ -94,6 +94,8 @@ class ServerState:
     client: Client
     process: ServerProcess | None
     model: str = ""
+    seed: int | None = None
+    """Of its sampler; None before it is known."""
     installed: int = -1
     open: bool = False
     """Completions are sent to it."""
