@@ -56,8 +56,8 @@ class Vllm:
     arguments: tuple[str, ...] = ()
     """More arguments for the servers that are started here."""
     request_seeds: bool = False
-    """Whether every completion has a seed of its own, so that one that is sampled again by the same weights is
-    the same; on GPUs that is a kernel launch for each completion and token. Else each server has one seed."""
+    """Whether completions of training have a seed each, so that one that is sampled again by the same weights
+    is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
     transport: Literal["file", "nccl"] = "file"
     """How weights get there: safetensors files in memory that server and trainer both see, or NCCL."""
     weights_folder: str = "/dev/shm"

@@ -252,7 +252,10 @@ def _on_cluster(
     cluster, memory = recipe.on_cluster, gpus[0].free
     part = min(cluster.generator.gpus or 1.0, 1.0)
     of_trainer = min(cluster.trainer.gpus or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
-    generating = DeviceMemory("a generator's", round(memory * part), ((generator,),))
+    generating = [
+        DeviceMemory("a generator's", round(memory * part), ((generator,),)),
+        DeviceMemory("the evaluation's", round(memory * part), ((evaluation,),)),
+    ]
     if isinstance(engine := cluster.engine, Vllm):
         s, one = number_bytes(recipe.precision), positions_of(recipe)
         held = {
@@ -261,12 +264,8 @@ def _on_cluster(
         }
         keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
         server = RoleMemory("vLLM server", held, {}, keys)
-        generating = DeviceMemory("a server's", round(memory * engine.gpu_memory), ((server,),))
-    return [
-        DeviceMemory("a trainer's", round(memory * of_trainer), ((trainer,),)),
-        generating,
-        DeviceMemory("the evaluation's", round(memory * part), ((evaluation,),)),
-    ]
+        generating = [DeviceMemory("a server's", round(memory * engine.gpu_memory), ((server,),))]
+    return [DeviceMemory("a trainer's", round(memory * of_trainer), ((trainer,),)), *generating]
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:

@@ -13,7 +13,8 @@ import asyncio
 import base64
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,41 +31,75 @@ from scalerl.rl.sync.vllm_client import Client, ServerLostError
 from scalerl.rl.types import Weights
 
 
-class FileTransport:
-    """Brings the newest weights to servers, several at a time; files are written for the first that loads."""
+class _HeldVersions:
+    """The newest weights, and those that evaluations are made of."""
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        self._held: dict[int, Weights] = {}
+        self._users = Counter[int]()
+        """Of each version: evaluations that need it, and servers that load it."""
+        self.offer(weights, version)
+
+    def offer(self, weights: Weights, version: int) -> None:
+        """Take new weights, which are not yet loaded when this returns; training needs none before them."""
+        self._held[version] = hold(weights)
+        self.version = version
+        self._forget_unused()
+
+    def keep(self, weights: Weights, version: int) -> None:
+        """Have weights at hand until `release`, whichever are offered meanwhile."""
+        self._users[version] += 1
+        self._held.setdefault(version, hold(weights))
+
+    def release(self, version: int) -> None:
+        """End what `keep` began."""
+        self._users[version] -= 1
+        self._forget_unused()
+
+    def _unused(self, versions: Iterable[int]) -> list[int]:
+        return [v for v in versions if v != self.version and not self._users[v]]
+
+    def _forget_unused(self) -> None:
+        for version in self._unused(self._held):
+            del self._held[version]
+
+
+class FileTransport(_HeldVersions):
+    """Brings weights to servers, several at a time; files are written for the first that loads a version."""
 
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
         self._folder = folder
         self._lock = asyncio.Lock()
-        self._readers: dict[int, int] = {}
         self._written: dict[int, Path] = {}
-        self.offer(weights, version)
-
-    def offer(self, weights: Weights, version: int) -> None:
-        """Take new weights, which are not yet loaded when this returns; those before are of no use."""
-        self._weights: Weights | None = hold(weights)
-        self.version = version
+        super().__init__(weights, version)
 
     @asynccontextmanager
-    async def newest(self) -> AsyncIterator[tuple[int, Path]]:
-        """Yield the newest version and the source that `load` reads; both stay until the block ends."""
+    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
+        """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
+        both stay until the block ends."""
         async with self._lock:
-            version, weights = self.version, self._weights
+            version = choose()
+            self._users[version] += 1
             if version not in self._written:
-                assert weights is not None
                 # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
                 # received. Under the lock, so that servers that ask at the same time share one copy.
-                self._written[version] = await asyncio.to_thread(self._write, weights, version)
-                del weights
-                if version == self.version:
-                    self._weights = None  # later servers read the files; this is a model's worth of memory
-            self._readers[version] = self._readers.get(version, 0) + 1
+                self._written[version] = await asyncio.to_thread(self._write, self._held[version], version)
+                del self._held[version]  # later servers read the files; this is a model's worth of memory
         try:
             yield version, self._written[version]
         finally:
-            self._readers[version] -= 1
-            for old in [v for v in self._written if v != self.version and not self._readers.get(v)]:
-                shutil.rmtree(self._written.pop(old), ignore_errors=True)
+            self.release(version)
+
+    def keep(self, weights: Weights, version: int) -> None:
+        """See `_HeldVersions`; what is in files already is not held once more."""
+        super().keep(weights, version)
+        if version in self._written:
+            del self._held[version]
+
+    def _forget_unused(self) -> None:
+        super()._forget_unused()
+        for version in self._unused(list(self._written)):
+            shutil.rmtree(self._written.pop(version), ignore_errors=True)
 
     async def load(self, server: Client, source: Path, seconds: float) -> Any:
         """Have a paused server load the weights; return the progress of its completions."""
@@ -94,7 +129,7 @@ class FileTransport:
         return path
 
 
-class NcclTransport:
+class NcclTransport(_HeldVersions):
     """Sends weights from the trainer's GPU to those of vLLM; its methods are those of `FileTransport`.
 
     Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/nccl_engine.py`), and never run:
@@ -111,16 +146,13 @@ class NcclTransport:
         if not torch.cuda.is_available():
             raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
         self._groups: dict[Client, Any] = {}
-        self.offer(weights, version)
-
-    def offer(self, weights: Weights, version: int) -> None:
-        """See `FileTransport`."""
-        self._weights, self.version = hold(weights), version
+        super().__init__(weights, version)
 
     @asynccontextmanager
-    async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
+    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Weights]]:
         """See `FileTransport`."""
-        yield self.version, self._weights
+        version = choose()
+        yield version, self._held[version]
 
     async def load(self, server: Client, source: Weights, seconds: float) -> Any:
         """See `FileTransport`."""

@@ -13,73 +13,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
+from faulty_server import (
+    DIGIT,
+    PROMPTS,
+    TOKENS,
+    FaultyServer,
+    after,
+    collect,
+    drop,
+    first,
+    slow,
+    status,
+    submit,
+)
 from safetensors.torch import load_file
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
-from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
-from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
-from scalerl.rl.types import Prompt
 from scalerl.rl.workers.ray.timeline import Timeline
-
-CLOSE, DIGIT, STOP = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index("7"), VOCABULARY.index(END)
-TOKENS = [DIGIT, CLOSE, DIGIT, STOP]
-PROMPTS = [Prompt(f"p/{i}", "3 + 4 =", "7") for i in range(4)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(llama_folder):
-    return load_tokenizer(llama_folder)
-
-
-@pytest.fixture(scope="module")
-def weights(llama_folder):
-    return weights_of(load_model(llama_folder))
-
-
-@pytest.fixture
-def peer(tokenizer):
-    server = FaultyServer(tokenizer, TOKENS)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
-    """A function that makes a generator over servers; it ends with the test."""
-    made = []
-    monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
-    monkeypatch.setattr(server_pool, "CHECK_EVERY", 0.1)
-
-    def make(*peers, slots=8, length=rule, timeline=None, **changes):
-        settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
-        settings = replace(settings, **{"start_seconds": 20.0, "answer_seconds": 5.0, **changes})
-        sampling = Sampling(1.0, True, 0, 24, length, STOP)
-        how = {"slots": slots, "timeline": timeline}
-        made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, **how))
-        return made[-1]
-
-    yield make
-    for generator in made:
-        generator.close()
-
-
-def collect(generator, n):
-    while generator.ready < n:
-        generator.work()
-    return generator.take(n)
-
-
-def submit(generator, prompts=PROMPTS, samples=2):
-    for prompt in prompts:
-        generator.submit(prompt, 0, samples)
 
 
 def refusal(generator):
@@ -520,7 +476,7 @@ def test_weights_travel_bucket_by_bucket_in_their_own_dtype(
     for name, weight in weights:
         assert found[name].dtype == torch.bfloat16
         assert torch.equal(found[name], weight)
-    assert generator._pool._weights._weights is None  # they are let go of
+    assert not generator._pool._weights._held  # they are let go of
 
 
 def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoint(peer, connect, weights):

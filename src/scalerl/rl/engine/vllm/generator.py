@@ -14,8 +14,12 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import count, groupby
+from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
-from scalerl.rl.engine.sampling import GroupRequest, RequestFactory, Sampling
+from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
@@ -39,12 +43,13 @@ from scalerl.rl.engine.vllm.server_state import (
     Installed,
     LostTokens,
     Restarted,
+    ServedEvaluation,
     ServerState,
     Times,
 )
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
 from scalerl.rl.sync.vllm_client import Client
-from scalerl.rl.types import Counters, Weights
+from scalerl.rl.types import Counters, Rollout, Weights
 
 
 class VllmGenerator(OrderedGroups):
@@ -67,13 +72,12 @@ class VllmGenerator(OrderedGroups):
         slots: int,
         precision: str = "float32",
         logs: str | Path = ".",
-        purpose: str = "train",
         timeline: Any = None,
     ) -> None:
-        """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
-        `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or were lost."""
+        """`logs` is the folder for the logs of our own servers; `timeline` (a `scalerl.rl.workers.ray`
+        Timeline) records what each server did, and which joined or were lost."""
         super().__init__(version)
-        self.sampling, self._settings = sampling, settings
+        self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
@@ -111,12 +115,12 @@ class VllmGenerator(OrderedGroups):
         """Servers that were lost, and do not take part again yet."""
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
         # A server may have cached these prompts for another run, by other weights of the same version.
-        salt = f"{purpose}-{secrets.token_hex(4)}"
+        self._salt, self._evaluations = secrets.token_hex(4), count()
         self._pool = ServerPool(
             settings,
             sampling,
             required,
-            salt,
+            f"train-{self._salt}",
             self._folder,
             self._servers,
             weights,
@@ -134,21 +138,19 @@ class VllmGenerator(OrderedGroups):
         version: int = 0,
         *,
         logs: str | Path,
-        evaluation: bool = False,
         timeline: Any = None,
     ) -> VllmGenerator:
-        """Return the generator of a recipe, for training, or for evaluations with their own seed and caches.
+        """Return the generator of a recipe.
 
         Raises:
             InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
         """
         tokenizer = load_tokenizer(model_folder)
-        seed = recipe.evaluation.seed if evaluation else recipe.seed
         # The shape alone: the weights are in the learner and on the servers.
         shape = empty_model(model_folder, dtype_of(recipe.precision))
         return cls(
             settings,
-            sampling_of(recipe, shape, tokenizer, seed),
+            sampling_of(recipe, shape, tokenizer, recipe.seed),
             tokenizer,
             str(model_folder),
             weights,
@@ -156,7 +158,6 @@ class VllmGenerator(OrderedGroups):
             slots=recipe.decode_slots,
             precision=recipe.precision,
             logs=logs,
-            purpose="evaluation" if evaluation else "train",
             timeline=timeline,
         )
 
@@ -173,6 +174,40 @@ class VllmGenerator(OrderedGroups):
         """Offer new weights; completions in flight go on with them and their old KV cache."""
         self.version = version
         self._pool.offer(weights, version)
+
+    def evaluate(
+        self, requests: Sequence[Request], weights: Weights, version: int
+    ) -> Future[list[tuple[Rollout, ...]]]:
+        """Have completions sampled by `weights`, and by no others, beside those of training.
+
+        They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
+        of training. The future has them by group and sample; it fails with what ends the generator.
+        """
+        salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
+        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests))
+        result: Future[list[tuple[Rollout, ...]]] = Future()
+
+        def finish(done: Future[list[Completed]]) -> None:
+            try:
+                completed = sorted(done.result(), key=lambda completed: completed.request)
+                rollouts = [(one.request.seq_no, rollout_of(one, self.sampling)) for one in completed]
+                groups = groupby(rollouts, key=itemgetter(0))
+                found = [tuple(rollout for _, rollout in group) for _, group in groups]
+            except ScalerlError as error:
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(error)
+            else:
+                if result.set_running_or_notify_cancel():
+                    result.set_result(found)
+
+        evaluation.done.add_done_callback(finish)
+        self._pool.evaluate(evaluation, weights)
+        return result
+
+    @property
+    def evaluated_seconds(self) -> float:
+        """Seconds that servers have spent on evaluations, summed over them."""
+        return sum(server.times.evaluated for server in self._servers)
 
     @property
     def installed(self) -> int:
@@ -194,6 +229,11 @@ class VllmGenerator(OrderedGroups):
             startup=sum(of.startup for of in times),
         )
         return sum_of([self._before, spent])
+
+    @property
+    def n_servers(self) -> int:
+        """Servers that there are, whether or not they take part."""
+        return len(self._servers)
 
     @property
     def alive(self) -> int:

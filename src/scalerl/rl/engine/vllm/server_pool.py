@@ -1,8 +1,9 @@
 """The servers, each kept running and up to date, in an event loop of a thread of its own.
 
     waiting      requests in order of admission; one is sent as soon as a server has a free decode slot
-    supervise    one task a server: start or reach it; install weights as they are offered, until it is lost;
-                 then again, with its completions in flight sampled anew
+    evaluations  requests that go before those, each to a server with the version to be evaluated
+    supervise    one task a server: start or reach it; install the version that it is to have, until it is
+                 lost; then again, with its completions in flight sampled anew
     complete     one task a completion
 
 An update in flight: no completion is sent; `/pause?mode=keep` returns once no step is under way, and leaves
@@ -10,6 +11,12 @@ the KV cache as it is; the worker extension loads the weights, and returns how m
 has of those that had started: the tokens of the old version. One that had not started is aborted, and sent
 again under the new version, so that the version in its cache salt is the one that reads its prompt;
 `/resume`.
+
+A server is to have the version of the oldest evaluation that has completions for it, and else the newest. So
+versions are evaluated on the way, in order, and training goes on beside with what a server has: admission
+control holds it back where that gets too old. Where a version is older than what training has sampled by (a
+resumed run, a lost server), or is none that training samples by, the server first completes what training has
+there, and gets no more of it until it has the newest again.
 """
 
 from __future__ import annotations
@@ -22,7 +29,8 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,10 +40,17 @@ import numpy as np
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
-from scalerl.rl.engine.vllm.completions import parse_answer
+from scalerl.rl.engine.vllm.completions import Completed, parse_answer
 from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
-from scalerl.rl.engine.vllm.server_state import Event, Flight, Installed, Restarted, ServerState
+from scalerl.rl.engine.vllm.server_state import (
+    Event,
+    Flight,
+    Installed,
+    Restarted,
+    ServedEvaluation,
+    ServerState,
+)
 from scalerl.rl.sync.vllm_client import ServerLostError
 from scalerl.rl.sync.vllm_weights import FileTransport, NcclTransport
 from scalerl.rl.types import Weights
@@ -73,7 +88,11 @@ class ServerPool:
         self._first: tuple[Weights, int] | None = (weights, version)
         self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
         self._waiting: list[Request] = []
-        self._drops: Counter[Request] = Counter()
+        self._evaluations: list[ServedEvaluation] = []
+        self._unfinished: list[ServedEvaluation] = []
+        """Evaluations whose futures fail where the loop ends; of both threads."""
+        self._ended: ScalerlError | None = None
+        self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
@@ -91,10 +110,24 @@ class ServerPool:
 
         def offer() -> None:
             self._weights.offer(weights, version)
-            for server in self._servers:
-                server.wake.set()
+            self._wake()
 
         self._call(offer)
+
+    def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
+        """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
+
+        def begin() -> None:
+            evaluation.offered = evaluation.version == self._weights.version
+            self._weights.keep(weights, evaluation.version)
+            self._evaluations.append(evaluation)
+            self._wake()
+            self._send_waiting()
+
+        self._unfinished.append(evaluation)
+        self._call(begin)
+        if self._ended:
+            self._fail_evaluations(self._ended)
 
     def close(self) -> None:
         """Stop the servers that were started here, and close the connections to the others."""
@@ -110,13 +143,23 @@ class ServerPool:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
+            self._ended = WorkerError("generation by vLLM was stopped")
         except ScalerlError as error:
+            self._ended = error
             self._report(error)
         except BaseException as error:
             _LOG.debug("vLLM's thread", exc_info=True)
-            self._report(WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}"))
+            self._ended = WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")
+            self._report(self._ended)
         finally:
             self._ready.set()
+            assert self._ended is not None
+            self._fail_evaluations(self._ended)
+
+    def _fail_evaluations(self, error: ScalerlError) -> None:
+        for evaluation in list(self._unfinished):
+            with suppress(InvalidStateError):  # the other thread was first
+                evaluation.done.set_exception(error)
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -147,24 +190,62 @@ class ServerPool:
             processes = [server.process for server in self._servers if server.process]
             await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
 
-    def _queue(self, requests: list[Request]) -> None:
+    def _queue(self, requests: Iterable[Request]) -> None:
         for request in requests:
             heapq.heappush(self._waiting, request)
         self._send_waiting()
 
+    def _queue_again(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            heapq.heappush(flight.evaluation.waiting if flight.evaluation else self._waiting, flight.request)
+        self._send_waiting()
+        self._wake()
+
     def _send_waiting(self) -> None:
         """Send what waits to servers with free decode slots, those with the fewest completions first."""
-        while self._waiting:
-            free = [s for s in self._servers if s.open and len(s.flights) < self._required.slots]
-            if not free:
-                return
+        for evaluation in self._evaluations:
+            self._send(evaluation.waiting, evaluation)
+        self._send(self._waiting)
+
+    def _send(self, waiting: list[Request], evaluation: ServedEvaluation | None = None) -> None:
+        def takes(server: ServerState) -> bool:
+            fits = server.installed == evaluation.version if evaluation else server.trains
+            return server.open and fits and len(server.flights) < self._required.slots
+
+        salt = evaluation.salt if evaluation else self._salt
+        while waiting and (free := [server for server in self._servers if takes(server)]):
             server = min(free, key=lambda s: len(s.flights))
             self._sent += 1
-            name = f"{self._salt}.{self._sent}"
-            flight = Flight(heapq.heappop(self._waiting), name, [(0, server.installed)])
+            name, marks = f"{salt}.{self._sent}", [(0, server.installed)]
+            flight = Flight(heapq.heappop(waiting), name, marks, evaluation=evaluation)
             server.flights[name] = flight
             server.count_work()
             flight.task = asyncio.create_task(self._complete(server, flight))
+
+    # -- versions --------------------------------------------------------------------------------------------
+
+    def _target(self, server: ServerState) -> int:
+        """Return the version that a server is to have."""
+        for flight in server.flights.values():
+            if flight.evaluation:
+                return flight.evaluation.version
+        return next((e.version for e in self._evaluations if e.waiting), self._weights.version)
+
+    def _is_offered(self, version: int) -> bool:
+        offered = [evaluation.version for evaluation in self._evaluations if evaluation.offered]
+        return version == self._weights.version or version in offered
+
+    def _must_drain(self, server: ServerState, version: int) -> bool:
+        """Return whether a server must complete what training has there before it installs a version."""
+        trains = any(flight.evaluation is None for flight in server.flights.values())
+        return trains and (version < server.installed or not self._is_offered(version))
+
+    def _wake(self) -> None:
+        """Send no more to servers that have another version than they are to have, and wake them."""
+        for server in self._servers:
+            server.open &= server.installed == self._target(server)
+            if not server.open:
+                server.wake.set()
 
     # -- a completion ----------------------------------------------------------------------------------------
 
@@ -186,12 +267,24 @@ class ServerPool:
             return
         self._remove(server, flight)
         if completed is None:  # it was aborted
-            self._queue([flight.request])
+            self._queue_again([flight])
             return
         server.proven, server.losses = True, 0
-        self._drops.pop(flight.request, None)
-        self._report(completed)
+        self._drops.pop(flight.key, None)
+        if evaluation := flight.evaluation:
+            self._add_to(evaluation, completed)
+        else:
+            self._report(completed)
         self._send_waiting()
+        self._wake()
+
+    def _add_to(self, evaluation: ServedEvaluation, completed: Completed) -> None:
+        evaluation.completed.append(completed)
+        if len(evaluation.completed) == evaluation.n_requests:
+            self._evaluations.remove(evaluation)
+            self._unfinished.remove(evaluation)
+            self._weights.release(evaluation.version)
+            evaluation.done.set_result(evaluation.completed)
 
     def _body(self, server: ServerState, flight: Flight) -> dict[str, Any]:
         sampling, request = self._sampling, flight.request
@@ -207,10 +300,10 @@ class ServerPool:
             "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
             "stop_token_ids": list(sampling.end_tokens),
             "skip_special_tokens": False,
-            "cache_salt": f"{self._salt}-{flight.marks[0][1]}",
+            "cache_salt": f"{flight.name.rpartition('.')[0]}-{flight.marks[0][1]}",
             "request_id": flight.name,
         }
-        if self._settings.request_seeds:
+        if flight.evaluation or self._settings.request_seeds:
             body["seed"] = int(request.key.view(np.int64))  # vLLM's seeds are signed
         if self._rule:
             control = {"rule": self._rule, "interrupt_at": request.interrupt_at}
@@ -219,13 +312,11 @@ class ServerPool:
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
         """Send the request again where the server is well; else count the server as lost."""
-        request = flight.request
-        self._drops[request] += 1
-        if self._drops[request] < MAX_TRIES and server.lost is None and await server.client.is_well():
-            if flight.seen:
-                self._report(flight.loss)
+        self._drops[flight.key] += 1
+        if self._drops[flight.key] < MAX_TRIES and server.lost is None and await server.client.is_well():
+            self._report_loss(flight)
             self._remove(server, flight)
-            self._queue([request])
+            self._queue_again([flight])
             return
         server.lost = server.lost or error
         server.wake.set()
@@ -259,24 +350,29 @@ class ServerPool:
         if server.losses > (MAX_LOSSES if server.proven else int(server.installed >= 0)):
             times = f" {server.losses} times in a row" if server.losses > 1 else ""
             raise WorkerError(f"{why}: the server failed{times}{log}")
-        requests = [flight.request for flight in server.flights.values()]
-        _LOG.warning("%s: it is started again, with %d completions", why, len(requests))
-        for flight in server.flights.values():
-            if flight.seen:
-                self._report(flight.loss)
+        flights = list(server.flights.values())
+        _LOG.warning("%s: it is started again, with %d completions", why, len(flights))
+        for flight in flights:
+            self._report_loss(flight)
             if flight.task:
                 flight.task.cancel()
         server.flights.clear()
         self._weights.forget(server.client)
         server.count_time()
         server.open, server.rejoining, server.lost, server.installed = False, True, None, -1
-        self._report(Restarted(server.index, {request.seq_no for request in requests}, why))
-        self._queue(requests)
+        groups = {flight.request.seq_no for flight in flights if not flight.evaluation}
+        self._report(Restarted(server.index, groups, why))
+        self._queue_again(flights)
+
+    def _report_loss(self, flight: Flight) -> None:
+        """Have the tokens counted that training loses."""
+        if flight.seen and not flight.evaluation:
+            self._report(flight.loss)
 
     async def _reach(self, server: ServerState) -> None:
         """Start a server of our own, and wait until it answers."""
         settings = self._settings
-        server.count_time(starting=True)
+        server.count_time(starting=1.0)
         if server.process:
             await asyncio.to_thread(server.process.start)
         until, warned = time.monotonic() + settings.start_seconds, False
@@ -307,14 +403,12 @@ class ServerPool:
             server.wake.clear()
             if server.lost:
                 raise server.lost
-            if server.installed != self._weights.version:
-                server.open = False
-                seconds = await self._install(server)
-                if server.rejoining and server.installed != self._weights.version:
-                    continue  # others may have a newer version: what was admitted since must not be staler
-                server.open, server.rejoining = True, False
-                self._report(Installed(server.index, server.installed, seconds))
-                self._send_waiting()
+            version = self._target(server)
+            server.open = server.installed == version
+            if not server.open and not self._must_drain(server, version):
+                await self._install(server)
+                continue
+            self._send_waiting()
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.wake.wait(), CHECK_EVERY)
                 continue
@@ -327,12 +421,15 @@ class ServerPool:
         if server.flights:
             server.see(_parse_progress(server, await server.client.progress(seconds)))
 
-    async def _install(self, server: ServerState) -> float:
-        """Install the newest weights; return the seconds from the pause to its end."""
+    async def _install(self, server: ServerState) -> None:
+        """Install the version that it is to have, and report whether training samples by it."""
         client, seconds = server.client, self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
-            server.count_time(holding=True, working=True)
-        async with self._weights.newest() as (version, source):
+            server.count_time(holding=1.0, working=1.0)
+        async with self._weights.chosen(lambda: self._target(server)) as (version, source):
+            if version == server.installed or self._must_drain(server, version):  # it has changed meanwhile
+                server.count_work()
+                return
             started = time.perf_counter()
             pause = {"mode": "keep", "clear_cache": "false"}
             await client.request("/pause", {}, params=pause, seconds=seconds)
@@ -345,9 +442,14 @@ class ServerPool:
                 await self._abort_unstarted(server, progress)
             finally:
                 await client.request("/resume", {}, seconds=seconds)
+            # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
+            least = self._weights.version if server.rejoining else server.reported
+            server.trains = self._is_offered(version) and version >= least
         server.installed = version
         server.count_work()
-        return time.perf_counter() - started
+        if server.trains:
+            server.rejoining, server.reported = False, version
+            self._report(Installed(server.index, version, time.perf_counter() - started))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""
@@ -377,7 +479,7 @@ class ServerPool:
             if flight.task:
                 flight.task.cancel()
             self._remove(server, flight)
-            self._queue([flight.request])
+            self._queue_again([flight])
 
 
 def _parse_progress(server: ServerState, answer: Any) -> dict[str, int]:

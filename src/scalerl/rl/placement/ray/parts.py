@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
@@ -69,6 +69,10 @@ class RayParts:
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Return the generators, with the weights of `learner` as `version`."""
+        self._generator = self._start_generator(learner, version)
+        return self._generator
+
+    def _start_generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         recipe, model = self._recipe, self._model_folder
         check_sampler(recipe, model, learner.model)
         engine, weights = recipe.on_cluster.engine, learner.weights()
@@ -104,8 +108,12 @@ class RayParts:
         return self._keep(load_verifier(self._recipe, tokenizer))
 
     def evaluate(self) -> Evaluate:
-        """Return the evaluator, in an actor that has the resources of a generator."""
+        """Return the evaluator: by the servers of vLLM, or in an actor with the resources of a generator."""
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
+        if isinstance(cluster.engine, Vllm):
+            from scalerl.rl.placement.evaluate_served import ServedEvaluator
+
+            return self._keep(ServedEvaluator(recipe, cast(Any, self._generator)))
 
         def pack(weights: Weights) -> StoredWeights:
             return store(weights, cluster.transport.bucket_mib, limits.weights)

@@ -144,11 +144,12 @@ def _requests(cluster: Cluster) -> list[tuple[str, int, Resources, str]]:
     trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
     generators = [("generators", cluster.generators, cluster.generator, "SPREAD")]
     verifiers = [("verifiers", cluster.verifiers, cluster.verifier, "SPREAD")]
+    evaluation = [("evaluation", 1, cluster.generator, "PACK")]
     return [
         *trainers * (cluster.learner.kind != "one"),
         *generators * (cluster.engine.kind == "torch"),
         *verifiers * (cluster.verifiers > 0),
-        ("evaluation", 1, cluster.generator, "PACK"),
+        *evaluation * (cluster.engine.kind == "torch"),
     ]
 
 
