@@ -35,35 +35,35 @@ class Fsdp2:
 
 @dataclass(frozen=True)
 class Vllm:
-    """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
+    """Completions are sampled by vLLM: in workers that are started here, or by the servers at `urls`."""
 
     urls: tuple[str, ...] = ()
     """Servers that others have started, as docs/vllm.md says: http://, https:// (with /v1 or without), or
     unix:// and a socket. Each is one engine: no balancer in front of several."""
     servers: int = 1
-    """Servers to start on this machine, where there are no `urls`."""
+    """Workers to start on this machine, where there are no `urls`."""
     python: str = ""
     """The Python of the environment that has vLLM; else $SCALERL_VLLM_PYTHON, else .vllm-venv (make vllm)."""
     api_key_env: str = "SCALERL_VLLM_API_KEY"
-    """The environment variable with the key of the servers at `urls`; our own have a random one."""
+    """The environment variable with the key of the servers at `urls`."""
     tensor_parallel: int = 1
-    """GPUs of each server, as GPU-hours count them. One that is started here gets the last of the machine, as
-    the trainer has the first; those at `urls` must have as many."""
+    """GPUs of each, as GPU-hours count them. Workers get the last of the machine, as the trainer has the
+    first; the servers at `urls` must have as many."""
     gpu_memory: float = 0.85
-    """The share of a GPU's memory that a server started here takes."""
+    """The share of a GPU's memory that a worker takes."""
     cpu_cache_gib: int = 1
-    """Of KV cache, where a server started here computes on CPUs."""
+    """Of KV cache, where a worker computes on CPUs."""
     arguments: tuple[str, ...] = ()
-    """More arguments for the servers that are started here."""
+    """More arguments for the workers, as those of `vllm serve`."""
     request_seeds: bool = False
     """Whether completions of training have a seed each, so that one that is sampled again by the same weights
     is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
     transport: Literal["file", "nccl"] = "file"
     """How weights get there: safetensors files in memory that server and trainer both see, or NCCL."""
     weights_folder: str = "/dev/shm"
-    """Where those files and the servers' sockets are; for servers at `urls`, a folder that they can read."""
+    """Where those files are; for servers at `urls`, a folder that they can read."""
     start_seconds: float = 600.0
-    """How long a server may take to start, or one at `urls` to come back."""
+    """How long a worker may take to start, or a server at `urls` to come back."""
     request_seconds: float = 3600.0
     """How long one completion may take."""
     answer_seconds: float = 120.0

@@ -27,7 +27,7 @@ from torch.cuda import nccl
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.sync.vllm_client import Client, ServerLostError
+from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.types import Weights
 
 
@@ -101,13 +101,11 @@ class FileTransport(_HeldVersions):
         for version in self._unused(list(self._written)):
             shutil.rmtree(self._written.pop(version), ignore_errors=True)
 
-    async def load(self, server: Client, source: Path, seconds: float) -> Any:
+    async def load(self, server: VllmClient, source: Path, seconds: float) -> dict[str, int]:
         """Have a paused server load the weights; return the progress of its completions."""
-        # vLLM's own timeout is the first to end, so that its message comes back instead of a dropped request.
-        call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
-        return await server.request("/collective_rpc", call, seconds=2 * seconds)
+        return await server.call("install", str(source), seconds=seconds)
 
-    def forget(self, server: Client) -> None:
+    def forget(self, server: VllmClient) -> None:
         """Drop what is kept for a server that is lost."""
 
     def _write(self, weights: Weights, version: int) -> Path:
@@ -145,7 +143,7 @@ class NcclTransport(_HeldVersions):
     def __init__(self, weights: Weights, version: int) -> None:
         if not torch.cuda.is_available():
             raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
-        self._groups: dict[Client, Any] = {}
+        self._groups: dict[VllmClient, Any] = {}
         super().__init__(weights, version)
 
     @asynccontextmanager
@@ -154,7 +152,7 @@ class NcclTransport(_HeldVersions):
         version = choose()
         yield version, self._held[version]
 
-    async def load(self, server: Client, source: Weights, seconds: float) -> Any:
+    async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
         """See `FileTransport`."""
         if server not in self._groups:
             self._groups[server] = await self._join(server, seconds)
@@ -163,31 +161,31 @@ class NcclTransport(_HeldVersions):
             "dtype_names": [spec.dtype for spec in source.plan],
             "shapes": [list(spec.shape) for spec in source.plan],
         }
-        await server.request("/start_weight_update", {}, seconds=seconds)
+        await server.call("transfer", "start_weight_update", {}, seconds=seconds)
         await asyncio.gather(
-            server.request("/update_weights", {"update_info": info}, seconds=seconds),
+            server.call("transfer", "update_weights", {"update_info": info}, seconds=seconds),
             _in_thread(server, seconds, _broadcast, source, self._groups[server]),
         )
-        await server.request("/finish_weight_update", {}, seconds=seconds)
-        return await server.progress(seconds)
+        await server.call("transfer", "finish_weight_update", {}, seconds=seconds)
+        return await server.call("progress", seconds=seconds)
 
-    def forget(self, server: Client) -> None:
+    def forget(self, server: VllmClient) -> None:
         """See `FileTransport`."""
         self._groups.pop(server, None)
 
-    async def _join(self, server: Client, seconds: float) -> Any:
-        world = (await server.request("/get_world_size", seconds=seconds))["world_size"] + 1
+    async def _join(self, server: VllmClient, seconds: float) -> Any:
+        world = await server.call("world_size", seconds=seconds) + 1
         name = nccl.unique_id()
         info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
         info |= {"packed": False}
         _, group = await asyncio.gather(
-            server.request("/init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
+            server.call("transfer", "init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
             _in_thread(server, seconds, _first_sum, world, name),
         )
         return group
 
 
-async def _in_thread(server: Client, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
+async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
     """Return what `do` returns in a daemon thread: NCCL may never return from a peer that was lost.
 
     Raises:

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from scalerl.errors import InputError, LearnerLostError, WorkerError
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm import server_pool
-from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
+from scalerl.rl.engine.vllm.launch import environment, find_python, gpus_of_workers
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
@@ -491,30 +491,31 @@ def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoin
 @pytest.mark.parametrize(
     ("servers", "each", "visible", "devices"),
     [
-        (2, 1, "", [("6",), ("7",)]),
-        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", [("8", "GPU-ab"), ("MIG-c", "9")]),
-        (1, 8, "", [tuple("01234567")]),
+        (2, 1, "", ["6", "7"]),
+        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", ["8,GPU-ab", "MIG-c,9"]),
+        (1, 8, "", ["0,1,2,3,4,5,6,7"]),
     ],
 )
-def test_servers_take_the_last_gpus(servers, each, visible, devices, monkeypatch, tmp_path):
+def test_workers_take_the_last_gpus(servers, each, visible, devices, monkeypatch):
     """The trainer computes on the first."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     settings = Vllm(servers=servers, tensor_parallel=each)
-    placed = place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=8)
-    assert [server.devices for server in placed] == devices
+    assert gpus_of_workers(settings, gpus=8) == devices
+    assert gpus_of_workers(settings, gpus=0) == [None] * servers
     with pytest.raises(InputError, match="this machine has 1"):
-        place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=1)
+        gpus_of_workers(settings, gpus=1)
     if servers * each == 8:
         with pytest.raises(InputError, match="one for the trainer"):
-            place_servers(replace(settings, transport="nccl"), "m", [], tmp_path, tmp_path, "k", gpus=8)
+            gpus_of_workers(replace(settings, transport="nccl"), gpus=8)
 
 
-def test_a_server_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
+def test_a_worker_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
     """Installed beside torch and transformers, it would bring the trainer's along."""
-    path = environment(tmp_path / "path")["PYTHONPATH"]
+    path, again = (environment(tmp_path / "path", Vllm(), "m", gpus=False)["PYTHONPATH"] for _ in range(2))
     assert [child.name for child in Path(path).iterdir()] == ["scalerl"]
-    assert environment(tmp_path / "path")["PYTHONPATH"] == path
-    code = "import scalerl.rl.engine.vllm.launch, sys; print(scalerl.__file__)"
+    assert again == path
+    code = "import scalerl.rl.engine.vllm.worker, sys; print(scalerl.__file__)"
+    code += "; assert not {'torch', 'pydantic', 'transformers'} & set(sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
@@ -531,10 +532,10 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_an_error_in_the_task_of_a_completion_ends_the_run(peer, connect, monkeypatch):
-    def parse_answer(*args):
+    def completed_of(*args):
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(server_pool, "parse_answer", parse_answer)
+    monkeypatch.setattr(server_pool, "completed_of", completed_of)
     generator = connect(peer)
     generator.submit(PROMPTS[0], 0, 1)
     with pytest.raises(WorkerError, match="cannot go on: ZeroDivisionError: nobody has thought of this"):

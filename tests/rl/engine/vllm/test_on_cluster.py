@@ -79,13 +79,15 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
         models = models_of(base, weights)
         several = [r for r in rollouts if r.version_T[0] != r.version_T[-1]]
         found = [difference(r, replay(models, r, r.version_T)) for r in [*several[:40], *rollouts[::8]]]
-        print(f"\n{len(rollouts)} completions, {len(several)} across updates: off by {max(found):.1e}")
+        print(
+            f"\n{len(rollouts)} completions, {len(several)} across updates: off by {max(found):.1e} at most"
+        )
         assert max(found) < 1e-4
         assert several
         events = [line["event"] for line in lines if "event" in line and line["role"] == "generate"]
-        assert events[0] == "vLLM server 0 takes part from version 0"
-        assert events[1].startswith("vLLM server 0 is lost: ")
-        assert events[2].startswith("vLLM server 0 takes part from version ")
+        assert events[0] == "vLLM worker 0 takes part from version 0"
+        assert events[1].startswith("vLLM worker 0 is lost: ")
+        assert events[2].startswith("vLLM worker 0 takes part from version ")
         spans = [line for line in lines if line["role"] == "generate" and "busy" in line]
         assert sum(span["busy"] for span in spans) <= generator.counters.seconds
         assert sum(span["busy"] > 0 for span in spans) >= 10
@@ -97,9 +99,7 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
 def servers():
     """The servers that this process has started."""
     below = psutil.Process().children(recursive=True)
-    return [
-        p.pid for p in below if os.getpgid(p.pid) == p.pid and "scalerl.rl.engine.vllm.launch" in p.cmdline()
-    ]
+    return [p.pid for p in below if os.getpgid(p.pid) == p.pid and "other_python" in " ".join(p.cmdline())]
 
 
 def check_evaluations(record, recipe):
@@ -141,6 +141,6 @@ def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_pat
     assert record.steps()[-1]["restarted"] >= 1
     assert (folder / "vllm-0.log").stat().st_size > 0
     lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
-    assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM server 0"}
+    assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM worker 0"}
     assert sum("is lost" in line.get("event", "") for line in lines) == 1
     assert not servers()

@@ -1,4 +1,4 @@
-"""Generation by vLLM: a `Generator` whose completions are sampled by servers over HTTP.
+"""Generation by vLLM: a `Generator` whose completions are sampled in workers, or by servers over HTTP.
 
 this thread          groups, counters, order of admission; what a resume needs
 the pool's thread    servers, updates in flight, requests (`scalerl.rl.engine.vllm.server_pool`)
@@ -34,9 +34,9 @@ from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
+from scalerl.rl.engine.vllm.launch import place_workers
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
-from scalerl.rl.engine.vllm.server import find_python, place_servers
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -48,7 +48,7 @@ from scalerl.rl.engine.vllm.server_state import (
     Times,
 )
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
-from scalerl.rl.sync.vllm_client import Client
+from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
 
 
@@ -73,9 +73,11 @@ class VllmGenerator(OrderedGroups):
         precision: str = "float32",
         logs: str | Path = ".",
         timeline: Any = None,
+        clients: Sequence[VllmClient] | None = None,
     ) -> None:
-        """`logs` is the folder for the logs of our own servers; `timeline` (a `scalerl.rl.workers.ray`
-        Timeline) records what each server did, and which joined or were lost."""
+        """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
+        records what each server did, and which joined or were lost; `clients` are engines in place of those
+        that the settings name."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -90,8 +92,6 @@ class VllmGenerator(OrderedGroups):
         """Servers that were lost and started again."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        if not settings.urls:
-            find_python(settings)
         try:
             folder = tempfile.mkdtemp(prefix="scalerl-", dir=settings.weights_folder)
         except OSError as error:
@@ -104,12 +104,13 @@ class VllmGenerator(OrderedGroups):
         shape = shape_of(model.config.get_text_config())
         positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         required = Requirements(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, slots)
-        if settings.urls:
-            self._servers = _remote_servers(settings)
-        else:
-            logs = Path(logs).absolute()
-            self._servers = _own_servers(settings, str(model_folder), required, self._folder, logs)
-        _allow_connections(slots * len(self._servers))
+        if clients is None and settings.urls:
+            clients = _servers_at(settings)
+            _allow_connections(slots * len(clients))
+        elif clients is None:
+            where = self._folder, Path(logs).absolute(), cuda.device_count()
+            clients = place_workers(settings, str(model_folder), required.flags(), *where)
+        self._servers = [ServerState(i, client) for i, client in enumerate(clients)]
         self._installed = [-1] * len(self._servers)
         self._lost: set[int] = set()
         """Servers that were lost, and do not take part again yet."""
@@ -251,8 +252,8 @@ class VllmGenerator(OrderedGroups):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes of the servers that were started here; None where one has exited."""
-        return [server.process.pid for server in self._servers if server.process]
+        """The processes of the workers that were started here; None where one has exited."""
+        return [server.client.pid for server in self._servers if server.client.log]
 
     def close(self) -> None:
         """Stop the servers that were started here; completions in flight are lost."""
@@ -335,27 +336,14 @@ def _allow_connections(n: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _remote_servers(settings: Vllm) -> list[ServerState]:
+def _servers_at(settings: Vllm) -> list[VllmClient]:
+    from scalerl.rl.engine.vllm.http_client import HttpClient
+
     key, key_name = environ.get(settings.api_key_env, ""), f"${settings.api_key_env}"
-    servers: list[ServerState] = []
+    clients: list[VllmClient] = []
     for url in settings.urls:
         socket = url.removeprefix("unix://") if url.startswith("unix://") else None
         # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
         where = {"socket": socket} if socket else {"url": url.rstrip("/").removesuffix("/v1")}
-        client = Client(f"vLLM at {url}", key, key_name, **where)
-        servers.append(ServerState(len(servers), client, None))
-    return servers
-
-
-def _own_servers(
-    settings: Vllm, model_folder: str, required: Requirements, folder: Path, logs: Path
-) -> list[ServerState]:
-    key = secrets.token_hex(16)
-    servers: list[ServerState] = []
-    for process in place_servers(
-        settings, model_folder, required.flags(), folder, logs, key, cuda.device_count()
-    ):
-        name = f"vLLM server {process.index}"
-        client = Client(name, key, "nothing: it was started here", socket=process.socket)
-        servers.append(ServerState(process.index, client, process))
-    return servers
+        clients.append(HttpClient(f"vLLM at {url}", key, key_name, **where))
+    return clients

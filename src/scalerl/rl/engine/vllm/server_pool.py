@@ -1,47 +1,36 @@
 """The servers, each kept running and up to date, in an event loop of a thread of its own.
 
-    waiting      requests in order of admission; one is sent as soon as a server has a free decode slot
-    evaluations  requests that go before those, each to a server with the version to be evaluated
-    supervise    one task a server: start or reach it; install the version that it is to have, until it is
-                 lost; then again, with its completions in flight sampled anew
+    queue        requests in order of admission, and the version that a server is to have for them; one is
+                 sent as soon as a server has a free decode slot
+    supervise    one task a server: start or reach it; install that version, until it is lost; then again,
+                 with its completions in flight sampled anew
     complete     one task a completion
 
-An update in flight: no completion is sent; `/pause?mode=keep` returns once no step is under way, and leaves
-the KV cache as it is; the worker extension loads the weights, and returns how many tokens each completion
+An update in flight: no completion is sent; the pause returns once no step is under way, and leaves the KV
+cache as it is; the worker extension loads the weights, and returns how many tokens each completion
 has of those that had started: the tokens of the old version. One that had not started is aborted, and sent
 again under the new version, so that the version in its cache salt is the one that reads its prompt;
 `/resume`.
-
-A server is to have the version of the oldest evaluation that has completions for it, and else the newest. So
-versions are evaluated on the way, in order, and training goes on beside with what a server has: admission
-control holds it back where that gets too old. Where a version is older than what training has sampled by (a
-resumed run, a lost server), or is none that training samples by, the server first completes what training has
-there, and gets no more of it until it has the newest again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import json
 import logging
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
+from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
-from scalerl.rl.engine.vllm.completions import Completed, parse_answer
-from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
+from scalerl.rl.engine.vllm.completions import completed_of, sampling_params
+from scalerl.rl.engine.vllm.request_queue import RequestQueue
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -64,8 +53,6 @@ CHECK_EVERY = 5.0
 """Seconds between two checks of a server: whether it is well, and how far its completions are."""
 ABORTS, ABORT_SECONDS = 500, 0.02
 """How often completions are aborted that have not started, and how long each abort is waited for."""
-_NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
-"""vLLM's own name of a request, around ours."""
 
 
 class ServerPool:
@@ -86,12 +73,7 @@ class ServerPool:
         self._settings, self._sampling, self._required = settings, sampling, required
         self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
         self._first: tuple[Weights, int] | None = (weights, version)
-        self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
-        self._waiting: list[Request] = []
-        self._evaluations: list[ServedEvaluation] = []
-        self._unfinished: list[ServedEvaluation] = []
-        """Evaluations whose futures fail where the loop ends; of both threads."""
-        self._ended: ScalerlError | None = None
+        self._queue = RequestQueue(version)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
         self._ready = threading.Event()
@@ -103,13 +85,19 @@ class ServerPool:
 
     def submit(self, requests: list[Request]) -> None:
         """Queue completions."""
-        self._call(lambda: self._queue(requests))
+
+        def submit() -> None:
+            self._queue.add(requests)
+            self._send_waiting()
+
+        self._call(submit)
 
     def offer(self, weights: Weights, version: int) -> None:
         """Have all servers install new weights."""
 
         def offer() -> None:
             self._weights.offer(weights, version)
+            self._queue.newest = version
             self._wake()
 
         self._call(offer)
@@ -118,16 +106,13 @@ class ServerPool:
         """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
 
         def begin() -> None:
-            evaluation.offered = evaluation.version == self._weights.version
             self._weights.keep(weights, evaluation.version)
-            self._evaluations.append(evaluation)
+            self._queue.add_evaluation(evaluation)
             self._wake()
             self._send_waiting()
 
-        self._unfinished.append(evaluation)
         self._call(begin)
-        if self._ended:
-            self._fail_evaluations(self._ended)
+        self._queue.announce(evaluation)
 
     def close(self) -> None:
         """Stop the servers that were started here, and close the connections to the others."""
@@ -141,25 +126,15 @@ class ServerPool:
     # -- in the loop -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ended: ScalerlError = WorkerError("generation by vLLM was stopped")
         try:
             asyncio.run(self._main())
-            self._ended = WorkerError("generation by vLLM was stopped")
-        except ScalerlError as error:
-            self._ended = error
-            self._report(error)
         except BaseException as error:
-            _LOG.debug("vLLM's thread", exc_info=True)
-            self._ended = WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")
-            self._report(self._ended)
+            ended = error if isinstance(error, ScalerlError) else _unexpected(error)
+            self._report(ended)
         finally:
             self._ready.set()
-            assert self._ended is not None
-            self._fail_evaluations(self._ended)
-
-    def _fail_evaluations(self, error: ScalerlError) -> None:
-        for evaluation in list(self._unfinished):
-            with suppress(InvalidStateError):  # the other thread was first
-                evaluation.done.set_exception(error)
+            self._queue.end(ended)
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -185,29 +160,20 @@ class ServerPool:
             for task in [stop, *tasks, *flights]:
                 task.cancel()
             await asyncio.gather(stop, *tasks, *flights, return_exceptions=True)
-            for server in self._servers:
-                await server.client.close()
-            processes = [server.process for server in self._servers if server.process]
-            await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
-
-    def _queue(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            heapq.heappush(self._waiting, request)
-        self._send_waiting()
+            await asyncio.gather(*(server.client.close() for server in self._servers))
 
     def _queue_again(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
-            heapq.heappush(flight.evaluation.waiting if flight.evaluation else self._waiting, flight.request)
+            self._queue.put_back(flight)
         self._send_waiting()
         self._wake()
 
     def _send_waiting(self) -> None:
         """Send what waits to servers with free decode slots, those with the fewest completions first."""
-        for evaluation in self._evaluations:
-            self._send(evaluation.waiting, evaluation)
-        self._send(self._waiting)
+        for waiting, evaluation in self._queue:
+            self._send(waiting, evaluation)
 
-    def _send(self, waiting: list[Request], evaluation: ServedEvaluation | None = None) -> None:
+    def _send(self, waiting: list[Request], evaluation: ServedEvaluation | None) -> None:
         def takes(server: ServerState) -> bool:
             fits = server.installed == evaluation.version if evaluation else server.trains
             return server.open and fits and len(server.flights) < self._required.slots
@@ -222,28 +188,10 @@ class ServerPool:
             server.count_work()
             flight.task = asyncio.create_task(self._complete(server, flight))
 
-    # -- versions --------------------------------------------------------------------------------------------
-
-    def _target(self, server: ServerState) -> int:
-        """Return the version that a server is to have."""
-        for flight in server.flights.values():
-            if flight.evaluation:
-                return flight.evaluation.version
-        return next((e.version for e in self._evaluations if e.waiting), self._weights.version)
-
-    def _is_offered(self, version: int) -> bool:
-        offered = [evaluation.version for evaluation in self._evaluations if evaluation.offered]
-        return version == self._weights.version or version in offered
-
-    def _must_drain(self, server: ServerState, version: int) -> bool:
-        """Return whether a server must complete what training has there before it installs a version."""
-        trains = any(flight.evaluation is None for flight in server.flights.values())
-        return trains and (version < server.installed or not self._is_offered(version))
-
     def _wake(self) -> None:
         """Send no more to servers that have another version than they are to have, and wake them."""
         for server in self._servers:
-            server.open &= server.installed == self._target(server)
+            server.open &= server.installed == self._queue.target(server)
             if not server.open:
                 server.wake.set()
 
@@ -258,57 +206,28 @@ class ServerPool:
                 self._failure.set_exception(error)
 
     async def _sample(self, server: ServerState, flight: Flight) -> None:
-        body, seconds = self._body(server, flight), self._settings.request_seconds
+        request, seconds = flight.request, self._settings.request_seconds
+        salt = f"{flight.name.rpartition('.')[0]}-{flight.marks[0][1]}"
+        seeded = self._settings.request_seeds or flight.evaluation is not None
+        wanted = flight.name, request.prompt_T, salt, *sampling_params(self._sampling, request, seeded)
         try:
-            answer = await server.client.request("/v1/completions", body, seconds=seconds)
-            completed = parse_answer(server.client.name, answer, flight.request, flight.marks)
+            answer = await server.client.call("complete", *wanted, seconds=seconds)
         except ServerLostError as error:
             await self._handle_drop(server, flight, error)
             return
         self._remove(server, flight)
-        if completed is None:  # it was aborted
+        if answer is None:  # it was aborted
             self._queue_again([flight])
             return
+        completed = completed_of(server.client.name, answer, request, flight.marks)
         server.proven, server.losses = True, 0
         self._drops.pop(flight.key, None)
-        if evaluation := flight.evaluation:
-            self._add_to(evaluation, completed)
-        else:
+        if flight.evaluation is None:
             self._report(completed)
+        elif self._queue.complete(flight.evaluation, completed):
+            self._weights.release(flight.evaluation.version)
         self._send_waiting()
         self._wake()
-
-    def _add_to(self, evaluation: ServedEvaluation, completed: Completed) -> None:
-        evaluation.completed.append(completed)
-        if len(evaluation.completed) == evaluation.n_requests:
-            self._evaluations.remove(evaluation)
-            self._unfinished.remove(evaluation)
-            self._weights.release(evaluation.version)
-            evaluation.done.set_result(evaluation.completed)
-
-    def _body(self, server: ServerState, flight: Flight) -> dict[str, Any]:
-        sampling, request = self._sampling, flight.request
-        body = {
-            "model": server.model,
-            "prompt": request.prompt_T.tolist(),
-            "max_tokens": sampling.length.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
-            "stop_token_ids": list(sampling.end_tokens),
-            "skip_special_tokens": False,
-            "cache_salt": f"{flight.name.rpartition('.')[0]}-{flight.marks[0][1]}",
-            "request_id": flight.name,
-        }
-        if flight.evaluation or self._settings.request_seeds:
-            body["seed"] = int(request.key.view(np.int64))  # vLLM's seeds are signed
-        if self._rule:
-            control = {"rule": self._rule, "interrupt_at": request.interrupt_at}
-            body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_tokens": sampling.end_tokens})}
-        return body
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
         """Send the request again where the server is well; else count the server as lost."""
@@ -342,9 +261,9 @@ class ServerPool:
             WorkerError: it was lost too often.
         """
         why, log = str(error), ""
-        if server.process:
-            why, log = f"{why} ({server.process.exit_reason()})", f"; its log is {server.process.log}"
-            server.process.kill()
+        if server.client.log:
+            why, log = f"{why} ({server.client.exit_reason()})", f"; its log is {server.client.log}"
+        server.client.kill()
         server.losses += 1
         # A server that has completed nothing is likely to be wrong, but may be lost before its first.
         if server.losses > (MAX_LOSSES if server.proven else int(server.installed >= 0)):
@@ -370,27 +289,11 @@ class ServerPool:
             self._report(flight.loss)
 
     async def _reach(self, server: ServerState) -> None:
-        """Start a server of our own, and wait until it answers."""
+        """Start a worker, or wait until a server answers, and check what it is."""
         settings = self._settings
         server.count_time(starting=1.0)
-        if server.process:
-            await asyncio.to_thread(server.process.start)
-        until, warned = time.monotonic() + settings.start_seconds, False
-        while True:
-            try:
-                await server.client.request("/health", seconds=5.0)
-                break
-            except ServerLostError as error:
-                if server.process and not server.process.pid:
-                    raise ServerLostError(f"{server.client.name} ended as it started") from error
-                if time.monotonic() > until:
-                    why = f"{error}; {settings.start_seconds:g} s were waited for it"
-                    raise ServerLostError(why) from error
-                if not warned and not server.process:
-                    _LOG.warning("%s: waiting for it", error)
-                warned = True
-                await asyncio.sleep(0.5)
-        server.model, server.seed = await check_server(server.client, self._required, settings.answer_seconds)
+        await server.client.reach(settings.start_seconds)
+        server.seed = await check_server(server.client, self._required, settings.answer_seconds)
         twins = [s for s in self._servers if s is not server and s.seed == server.seed]
         if twins and not settings.request_seeds:
             # By one seed the first completions of both would have the same random numbers.
@@ -403,9 +306,9 @@ class ServerPool:
             server.wake.clear()
             if server.lost:
                 raise server.lost
-            version = self._target(server)
+            version = self._queue.target(server)
             server.open = server.installed == version
-            if not server.open and not self._must_drain(server, version):
+            if not server.open and not self._queue.must_drain(server, version):
                 await self._install(server)
                 continue
             self._send_waiting()
@@ -417,22 +320,22 @@ class ServerPool:
     async def _check(self, server: ServerState) -> None:
         """Check that the server is well, and see how far its completions are: these are lost with it."""
         seconds = self._settings.answer_seconds
-        await server.client.request("/health", seconds=seconds)
+        await server.client.call("check", seconds=seconds)
         if server.flights:
-            server.see(_parse_progress(server, await server.client.progress(seconds)))
+            server.see(await server.client.call("progress", seconds=seconds))
 
     async def _install(self, server: ServerState) -> None:
         """Install the version that it is to have, and report whether training samples by it."""
         client, seconds = server.client, self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
             server.count_time(holding=1.0, working=1.0)
-        async with self._weights.chosen(lambda: self._target(server)) as (version, source):
-            if version == server.installed or self._must_drain(server, version):  # it has changed meanwhile
+        async with self._weights.chosen(lambda: self._queue.target(server)) as (version, source):
+            # It may have changed meanwhile.
+            if version == server.installed or self._queue.must_drain(server, version):
                 server.count_work()
                 return
             started = time.perf_counter()
-            pause = {"mode": "keep", "clear_cache": "false"}
-            await client.request("/pause", {}, params=pause, seconds=seconds)
+            await client.call("pause", seconds=seconds)
             try:
                 progress = await self._load(server, source)
                 server.see(progress)
@@ -441,10 +344,10 @@ class ServerPool:
                         flight.marks.append((progress[flight.name], version))
                 await self._abort_unstarted(server, progress)
             finally:
-                await client.request("/resume", {}, seconds=seconds)
+                await client.call("resume", seconds=seconds)
             # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
-            least = self._weights.version if server.rejoining else server.reported
-            server.trains = self._is_offered(version) and version >= least
+            least = self._queue.newest if server.rejoining else server.reported
+            server.trains = self._queue.is_offered(version) and version >= least
         server.installed = version
         server.count_work()
         if server.trains:
@@ -454,7 +357,7 @@ class ServerPool:
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""
         try:
-            answer = await self._weights.load(server.client, source, self._settings.answer_seconds)
+            return await self._weights.load(server.client, source, self._settings.answer_seconds)
         except ServerLostError as error:
             if not await server.client.is_well():
                 raise
@@ -462,7 +365,6 @@ class ServerPool:
                 f"{error}: the weights could not be installed (another model, or a server without "
                 "--worker-extension-cls; see its log)"
             ) from error
-        return _parse_progress(server, answer)
 
     async def _abort_unstarted(self, server: ServerState, started: Mapping[str, int]) -> None:
         """Queue again the completions that had not started, and wait for those that have just ended."""
@@ -471,8 +373,8 @@ class ServerPool:
             flights = [flight for flight in flights if flight.name in server.flights]
             if not flights:
                 return
-            body = {"request_ids": [f"cmpl-{flight.name}-0" for flight in flights]}
-            await server.client.request("/abort_requests", body, seconds=self._settings.answer_seconds)
+            names = [flight.name for flight in flights]
+            await server.client.call("abort", names, seconds=self._settings.answer_seconds)
             tasks = [flight.task for flight in flights if flight.task]
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         for flight in [flight for flight in flights if flight.name in server.flights]:
@@ -482,12 +384,6 @@ class ServerPool:
             self._queue_again([flight])
 
 
-def _parse_progress(server: ServerState, answer: Any) -> dict[str, int]:
-    """Return the tokens of completions by the names of their flights."""
-    progress: dict[str, int] = {}
-    try:
-        for worker in answer["results"]:
-            progress |= {found[1]: n for key, n in worker.items() if (found := _NAME.fullmatch(key))}
-    except (KeyError, TypeError, AttributeError):
-        raise WorkerError(f"{server.client.name}: {brief(answer)} from /collective_rpc") from None
-    return progress
+def _unexpected(error: BaseException) -> WorkerError:
+    _LOG.debug("vLLM's thread", exc_info=error)
+    return WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request
 from scalerl.rl.engine.vllm.completions import Completed
-from scalerl.rl.engine.vllm.server import ServerProcess
-from scalerl.rl.sync.vllm_client import Client, ServerLostError
+from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,10 @@ class Times:
 
 @dataclass
 class ServerState:
-    """A server: started here as a process, or reached by its client alone."""
+    """A server: a worker that is started here, or a server that others have started."""
 
     index: int
-    client: Client
-    process: ServerProcess | None
-    model: str = ""
+    client: VllmClient
     seed: int | None = None
     """Of its sampler; None before it is known."""
     installed: int = -1
