@@ -58,8 +58,9 @@ class Vllm:
     request_seeds: bool = False
     """Whether completions of training have a seed each, so that one that is sampled again by the same weights
     is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
-    transport: Literal["file", "nccl"] = "file"
-    """How weights get there: safetensors files in memory that server and trainer both see, or NCCL."""
+    transport: Literal["file", "ipc", "nccl"] = "file"
+    """How weights get there: safetensors files in memory that both see, or vLLM's own transfer, by CUDA IPC
+    to workers on the GPUs of this machine, or by NCCL. The latter two were never run."""
     weights_folder: str = "/dev/shm"
     """Where those files are; for servers at `urls`, a folder that they can read."""
     start_seconds: float = 600.0
@@ -79,6 +80,8 @@ class Vllm:
             raise ValueError("gpu_memory must be a share between 0 and 1")
         if bad := [url for url in self.urls if not _is_server(url)]:
             raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")
+        if self.urls and self.transport == "ipc":
+            raise ValueError('transport "ipc" is for workers on this machine; "file" and "nccl" are for urls')
         if len({url.rstrip("/").removesuffix("/v1") for url in self.urls}) < len(self.urls):
             raise ValueError("urls must be of different servers")
 

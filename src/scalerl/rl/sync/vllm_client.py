@@ -44,6 +44,8 @@ class VllmClient(ABC):
     """Its process, where it was started here and has not exited."""
     log: Path | None = None
     """Its log, where it was started here."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs that it has of those of this process, by their numbers here."""
 
     @abstractmethod
     async def reach(self, seconds: float) -> None:

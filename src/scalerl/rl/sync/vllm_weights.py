@@ -1,7 +1,8 @@
 """Weights on their way to vLLM's servers.
 
     FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
-    NcclTransport    vLLM's own transfer between GPUs, with one group for each server
+    IpcTransport     vLLM's own transfer by CUDA IPC, to workers of this machine
+    NcclTransport    vLLM's own transfer by NCCL, with one group for each server
 
 Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
 in this process.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import pickle
 import shutil
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +24,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.cuda import nccl
+from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
 from scalerl.rl.sync.buckets import in_buckets
@@ -51,6 +55,16 @@ class _HeldVersions:
         self._users[version] += 1
         self._held.setdefault(version, hold(weights))
 
+    @asynccontextmanager
+    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
+        both stay until the block ends."""
+        version = choose()
+        yield version, self._held[version]
+
+    def forget(self, server: VllmClient) -> None:
+        """Drop what is kept for a server that is lost."""
+
     def release(self, version: int) -> None:
         """End what `keep` began."""
         self._users[version] -= 1
@@ -75,8 +89,7 @@ class FileTransport(_HeldVersions):
 
     @asynccontextmanager
     async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
-        """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
-        both stay until the block ends."""
+        """See `_HeldVersions`."""
         async with self._lock:
             version = choose()
             self._users[version] += 1
@@ -105,9 +118,6 @@ class FileTransport(_HeldVersions):
         """Have a paused server load the weights; return the progress of its completions."""
         return await server.call("install", str(source), seconds=seconds)
 
-    def forget(self, server: VllmClient) -> None:
-        """Drop what is kept for a server that is lost."""
-
     def _write(self, weights: Weights, version: int) -> Path:
         path = self._folder / f"version-{version}"
         aside = path.with_suffix(".part")
@@ -125,6 +135,86 @@ class FileTransport(_HeldVersions):
                 "--shm-size), or weights_folder names another place"
             ) from error
         return path
+
+
+class IpcTransport(_HeldVersions):
+    """Hands weights to workers of this machine in the memory of their GPUs; methods as of `FileTransport`.
+
+    Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/ipc_engine.py`), and never run:
+    no machine with vLLM and GPUs was at hand. vLLM opens a buffer only on the GPU of its own rank: this
+    process copies each bucket to every GPU of the worker, and vLLM copies it from there into its model.
+
+    Raises:
+        InputError: there is no GPU here.
+    """
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        if not torch.cuda.is_available():
+            raise InputError('transport = "ipc" needs GPUs; "file" does not')
+        self._ready = set[VllmClient]()
+        super().__init__(weights, version)
+
+    async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
+        """See `FileTransport`."""
+
+        async def transfer(method: str, **info: Any) -> None:
+            await server.call("transfer", method, info, seconds=seconds)
+
+        if server not in self._ready:
+            await transfer("init_weight_transfer_engine", init_info={"packed": True})
+            self._ready.add(server)
+        await transfer("start_weight_update")
+        buckets = in_buckets(source)
+        # In a thread: the weights of a sharded learner come from an object store.
+        while bucket := await asyncio.to_thread(next, buckets, None):
+            for part in by_dtype(bucket):
+                buffers = await asyncio.to_thread(_on_gpus, part, server.gpus)
+                await transfer("update_weights", update_info=update_info(part, buffers))
+                del buffers  # vLLM has its own copy
+        await transfer("finish_weight_update")
+        return await server.call("progress", seconds=seconds)
+
+    def forget(self, server: VllmClient) -> None:
+        """See `FileTransport`."""
+        self._ready.discard(server)
+
+
+def update_info(bucket: Mapping[str, Tensor], buffers: Sequence[Tensor]) -> dict[str, Any]:
+    """Return what vLLM's IPCWeightTransferUpdateInfo has of a bucket that is packed in each of `buffers`."""
+    handles = {}
+    for buffer in buffers:
+        _, handle = reduce_tensor(buffer)
+        handles[str(torch.cuda.get_device_properties(buffer.device).uuid)] = handle
+    return {
+        "names": list(bucket),
+        "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in bucket.values()],
+        "shapes": [list(weight.shape) for weight in bucket.values()],
+        "tensor_sizes": [weight.nbytes for weight in bucket.values()],
+        # As a text: vLLM's own messages do not carry handles.
+        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+    }
+
+
+def by_dtype(bucket: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the tensors of each dtype: vLLM views each at its place, which its dtype must be aligned to."""
+    parts: dict[torch.dtype, dict[str, Tensor]] = {}
+    for name, weight in bucket.items():
+        parts.setdefault(weight.dtype, {})[name] = weight
+    return list(parts.values())
+
+
+def back_to_back(bucket: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """Return the bytes of all tensors of a bucket in their order, without gaps, on a device."""
+    return torch.cat([w.detach().to(device).contiguous().view(-1).view(torch.uint8) for w in bucket.values()])
+
+
+def _on_gpus(bucket: Mapping[str, Tensor], gpus: Sequence[int]) -> list[Tensor]:
+    buffers = []
+    for gpu in gpus:
+        with torch.cuda.device(gpu):
+            buffers.append(back_to_back(bucket, torch.device("cuda", gpu)))
+            torch.cuda.synchronize()  # before another process reads it
+    return buffers
 
 
 class NcclTransport(_HeldVersions):
@@ -145,12 +235,6 @@ class NcclTransport(_HeldVersions):
             raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
         self._groups: dict[VllmClient, Any] = {}
         super().__init__(weights, version)
-
-    @asynccontextmanager
-    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Weights]]:
-        """See `FileTransport`."""
-        version = choose()
-        yield version, self._held[version]
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
         """See `FileTransport`."""

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from own_vllm import POSITIONS, PYTHON, SETTINGS, Borrowed, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
 from weight_arrays import arrays
@@ -35,6 +36,7 @@ from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
+from scalerl.rl.sync.vllm_weights import back_to_back, by_dtype, update_info
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt
 
@@ -380,3 +382,37 @@ def test_a_trainer_that_is_killed_leaves_no_server_and_no_files_behind(base, tmp
         assert time.monotonic() < until
         time.sleep(0.2)
     assert not Path(folder).exists()
+
+
+UNPACKED = """
+import sys
+import torch
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
+bucket, parts = torch.load(sys.argv[1])
+found = {}
+for packed, info in parts:
+    info = IPCWeightTransferUpdateInfo(**info)
+    assert info.ipc_handles == {}
+    dtypes = [getattr(torch, name) for name in info.dtype_names]
+    found |= unpack_tensor(packed, info.names, info.shapes, dtypes, info.tensor_sizes)
+assert found.keys() == bucket.keys()
+for name, weight in bucket.items():
+    assert found[name].dtype == weight.dtype
+    assert torch.equal(found[name], weight), name
+"""
+
+
+def test_a_bucket_for_the_transfer_by_ipc_is_what_vllm_unpacks(tmp_path):
+    """But for the handles, which a machine without GPUs does not have."""
+    bucket = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).bfloat16(),
+        "c": torch.randn(4, 6).T,
+        "d": torch.tensor(2.5),
+    }
+    parts = [(back_to_back(p, torch.device("cpu")), update_info(p, [])) for p in by_dtype(bucket)]
+    torch.save((bucket, parts), tmp_path / "bucket")
+    own = environment(tmp_path / "path", replace(SETTINGS, transport="ipc"), str(tmp_path), gpus=False)
+    command = [str(PYTHON), "-c", UNPACKED, str(tmp_path / "bucket")]
+    subprocess.run(command, env=os.environ | own, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,6 +49,8 @@ def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> 
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOOPBACK_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
+        # Of handles to memory of a GPU, which come from this process alone.
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1" if settings.transport == "ipc" else "0",
         "HF_HUB_OFFLINE": "1" if Path(model_folder).is_dir() else os.environ.get("HF_HUB_OFFLINE", "0"),
     }
     if gpus:
@@ -73,11 +76,13 @@ def place_workers(
     backend = OtherPython(python, environment(path, settings, model_folder, gpus > 0), logs, devices)
     arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
     arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else ["--enforce-eager"]
-    if settings.transport == "nccl":
-        arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
+    if settings.transport != "file":
+        arguments += ["--weight-transfer-config", json.dumps({"backend": settings.transport})]
     arguments += settings.arguments
+    each, first = settings.tensor_parallel, gpus - settings.servers * settings.tensor_parallel
+    own = [range(first + n * each, first + (n + 1) * each) if gpus else () for n in range(settings.servers)]
     return [
-        WorkerClient(number, backend, backend.log(number), folder, arguments)
+        WorkerClient(number, backend, backend.log(number), folder, arguments, own[number])
         for number in range(settings.servers)
     ]
 

@@ -41,7 +41,7 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
 )
 from scalerl.rl.sync.vllm_client import ServerLostError
-from scalerl.rl.sync.vllm_weights import FileTransport, NcclTransport
+from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
 
 _LOG = logging.getLogger("scalerl")
@@ -141,11 +141,11 @@ class ServerPool:
         assert self._first is not None
         weights, version = self._first
         self._first = None  # a model's worth of memory
-        self._weights = (
-            NcclTransport(weights, version)
-            if self._settings.transport == "nccl"
-            else FileTransport(self._folder, weights, version)
-        )
+        transport = self._settings.transport
+        if transport == "file":
+            self._weights = FileTransport(self._folder, weights, version)
+        else:
+            self._weights = (IpcTransport if transport == "ipc" else NcclTransport)(weights, version)
         del weights
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ready.set()

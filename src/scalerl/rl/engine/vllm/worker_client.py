@@ -26,10 +26,17 @@ class WorkerClient(VllmClient):
     """Worker `number`, which `backend` starts with these arguments of vLLM's command."""
 
     def __init__(
-        self, number: int, backend: Backend, log: Path, folder: Path, arguments: Sequence[str]
+        self,
+        number: int,
+        backend: Backend,
+        log: Path,
+        folder: Path,
+        arguments: Sequence[str],
+        gpus: Sequence[int] = (),
     ) -> None:
         self.name, self.log, self._number = f"vLLM worker {number}", log, number
         self._backend, self._folder, self._arguments = backend, str(folder), arguments
+        self.gpus = tuple(gpus)
         self._process: WorkerProcess | None = None
         self._log_start = 0
         self._numbers = count(1)
