@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +82,22 @@ class _Process:
 
     @property
     def exitcode(self) -> int | None:
+        exited = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self._popen.returncode is None and os.waitid(os.P_PID, self.pid, exited):
+            self.kill()  # what it has left; once it is waited for, another group may have its number
         return self._popen.poll()
 
     def is_alive(self) -> bool:
-        return self._popen.poll() is None
+        return self.exitcode is None
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout: float | None = None) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout)
+        wait([self.sentinel], timeout)
+        self.is_alive()
 
 
 def run() -> None:

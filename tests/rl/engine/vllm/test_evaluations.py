@@ -9,7 +9,10 @@ import pytest
 from faulty_server import PROMPTS, TOKENS, FaultyServer, collect, drop, first, slow, status, submit
 
 from scalerl.errors import WorkerError
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.sampling import RequestFactory
+from scalerl.rl.placement.evaluate_served import ServedEvaluator
+from scalerl.rl.types import as_reward
 
 HELD_OUT = [replace(prompt, id=f"held-out/{i}") for i, prompt in enumerate(PROMPTS)]
 
@@ -176,6 +179,28 @@ def test_an_evaluation_costs_training_neither_tokens_nor_time(peer, connect, wei
     # Held, and not evaluating: before the first completion and after the last.
     assert after.held - before.held <= seconds - generator.evaluated_seconds + 0.1
     assert after.seconds == pytest.approx(before.seconds, abs=0.1)
+
+
+def test_the_result_is_that_of_all_held_out_prompts(peer, connect, weights):
+    small = ["task.k_max=2", "task.heldout_per_length=20", "evaluation.samples=3"]
+    recipe = load_recipe("demo", small)
+    generator = connect(peer)
+    evaluator = ServedEvaluator(recipe, generator)
+    try:
+        result = evaluator(weights, 0).result(60)
+        again = evaluator(weights, 0).result(60)
+    finally:
+        evaluator.close()
+    prompts = recipe.task.prompts("heldout")
+    correct = [3 * as_reward(recipe.task.verify(prompt, "7 </think> 7")).correct for prompt in prompts]
+    np.testing.assert_array_equal(result.correct_P, correct)
+    assert 0 < sum(correct) < 3 * len(prompts)
+    assert (result.version, result.mean_length, result.truncated, result.failed) == (0, 4, 0, 0)
+    assert result.entropy == pytest.approx(1.0, abs=0.5)  # of what the server says
+    assert len(result.samples) == recipe.samples.evaluation
+    assert result.seconds > 0
+    assert result.seconds + again.seconds == pytest.approx(generator.evaluated_seconds)
+    assert len(evaluated(peer)) == 2 * 3 * len(prompts)
 
 
 def test_an_evaluation_ends_with_its_generator(peer, connect, weights):
