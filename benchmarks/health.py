@@ -29,7 +29,7 @@ from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Weights

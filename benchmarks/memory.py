@@ -6,7 +6,8 @@ The shapes are real and the tensors have none of their data (device `meta`): eve
 makes is counted from its first to its last reference, and the peak is compared with the formula of
 `scalerl.rl.config.memory`. Attention counts as a fused kernel does: its result and one number a query. A
 recipe without a model of Qwen3's has the shape of 0.6B. What a device needs beside tensors (its context, the
-allocator's gaps) is in neither, and no trainer is sharded.
+allocator's gaps) is in neither. Of a sharded trainer it is one rank's: FSDP2 itself on fake tensors, with
+collectives that do nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import resources
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,7 +34,8 @@ from scalerl.rl.config.memory import generator_memory, pass_tokens, positions_of
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.engine import SlotCache
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.learner.vocabulary import chunked_log_probs
+from scalerl.rl.learner.sharding import Whole, group_of, shard
+from scalerl.rl.learner.vocabulary import _Chunked
 from scalerl.rl.model import causal_lm
 from scalerl.rl.model.causal_lm import checkpoint_activations, dtype_of, hidden_states, log_probs_TV
 
@@ -44,22 +50,24 @@ class Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, int] = {}
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage until it is freed."""
+        """Count a tensor's storage until it is freed, or anew where it was resized."""
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        if tensor.device.type != "meta" and not isinstance(tensor, FakeTensor):
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if tensor.device.type != "meta" or key in self._seen:
-            return
-        n_bytes = storage.nbytes()
-        self._seen[key] = weakref.finalize(storage, self._freed, key, n_bytes)
-        self.live += n_bytes
+        if key not in self._seen:
+            self._seen[key] = 0
+            weakref.finalize(storage, self._freed, key)
+        self.live += storage.nbytes() - self._seen[key]
+        self._seen[key] = storage.nbytes()
         self.peak = max(self.peak, self.live)
 
-    def _freed(self, key: int, n_bytes: int) -> None:
-        del self._seen[key]
-        self.live -= n_bytes
+    def _freed(self, key: int) -> None:
+        self.live -= self._seen.pop(key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count what an operation returns."""
@@ -134,24 +142,76 @@ def trace_trainer(recipe: Recipe, config: Any) -> int:
     model = empty(config, recipe).train()
     if recipe.learner.activation_checkpointing:
         checkpoint_activations(model)
-    tokens = pass_tokens(recipe)
     with counted(model) as mode:
-        learner = Learner(model, recipe)
-        for _ in range(2):
-            hidden_RD = hidden_states(
-                model, input_ids=zeros(1, tokens), use_cache=False, attention_mask=_NO_MASK
-            )[0]
-            hidden_RD = hidden_RD[zeros(tokens)]  # those that predict something, of which there may be all
-            weight_VD, bias_V = _head_of(model, learner.fp32_logits)
-            how = recipe.temperature, recipe.learner.chunk, learner.fp32_logits
-            row_W = torch.arange(tokens)
-            logp_W, _ = chunked_log_probs(hidden_RD, weight_VD, bias_V, row_W, row_W, *how)
-            del hidden_RD
-            logp_W.sum().backward()
-            del logp_W
-            learner._gather_gradients()
-        learner._optimiser.step(1e-6)
+        _train(Learner(model, recipe), recipe)
     return mode.peak
+
+
+def trace_rank(recipe: Recipe, config: Any, ranks: int) -> int:
+    """Return the same of one of `ranks` processes that share the model."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from transformers import AutoModelForCausalLM
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("data", "tensor"))
+        for name in ("data", "tensor"):
+            mesh[name]  # made here, as the mesh reads its own numbers
+        precision = dtype_of(recipe.precision)
+        with FakeTensorMode(), patch.object(dist, "new_group"):
+            how: Any = {"dtype": precision, "attn_implementation": "sdpa"}
+            model: Any = AutoModelForCausalLM.from_config(config, **how).train()
+            if recipe.learner.activation_checkpointing:
+                checkpoint_activations(model)
+            whole = shard(model, mesh, torch.device("cpu"), precision)
+            with counted(whole) as mode, ExitStack() as resized:
+                for name in ("alloc_storage", "free_storage"):
+                    resized.enter_context(patch.object(_fsdp_param, name, _then_counted(name, mode)))
+                _train(Learner(whole, recipe, mesh=mesh), recipe)
+            return mode.peak
+    finally:
+        dist.destroy_process_group()
+
+
+def _then_counted(name: str, mode: Counted) -> Any:
+    """Return a function of FSDP2 that resizes a storage, and then counts it."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    resize = getattr(_fsdp_param, name)
+
+    def resize_and_count(tensor: Tensor) -> None:
+        resize(tensor)
+        mode.count(tensor)
+
+    return resize_and_count
+
+
+def _train(learner: Learner, recipe: Recipe) -> None:
+    """Make a step of two passes of the largest size."""
+    tokens = pass_tokens(recipe)
+    device = "meta" if learner.device.type == "meta" else "cpu"
+
+    def log_probs(model: Any) -> Tensor:
+        ids_1T = torch.zeros(1, tokens, dtype=torch.long, device=device)
+        hidden_RD = hidden_states(model, input_ids=ids_1T, use_cache=False, attention_mask=_NO_MASK)[0]
+        hidden_RD = hidden_RD[ids_1T[0]]  # those that predict something, of which there may be all
+        weight_VD, bias_V = _head_of(model, learner.fp32_logits)
+        chunk = recipe.learner.chunk
+        # As `chunked_log_probs` calls it, which reads where chunks end in tensors that have no data here.
+        cuts = [min(start, tokens) for start in range(0, tokens + chunk, chunk)]
+        how = recipe.temperature, chunk, learner.fp32_logits, cuts
+        logp_W, _ = _Chunked.apply(hidden_RD, weight_VD, bias_V, ids_1T[0], ids_1T[0], *how)
+        return logp_W
+
+    for reduces in (recipe.learner.reduce == "micro_batch", True):
+        sharded = isinstance(learner._whole, Whole)
+        if sharded:
+            group_of(learner._whole).set_requires_gradient_sync(reduces)
+        logp_W = learner._whole(log_probs) if sharded else log_probs(learner.model)
+        logp_W.sum().backward()
+        del logp_W
+        learner._gather_gradients()
+    learner._optimiser.step(1e-6)
 
 
 def trace_generator(recipe: Recipe, config: Any, slots: int) -> int:
@@ -214,8 +274,13 @@ def main() -> None:
         size = next((size for size in _SHAPES if size in recipe.model), "0.6B")
         config = _config(size)
         shape = ModelShape.of(config.to_dict(), name)
+        ranks = max(recipe.trainers, 4)
         found = {
             "trainer, unsharded": (trainer_memory(recipe, shape).total, trace_trainer(recipe, config)),
+            f"trainer, one of {ranks}": (
+                trainer_memory(recipe, shape, ranks).total,
+                trace_rank(recipe, config, ranks),
+            ),
             "generator": (
                 generator_memory(recipe, shape, recipe.decode_slots).total,
                 trace_generator(recipe, config, recipe.decode_slots),

@@ -22,7 +22,7 @@ from scalerl.rl.checkpoint import store as checkpoint
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.health.watch import Watch
 from scalerl.rl.learner.probe import Probe
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 
 train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
 STEPS = 400

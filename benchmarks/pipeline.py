@@ -206,7 +206,7 @@ def main() -> None:
         run_side(args)
         return
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
 
     recipe = load_recipe("demo", settings("pipeline", args.steps, 0, args.batch))
     model, _ = find_model(recipe)

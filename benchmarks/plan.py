@@ -156,7 +156,7 @@ def compare(args: argparse.Namespace) -> float:
     from scalerl.plan.measured import rates_of
     from scalerl.record.reader import RunRecord
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
 
     model, _ = find_model(load_recipe("demo"))
     print("| generators, schedule, batch, rows | " + " | ".join((*NAMES, "others")) + " |\n|" + "---|" * 6)

@@ -255,7 +255,7 @@ def disk(folder: Path, kills: int, rng: random.Random) -> bool:
 
 def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any:
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", settings)
@@ -275,7 +275,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _timeless(path: Path) -> str:
     if path.suffix == ".json":
         return path.read_text()
-    return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in _rows(path)])
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in _rows(path)]
+    for row in rows:
+        if sync := row.get("weight_sync"):
+            row["weight_sync"] = sync["bytes"]
+    return json.dumps(rows)
 
 
 def _last_step(folder: Path) -> int:

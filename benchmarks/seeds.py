@@ -153,7 +153,7 @@ def main() -> None:
 def train_all(folders: list[Path], jobs: int) -> list[Path]:
     """Train the runs that are not complete; the seed of a run is its place in the list."""
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
 
     find_model(load_recipe("demo"))  # the base model is built once, and found in the cache
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

@@ -223,7 +223,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
 
 
 def race(args: argparse.Namespace) -> None:
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.placement.evaluate import Evaluator
 
     recipe = make_recipe(args.lr, args.steps, "inline")
@@ -274,10 +274,14 @@ def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder:
 def time_to_target(folder: Path, evaluator: Any) -> tuple[float, float]:
     """Seconds of training until the pass rate was TARGET, on a line between two copies of the weights; and
     the pass rate at the end."""
+    import torch
+
+    from scalerl.rl.model.weights import WeightStream
 
     def pass_rate(step: str) -> float:
-        with np.load(folder / f"{step}.npz") as weights:
-            return float(evaluator.evaluate(dict(weights), int(step)).correct_P.mean()) / EVALUATED
+        with np.load(folder / f"{step}.npz") as arrays:
+            weights = WeightStream.of({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return float(evaluator.evaluate(weights, int(step)).correct_P.mean()) / EVALUATED
 
     seconds: dict[str, float] = json.loads((folder / "clock.json").read_text())["seconds"]
     at_end, before = pass_rate(list(seconds)[-1]), (0.0, 0.0)

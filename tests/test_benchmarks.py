@@ -116,3 +116,13 @@ def test_learning_curves_of_lcdb_are_read_and_forecast(tmp_path):
     assert done.stdout.rstrip().endswith(f"| {end:.3f} |")
     table = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| MMF4")]
     assert float(table[0][5].strip(" |")) < 0.002  # MMF4 has this curve exactly
+
+
+def test_the_sandbox_verifies_more_programs_than_are_asked():
+    rows = rows_of("sandbox.py", "--programs", "2")
+    assert rows[0][0] == "bare Python, no sandbox"
+    for name, milliseconds, bare, minute, _ in rows[1:]:
+        assert name.startswith(("bwrap: ", "namespaces: "))
+        assert float(milliseconds) > 1
+        assert float(bare) > 1
+        assert float(minute.replace(",", "")) == pytest.approx(120e3 / float(milliseconds), rel=0.1)

@@ -25,7 +25,7 @@ ROOMS = (
     ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
-    *("rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
+    *("rl.types", "rl.algo", "rl.sandbox", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
@@ -171,7 +171,7 @@ def test_a_submodule_never_takes_the_place_of_its_function():
         "from scalerl.curve import fit\nfrom scalerl.forecast import backtest, compare\n"
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
         "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)\n"
-        "import scalerl.rl.train, scalerl.study.run.job, scalerl.study.verdict.arm_fits\n"
+        "import scalerl.rl.train, scalerl.study.run.jobs, scalerl.study.verdict.arm_fits\n"
         "assert callable(scalerl.rl.train)\n"
         "assert callable(scalerl.study.run) and callable(scalerl.study.verdict)"
     )

@@ -53,7 +53,7 @@ CHECKS = (
         "lost",
         "peers.lost_peer",
         120,
-        "a collective whose peer is killed ends with an error, not the process",
+        "a weight broadcast whose receiver is killed costs an error, and not the sender",
     ),
     Check("peers", "peers.collectives", 120, "broadcast and all-reduce between two devices"),
 )

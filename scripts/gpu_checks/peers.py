@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch.multiprocessing as mp
 
 from gpu_checks import SkippedError
 from gpu_checks.lab import Lab
+from scalerl.rl.sync.broadcast import BroadcastGroup, Joined
+from scalerl.rl.workers.ranks import free_port
 
 _SECONDS = 20
 
@@ -58,20 +61,28 @@ def collectives(lab: Lab) -> dict[str, Any]:
 
 
 def lost_peer(lab: Lab) -> dict[str, Any]:
-    """Rank 1 is killed in a collective: rank 0 gets an error it can catch, and lives on."""
-    return {"error_after_seconds": _two_ranks(lab, _lose), "backend": _backend(lab)}
+    """A receiver is killed in a broadcast of weights: the sender gets an error, and sends to another."""
+    groups = [
+        BroadcastGroup(_backend(lab), "127.0.0.1", free_port("127.0.0.1"), 2, _SECONDS) for _ in range(2)
+    ]
+    roles = [(_send, 0), (_receive_and_die, 1), (_receive, 1)]
+    seconds = _processes(lab, [(role, lab.device.type, device, groups) for role, device in roles])
+    return {"error_after_seconds": seconds, "backend": _backend(lab)}
 
 
 def _two_ranks(lab: Lab, work: Any) -> float:
-    """Run `work(rank, device, port)` in two processes; returns what rank 0 reports."""
+    """Run `work(rank, device)` in two processes of a group; return what rank 0 reports."""
+    store = str(lab.folder / "store")
+    return _processes(lab, [(_rank, lab.device.type, rank, store, work) for rank in range(2)])
+
+
+def _processes(lab: Lab, calls: Sequence[tuple[Any, ...]]) -> float:
+    """Run functions in processes; return what one of them puts into the queue that all get last."""
     if lab.device.type == "cuda" and torch.cuda.device_count() < 2:
         raise SkippedError("NCCL needs a GPU per process, and there is one")
     context = mp.get_context("spawn")
-    answers, store = context.Queue(), lab.folder / "store"
-    ranks = [
-        context.Process(target=_rank, args=(rank, lab.device.type, str(store), work, answers))
-        for rank in range(2)
-    ]
+    answers = context.Queue()
+    ranks = [context.Process(target=call[0], args=(*call[1:], answers)) for call in calls]
     for process in ranks:
         process.start()
     try:
@@ -89,13 +100,15 @@ def _backend(lab: Lab) -> str:
     return "nccl" if lab.device.type == "cuda" else "gloo"
 
 
-def _rank(rank: int, kind: str, store: str, work: Any, answers: Any) -> None:
-    # An error in the collective must come to its caller: the watchdog would end the process.
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
-    if kind == "cuda":
-        torch.cuda.set_device(device)
+def _device(kind: str, number: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(number)
+    return torch.device(kind, number)
+
+
+def _rank(kind: str, rank: int, store: str, work: Any, answers: Any) -> None:
+    device = _device(kind, rank)
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
         init_method=f"file://{store}",
@@ -119,15 +132,38 @@ def _collect(rank: int, device: torch.device) -> float | str:
     return time.perf_counter() - started
 
 
-def _lose(rank: int, device: torch.device) -> float | str:
-    values = torch.ones(2**20, device=device)
-    dist.all_reduce(values)
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
+    values = torch.ones(2**20, device=_device(kind, device))
+    Joined.of(groups[0], 0).broadcast(values)
     started = time.perf_counter()
     try:
-        dist.all_reduce(values)
-        float(values[0])
+        for _ in range(100):  # the other has died by then
+            Joined.of(groups[0], 0).broadcast(values)
+            time.sleep(0.1)
+        answers.put("broadcasts went on without their receiver")
     except RuntimeError:
-        return time.perf_counter() - started
-    return "the collective came back without its peer"
+        Joined.leave()
+        took = time.perf_counter() - started
+        Joined.of(groups[1], 0).broadcast(2 * values)
+        time.sleep(5)  # a watchdog that ends the process does so within some seconds
+        answers.put(took)
+
+
+def _receive_and_die(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
+    Joined.of(groups[0], 1).broadcast(torch.zeros(2**20, device=_device(kind, device)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _receive(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
+    values = torch.zeros(2**20, device=_device(kind, device))
+    deadline = time.monotonic() + 3 * _SECONDS
+    while True:  # until the sender has come to the second group
+        try:
+            Joined.of(groups[1], 1).broadcast(values)
+            break
+        except RuntimeError:
+            Joined.leave()
+            if time.monotonic() > deadline:
+                raise
+    if values.unique().tolist() != [2.0]:
+        answers.put(f"the second broadcast gave {values.unique().tolist()}")

@@ -60,10 +60,8 @@ def sharded(lab: Lab) -> dict[str, Any]:
 
 
 def under_ray(lab: Lab) -> dict[str, Any]:
-    """A local cluster: one generator and one trainer, each with half of a GPU where there is one."""
-    half = 0.0 if lab.device.type == "cpu" else 0.5
-    shares = [f"cluster.{role}.gpus={half}" for role in ("generator", "trainer")]
-    more = ["--cluster", "ray", *_set("cluster.address=local", *shares)]
+    """A local cluster: a generator and the evaluation, which share a GPU where there are fewer than three."""
+    more = ["--cluster", "ray", *_set("cluster.address=local")]
     run, started = lab.folder / "ray", time.monotonic()
     command = [sys.executable, "-m", "scalerl", "train", *_arguments(lab, run), *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

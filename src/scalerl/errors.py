@@ -63,6 +63,21 @@ class WorkerError(ScalerlError):
     exit_status = 1
 
 
+class OutOfMemoryError(WorkerError):
+    """A process of the run has asked for more memory than there is; the text says what to change.
+
+    `torn` says that it was in the middle of a change, so that no checkpoint can be made of it.
+    """
+
+    def __init__(self, message: str, torn: bool = False) -> None:
+        super().__init__(message)
+        self.torn = torn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle `torn` too: the error may come from another process."""
+        return type(self), (str(self), self.torn)
+
+
 class LearnerLostError(WorkerError):
     """Processes of a learner on a cluster were lost: the run can resume from its last checkpoint.
 

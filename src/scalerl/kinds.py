@@ -57,6 +57,8 @@ class Choice:
     """The protocol that each class must satisfy."""
     built_in: Any
     """The variants of the package: a union of dataclasses, each with its name as the `Literal` of `kind`."""
+    each: bool = False
+    """Whether the field maps names to such tables, in place of being one."""
 
     @property
     def variants(self) -> dict[str, type]:
@@ -125,7 +127,8 @@ class Choice:
             return value if is_dataclass(value) else built_in(value)
 
         variants = handler(Annotated[self.built_in, Discriminator("kind")])
-        return core_schema.no_info_wrap_validator_function(validate, variants)
+        one = core_schema.no_info_wrap_validator_function(validate, variants)
+        return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
 
 
 @lru_cache
@@ -141,7 +144,8 @@ def choices_of(cls: type) -> dict[str, Choice]:
 
 def hints_of(cls: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields; the type of a choice is the union of its variants."""
-    hints = get_type_hints(cls) | {name: choice.built_in for name, choice in choices_of(cls).items()}
+    one = {name: choice.built_in for name, choice in choices_of(cls).items() if not choice.each}
+    hints = get_type_hints(cls) | one
     return {item.name: hints[item.name] for item in fields(cls) if item.init}
 
 
@@ -157,7 +161,13 @@ def values_of(made: Any) -> dict[str, Any]:
         value = getattr(made, item.name)
         values[item.name] = _plain(value, f"{type(made).__name__}.{item.name}")
         if item.name in choices:
-            values[item.name]["kind"] = kind_of(value)
+            several = choices[item.name].each
+            for plain, one in zip(
+                values[item.name].values() if several else [values[item.name]],
+                value.values() if several else [value],
+                strict=True,
+            ):
+                plain["kind"] = kind_of(one)
     return values
 
 

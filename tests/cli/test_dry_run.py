@@ -97,6 +97,33 @@ def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch
     assert all(device["fits"] for device in found["devices"])
 
 
+def test_the_planner_counts_the_gpus_of_vllm_servers(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
+    how += ("--cluster", "ray", "--set", "cluster.address=local", "--gpus", 12)
+    vllm = ("--set", "cluster.engine.kind=vllm", "--set", "cluster.engine.tensor_parallel=2")
+    found = dry_run(capsys, *how, *vllm)
+    cluster = found["recipe"]["cluster"]
+    # All but one, which is the evaluation's.
+    assert 2 * cluster["engine"]["servers"] + cluster["trainers"] in (10, 11)
+    assert cluster["learner"]["kind"] == ("fsdp2" if cluster["trainers"] > 1 else "one")
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    cluster = dry_run(capsys, *how)["recipe"]["cluster"]
+    assert cluster["generators"] + cluster["trainers"] == 12  # the evaluation is beside a generator
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    assert main(["train", *map(str, (*how[:-1], 3)), *vllm, "--dry-run"]) == 2
+    assert "a generator takes 2 and a trainer 1, and there are 2" in capsys.readouterr().err
+
+
+def test_the_gpus_of_a_local_cluster_are_told_by_role(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "12x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
+    how += ("--cluster", "ray", "--generators", 8, "--trainers", 4, "--set", "cluster.address=local")
+    main(["train", *map(str, how), "--set", "evaluation.decode_slots=8", "--dry-run"])
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("GPU")]
+    assert rows == ["GPU of each of 4 trainers", "GPU of each of 7 generators", "GPU of the last generator"]
+
+
 def test_more_gpus_than_there_are_is_an_error(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "2x80")
     assert main(["train", "demo", "--gpus", "4", "--dry-run"]) == 2
@@ -120,3 +147,36 @@ def test_options_of_devices_are_of_this_machine_without_a_cluster(options, gener
     assert main(["train", "demo", *options, "--dry-run", "--json"]) == 0
     placement = json.loads(capsys.readouterr().out)["recipe"]["placement"]
     assert placement == {"kind": "local", "generators": generators, "trainers": trainers}
+
+
+def test_a_plan_checks_the_memory_of_a_dry_run(model, monkeypatch, capsys):
+    words = ["plan", "scalerl", "--rates", "h100-8b", "--steps", "2", "--set", f"model={model('Qwen3-8B')}"]
+    words += ["--set", "decode_slots=24", "--set", "evaluation.decode_slots=24"]
+
+    def plan(*more):
+        status = main([*words, *map(str, more)])
+        return status, capsys.readouterr()
+
+    monkeypatch.setenv("SCALERL_GPUS", "1x79.6")
+    status, said = plan("--generators", 12, "--trainers", 4, "--json")
+    assert status == 0
+    trainer, generator, _ = json.loads(said.out)["memory"]
+    assert trainer["fits"]
+    assert generator["fits"]
+    # A trainer alone has all masters and moments: more than a GPU has, whatever the generators do.
+    status, said = plan("--generators", 12, "--trainers", 1)
+    assert status == 2
+    assert "memory" in said.out
+    assert "GiB free" in said.err
+    assert "the most is moments of the trainer" in said.err
+    # Of the splits of few devices the fastest that fits is taken, though it is not the fastest.
+    status, said = plan("--devices", 5, "--json")
+    assert status == 0
+    answer = json.loads(said.out)
+    assert all(device["fits"] for device in answer["memory"])
+    assert answer["plan"]["trainers"] > 1
+    monkeypatch.setenv("SCALERL_GPUS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    status, said = plan("--generators", 12, "--trainers", 1)
+    assert status == 0
+    assert "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB" in said.out

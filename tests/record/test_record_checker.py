@@ -161,6 +161,11 @@ def change_config(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def edit_recipe(folder, **changes):
+    recipe = json.loads((folder / "config.json").read_text())["recipe"]
+    change_config(folder, recipe=recipe | changes)
+
+
 WHEN = {"role": "generator", "who": "g0", "node": "n"}
 MUTATIONS = {
     # form
@@ -225,6 +230,7 @@ MUTATIONS = {
     "a KV cache too old": (step(5, "kv_staleness_max", 3), "and 2 is the bound"),
     "another mean age": (step(13, "staleness_mean", less), "staleness_mean is"),
     "another seed": (lambda folder: change_config(folder, seed=7), "seed 7, and 0 in its recipe"),
+    "code without a sandbox": (lambda folder: edit_recipe(folder, task={"kind": "code"}), "no sandbox that"),
     "a checkpoint of the future": (lambda f: (f / "checkpoints" / "step-00099").mkdir(), "step-00099, and"),
     # forecasts and the timeline
     "a forecast of no evaluation": (forecast(0, "made_at_step", 5), "no evaluation of that step"),

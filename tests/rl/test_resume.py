@@ -58,6 +58,7 @@ VARIANTS = {
     "off_policy": lambda r: replace(r, schedule=OffPolicy(k=3)),
     "bfloat16": lambda r: replace(r, precision="bfloat16", kl=Kl(coefficient=0.01)),
     "lora": lambda r: replace(r, lora=Lora(rank=2)),
+    "decay": lambda r: replace(r, optimiser=replace(r.optimiser, lr_scheduler="cosine", min_lr_ratio=0.1)),
 }
 
 
@@ -386,6 +387,26 @@ def test_a_run_under_way_is_shortened_to_what_it_has_spent(recipe, tmp_path):
     assert [point.step for point in record.evals] == [0, 3, 6, 8]
     assert final_folder(tmp_path / "run").is_dir()
     assert check(tmp_path / "run") == []
+
+
+def test_only_a_decay_with_steps_of_its_own_can_be_extended(recipe, tmp_path):
+    """Over the budget it would be another decay with another budget, also for the steps made."""
+    linear = replace(recipe.optimiser, lr_scheduler="linear", min_lr_ratio=0.2)
+    recipe = replace(recipe, optimiser=linear, evaluation=Evaluation(every=5, samples=1))
+    bound, own = replace(recipe, budget=Steps(5)), replace(linear, decay_steps=8)
+    run(bound, tmp_path / "bound")
+    with pytest.raises(InputError, match=r"decays over its budget of 5 steps.*sets optimiser.decay_steps"):
+        run(replace(bound, budget=Steps(10)), tmp_path / "bound", resume=True)
+    whole, short = (replace(recipe, optimiser=own, budget=Steps(n)) for n in (10, 5))
+    run(short, tmp_path / "own")
+    run(replace(short, budget=Steps(10)), tmp_path / "own", resume=True)
+    run(whole, tmp_path / "whole")
+    rates = [[row["lr"] for row in lines(tmp_path / name / "steps.jsonl")] for name in ("own", "whole")]
+    trained = [rate is not None for rate in rates[0]]
+    expected = [whole.lr_at(step) if trained[step] else None for step in range(10)]
+    assert rates == [expected, expected]
+    assert expected[-1] == pytest.approx(0.2 * linear.lr)
+    assert len(set(expected[:8])) > 3
 
 
 def test_a_budget_edited_in_config_json_is_refused(recipe, tmp_path):

@@ -85,6 +85,16 @@ def hold_and_train(rank, recipe, batches):
     return held_scores(load_learner(recipe, recipe.model), batches)
 
 
+def run_out_on_rank_1(rank, recipe, batches):
+    """Rank 1 asks for more memory than there is in its second step, in the middle of a pass."""
+    learner = load_learner(recipe, recipe.model)
+    learner.step(batches[0])
+    if rank == 1:
+        type(recipe.loss).fails_at = type(recipe.loss).calls + 1
+    with losses(20.0):
+        learner.step(batches[1])
+
+
 def lose_one(rank, recipe, batch, how):
     """Rank 1 is killed after a step, or says nothing any more; rank 0 goes on."""
     learner = load_learner(recipe, recipe.model)

@@ -82,9 +82,8 @@ class TrainingProgress(_Bar):
             print(f"{self._name}  {text}", file=sys.stderr, flush=True)
 
     def base_model(self, progress: Any) -> None:
-        """Show a `scalerl.rl.model.demo_base.BaseProgress`."""
-        text = f"step {progress.step}  loss {progress.loss:.2f}"
-        self.show(progress.share, text, line=progress.step % 200 == 0)
+        """Show a `scalerl.rl.model.build.BuildProgress`."""
+        self.show(progress.share, progress.text, line=progress.milestone)
 
     def show(self, share: float, text: str, line: bool = False) -> None:
         """Move the bar to `share` of the whole; off a terminal, print the text if `line` is set."""

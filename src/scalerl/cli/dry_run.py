@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.cli._text import print_json, print_table
-from scalerl.errors import InputError
+from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch, Vllm
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Local
+from scalerl.rl.config.settings import Inline, Local
 from scalerl.rl.model.shape import shape_of
 
 _RATES = "h100-8b"
@@ -19,29 +19,55 @@ _RATES = "h100-8b"
 
 
 def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
-    """Use the first `n` GPUs of the machine, with `split` divided between the roles if the recipe does not.
+    """Use `n` GPUs, with `split` divided between the roles if the recipe does not.
+
+    They are the first of this machine; on a cluster that runs elsewhere `n` is only divided.
 
     Raises:
-        InputError: there are fewer; or the recipe is for a cluster.
+        InputError: there are fewer, on this machine; or too few for the roles.
     """
-    if recipe.cluster is not None:
-        raise InputError("--gpus: those of one machine; on a cluster [cluster] says how many an actor has")
-    gpus = use_first(n)
-    if n == 1 or not split or (isinstance(recipe.placement, Local) and recipe.devices <= n):
+    cluster = recipe.cluster
+    gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
+    vllm = cluster.engine if cluster is not None and isinstance(cluster.engine, Vllm) else None
+    divided = isinstance(recipe.placement, Local) and recipe.devices <= n
+    if n == 1 or not split or divided or (vllm and vllm.urls):
         return recipe
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.rates import load_rates
     from scalerl.plan.split import quick_split
 
-    shape = shape_of(recipe)
+    shape, each = shape_of(recipe), 1
+    if vllm is not None:  # whose GPUs an evaluation cannot share: it has one of its own
+        n, each = n - 1, vllm.tensor_parallel
 
     def on(generators: int, trainers: int) -> Recipe:
-        return replace(recipe, placement=Local(generators, trainers))
+        if cluster is None:
+            return replace(recipe, placement=Local(generators, trainers))
+        return replace(recipe, cluster=cluster.split(generators, trainers))
 
     def fits(*numbers: int) -> bool:
         return all(device.fits for device in memory_of(on(*numbers), shape, gpus))
 
-    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits))
+    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits, each))
+
+
+def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:
+    """Return the memory of a device of each role, of so many devices like this machine's first GPU.
+
+    Empty where no GPU is known: `SCALERL_GPUS` stands for one.
+
+    Raises:
+        InputError: the shape of the model is not known.
+    """
+    gpus = visible_gpus()
+    if not gpus:
+        return []
+    cluster = recipe.cluster or Cluster()
+    if isinstance(cluster.engine, Torch):
+        cluster = replace(cluster, generators=generators)
+    learner = Fsdp2() if trainers > 1 else OneProcess()
+    cluster = replace(cluster, trainers=trainers, learner=learner)
+    return memory_of(replace(recipe, placement=Inline(), cluster=cluster), shape_of(recipe), gpus)
 
 
 def dry_run(recipe: Recipe, as_json: bool) -> None:
@@ -54,7 +80,7 @@ def dry_run(recipe: Recipe, as_json: bool) -> None:
     devices = memory_of(recipe, shape, visible_gpus())
     if as_json:
         found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
-        print_json(found | {"devices": [_to_json(device) for device in devices]})
+        print_json(found | {"devices": [device_json(device) for device in devices]})
     else:
         for line in _lines(recipe.to_json()):
             print(line)
@@ -89,7 +115,8 @@ def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:
     yield name, "all", f"of {gib(device.capacity)} free: {verdict}", gib(device.total)
 
 
-def _to_json(device: DeviceMemory) -> dict[str, Any]:
+def device_json(device: DeviceMemory) -> dict[str, Any]:
+    """Return the memory of a device, as `--json` prints it."""
     return {
         "name": device.name,
         "free_bytes": device.capacity,

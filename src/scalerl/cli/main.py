@@ -14,12 +14,14 @@ from typing import TextIO, cast
 
 from scalerl._version import __version__
 from scalerl.cli import (
+    audit,
     backtest,
     compare,
     completion,
     demo,
     fit,
     ingest,
+    model,
     plan,
     report,
     serve,
@@ -109,7 +111,21 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for command in (fit, compare, backtest, report, ingest, train, study, plan, watch, serve, demo):
+    for command in (
+        fit,
+        compare,
+        backtest,
+        report,
+        ingest,
+        train,
+        study,
+        plan,
+        watch,
+        serve,
+        demo,
+        model,
+        audit,
+    ):
         command.add(commands)
     completion.add(commands, parser)
     return parser

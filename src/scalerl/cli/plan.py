@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scalerl.plan.rates import Rates
     from scalerl.plan.simulate import SimulationResult
     from scalerl.record.reader import RunRecord
+    from scalerl.rl.config.memory import DeviceMemory
     from scalerl.rl.config.recipe import Recipe
 
 _WIDTH = 40  # characters of the longest bar
@@ -66,13 +67,19 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Simulate the recipe, and print the result."""
+    """Simulate the recipe, and print the result.
+
+    Raises:
+        InputError: a device of the kind that is known here does not hold its role; the rest is printed.
+    """
     _check(args)
+    from scalerl.cli.dry_run import device_json
     from scalerl.plan.cost import to_target
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.measured import evaluated_every
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
+    from scalerl.rl.config.memory import check_memory
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
@@ -85,10 +92,11 @@ def run(args: argparse.Namespace) -> None:
         how = {"steps": args.steps, "seed": args.seed, "watch": watch}
         if args.devices:
             tried = splits(job, rates, args.devices, **how)
-            outcome = best(tried)
+            outcome = best(tuple(one for one in tried if _fits(recipe, one)) or tried)
         else:
             outcome = simulate(job, rates, args.generators, args.trainers, **how)
-    print_warnings(_other_model(recipe, args, record))
+    devices, unchecked = _memory(recipe, outcome)
+    print_warnings(_other_model(recipe, args, record) + unchecked)
     hourly = None if args.price is None else outcome.devices * args.price
     target = None
     if args.target is not None and record is not None:
@@ -96,15 +104,40 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         answer = {"recipe": str(args.recipe), "rates": rates.to_json(), "plan": outcome.to_json()}
         answer |= {"splits": [one.to_json() for one in tried], "dollars_per_hour": hourly}
+        answer |= {"memory": [device_json(device) for device in devices]}
         print_json(answer | {"target": target and target.to_json()})
-        return
+        return check_memory(devices)
     batch = f"{job.prompts} x {job.samples} a step, {job.schedule.kind} {job.schedule.k}"
     rows = [("recipe", f"{args.recipe}: {batch}, {job.decode_slots} decode slots"), ("rates", rates.source)]
     rows += _rows(job, outcome)
     if hourly is not None:
         rows.append(("cost", f"{hourly:,.2f} dollars an hour"))
+    rows.append(("memory", _memory_row(devices)))
     print_table(rows + (_target_rows(target) if target else []))
     _print_tables(outcome, tried)
+    check_memory(devices)
+
+
+def _memory(recipe: Recipe, outcome: SimulationResult) -> tuple[list[DeviceMemory], list[str]]:
+    """Return the memory of a device of each role, or a warning that it is not known."""
+    from scalerl.cli.dry_run import planned_memory
+
+    try:
+        return planned_memory(recipe, outcome.generators, outcome.trainers), []
+    except InputError as error:
+        return [], [f"memory is not checked: {error}"]
+
+
+def _fits(recipe: Recipe, outcome: SimulationResult) -> bool:
+    return all(device.fits for device in _memory(recipe, outcome)[0])
+
+
+def _memory_row(devices: Sequence[DeviceMemory]) -> str:
+    from scalerl.rl.config.memory import gib
+
+    if not devices:
+        return "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"
+    return ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
 
 
 @contextmanager
@@ -158,7 +191,7 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
 def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
     """Return a warning if the rates are, as far as is known, those of another model than the recipe's."""
     from scalerl.plan.rates import names
-    from scalerl.rl.model.demo_base import is_built
+    from scalerl.rl.model.named import is_built
 
     if record is not None:
         of = record.config["recipe"]["model"]

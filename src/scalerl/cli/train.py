@@ -59,7 +59,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     devices = train.add_argument_group("devices", "the recipe's [placement] or [cluster] has these and more")
     devices.add_argument(
-        "--gpus", type=whole(), metavar="N", help="use N GPUs of this machine (all), split between the roles"
+        "--gpus",
+        type=whole(),
+        metavar="N",
+        help="use N GPUs of this machine or cluster (all), split between the roles",
     )
     devices.add_argument("--generators", type=whole(), metavar="N", help="rollout workers")
     devices.add_argument("--trainers", type=whole(), metavar="M", help="trainers; two or more use FSDP2")
@@ -145,7 +148,7 @@ def run_training(
     from scalerl.record.reader import RunRecord
     from scalerl.rl.learner.load import load_learner
     from scalerl.rl.loop.resume import resume_line
-    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.model.named import find_model
     from scalerl.rl.train import train
     from scalerl.rl.workers.process import stopped_by_signals
 

@@ -24,6 +24,7 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.metric import is_held_out_share
+from scalerl.record.prompts import of_task
 from scalerl.record.reader import RunRecord
 
 _MOST_FILES = 50
@@ -70,7 +71,8 @@ def load_run(
             the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
         metric: of a log, the metric that is the pass rate, in which `*` is any text, or the first that there
             is of several with commas between; by default the best
-            known one that is held out (docs/ingest.md).
+            known one that is held out (docs/ingest.md). Of a run on a mixture of tasks `pass_rate/NAME` is
+            that of one of them.
         format: its format; by default it is recognised.
         trainer: whose names its metrics have; by default it is recognised.
         run: of several runs in it this one.
@@ -323,7 +325,10 @@ def _records(
         return None, False, ()
     if not is_own:
         _check_names_no_logs(place)
-    return [RunRecord.read(path)], False, ()
+    record = RunRecord.read(path)
+    if source.task is not None:
+        record = of_task(record, source.task)
+    return [record], False, ()
 
 
 def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError, number_of
 from scalerl.ingest.flops import ModelCost, model_cost
+from scalerl.record.reader import PASS_RATE_OF
 
 _DEVICES = "the number of devices"
 _RIGHT, _WRONG = "what a right answer earns", "what a wrong answer earns"
@@ -73,6 +74,12 @@ class ReadOptions:
         """Return the prompts behind a metric, as far as the user has said it; else 0."""
         return next((self.prompts[key] for key in (name, dataset, "") if key in self.prompts), 0)
 
+    @property
+    def task(self) -> str | None:
+        """The task of a mixture whose pass rates a run folder is asked for."""
+        is_of_task = self.metric is not None and self.metric.startswith(PASS_RATE_OF)
+        return self.metric.removeprefix(PASS_RATE_OF) if self.metric and is_of_task else None
+
     def check_used(
         self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}", is_table: bool = False
     ) -> None:
@@ -84,7 +91,7 @@ class ReadOptions:
             option: how the user sets these.
             is_table: whether any of them is a table, which has a column of pass rates.
         """
-        is_set = self.metric is not None or self.rewards is not None
+        is_set = (self.metric is not None and self.task is None) or self.rewards is not None
         if is_set and paths and not (foreign or is_table):
             raise InputError(
                 f"{paths[0]}: a run has its pass rates; {self.option} names those of logs and tables"

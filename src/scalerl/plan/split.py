@@ -50,15 +50,25 @@ def splits(
 
 
 def quick_split(
-    job: PlannedJob, rates: Rates, devices: int, fits: Callable[[int, int], bool]
+    job: PlannedJob, rates: Rates, devices: int, fits: Callable[[int, int], bool], each: int = 1
 ) -> tuple[int, int]:
     """Return numbers of generators and trainers on `devices` devices by their bounds, without a simulation.
 
-    Of the splits whose memory `fits`, the one whose step has the least bound; of all where none fits.
+    Of the splits whose memory `fits`, the one whose step has the least bound; of all where none fits. A
+    generator of `each` devices is taken for so many times as fast as `rates` has it.
+
+    Raises:
+        InputError: there are too few devices for a generator and a trainer.
     """
-    tried = [(devices - trainers, trainers) for trainers in range(1, devices)]
+    if devices < each + 1:
+        raise InputError(f"devices: a generator takes {each} and a trainer 1, and there are {devices}")
+    tried = [((devices - trainers) // each, trainers) for trainers in range(1, devices - each + 1)]
     fitting = [split for split in tried if fits(*split)]
-    return min(fitting or tried, key=lambda split: max(bounds(job, rates, *split).values()))
+
+    def least(split: tuple[int, int]) -> float:
+        return max(bounds(job, rates, each * split[0], split[1]).values())
+
+    return min(fitting or tried, key=least)
 
 
 def best(found: tuple[SimulationResult, ...]) -> SimulationResult:

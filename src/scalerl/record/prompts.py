@@ -17,13 +17,16 @@ Shapes: P prompts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from scalerl import limits
+from scalerl.errors import InputError
 from scalerl.files import reading
 from scalerl.record.reader import RunRecord
 
@@ -43,12 +46,52 @@ def noise_between(record: RunRecord) -> float | None:
     differences = 0
     before: tuple[Any, np.ndarray] | None = None
     for row in _rows(record):
-        key, correct_P = (row["prompt_set"], row["n"], row["id"]), np.asarray(row["correct"]) / row["n"]
+        start = f"{record.task}/" if record.task else ""
+        key, correct_P = (row["prompt_set"], row["n"], row["id"]), _of(row, start) / row["n"]
         if before is not None and before[0] == key:
             variances.append(float(np.var(correct_P - before[1], ddof=1)) / len(correct_P) / 2)
             differences += len(correct_P)
         before = key, correct_P
     return float(np.sqrt(np.mean(variances))) if differences >= _LEAST else None
+
+
+def of_task(record: RunRecord, name: str) -> RunRecord:
+    """Return the run with the pass rates on one task of its mixture alone, from the successes by prompt.
+
+    Raises:
+        InputError: eval_prompts.jsonl cannot be read, has no prompts of this task, or not all evaluations.
+    """
+    start, narrowed = f"{name}/", {}
+    for row in record.eval_prompts():
+        if not (isinstance(row.get("step"), int) and _is_whole(row)):
+            continue
+        share_P = _of(row, start) / row["n"]
+        if len(share_P):
+            spread = share_P * (1 - share_P) * row["n"] / max(row["n"] - 1, 1)  # unbiased for p (1 - p)
+            mean_p_1mp = float(spread.mean()) if row["n"] > 1 else math.nan
+            narrowed[row["step"]] = {
+                "pass_rate": float(share_P.mean()), "n_prompts": len(share_P), "mean_p_1mp": mean_p_1mp,
+                # These are of the evaluation as a whole.
+                **dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan),
+            }  # fmt: skip
+    if missing := [point.step for point in record.evals if point.step not in narrowed]:
+        there = sorted(_table_of_tasks(record))
+        which = f"; its tasks are {', '.join(there)}" if there else ""
+        raise InputError(f"{record.path / FILE}: no prompts of task {name!r} at step {missing[0]}{which}")
+    evals = tuple(replace(point, **narrowed[point.step]) for point in record.evals)
+    return replace(record, evals=evals, forecasts=(), task=name)
+
+
+def _table_of_tasks(record: RunRecord) -> dict[str, Any]:
+    recipe = record.config.get("recipe")
+    task = recipe.get("task") if isinstance(recipe, dict) else None
+    tasks = task.get("tasks") if isinstance(task, dict) else None
+    return tasks if isinstance(tasks, dict) else {}
+
+
+def _of(row: dict[str, Any], start: str) -> np.ndarray:
+    """Return the successes of the prompts whose ids begin so, (P,)."""
+    return np.array([n for id, n in zip(row["id"], row["correct"], strict=True) if str(id).startswith(start)])
 
 
 def _rows(record: RunRecord) -> Iterator[dict[str, Any]]:

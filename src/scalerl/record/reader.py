@@ -157,6 +157,10 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
     return float(np.mean(correct_P * (n_samples - correct_P)) / (n_samples * (n_samples - 1)))
 
 
+PASS_RATE_OF = "pass_rate/"
+"""Start of the name of the metric of one task of a mixture."""
+
+
 @dataclass(frozen=True, repr=False)
 class RunRecord:
     """A run folder, read. `warnings` says what was passed over (an unfinished last line after a crash)."""
@@ -170,6 +174,8 @@ class RunRecord:
     """Line of every evaluation in its file, for errors; empty where they came from no file."""
     alarms: tuple[Alarm, ...] = ()
     """What was wrong with the run's health: alarms, and what was but a warning."""
+    task: str = ""
+    """The task of a mixture that the pass rates are of (`scalerl.record.prompts.of_task`)."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -239,8 +245,13 @@ class RunRecord:
             return read
         task = _table(_table(self.config, "recipe"), "task")
         last = max(self.evals, key=lambda point: point.step, default=EvalPoint(0, 0.0))
+        tasks = () if self.task else tuple(_table(task, "tasks"))
         return Metric(
-            "pass_rate", dataset=_task_name(task), n_prompts=last.n_prompts, n_samples=last.n_samples
+            f"{PASS_RATE_OF}{self.task}" if self.task else "pass_rate",
+            dataset=self.task or _task_name(task),
+            n_prompts=last.n_prompts,
+            n_samples=last.n_samples,
+            others=tuple(f"{PASS_RATE_OF}{name}" for name in tasks),
         )
 
     @property

@@ -2,7 +2,7 @@
 
     train.py      a run, from recipe to run folder; evaluate.py a model on the held-out prompts
     types.py      what flows along the arrows
-    config/ algo/ tasks/             what a recipe says
+    config/ algo/ tasks/ sandbox/    what a recipe says; where code that a model wrote runs
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
     placement/ loop/ health/ tracking/                                      where they are, and the run
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from scalerl.rl.loop.progress import Progress
     from scalerl.rl.placement.evaluate import EvaluationResult
     from scalerl.rl.tasks.chain import Chain
+    from scalerl.rl.tasks.code import Code
     from scalerl.rl.tasks.dataset import Dataset
     from scalerl.rl.tasks.task import Task
     from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
@@ -79,6 +80,7 @@ __all__ = [
     "Checkpointing",
     "Cispo",
     "Cluster",
+    "Code",
     "ConstantAverage",
     "Context",
     "Curriculum",
@@ -152,6 +154,7 @@ lazy(
         "algo.length": "ForcedInterruption LengthControl LengthPenalty NoLengthControl",
         "tasks.task": "Task",
         "tasks.chain": "Chain",
+        "tasks.code": "Code",
         "tasks.dataset": "Dataset",
         "tasks.verifiers": "Exact Function Math Verifier",
         "types": "Limits Prompt Reward",

@@ -13,7 +13,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.loop.resume import final_step
 from scalerl.rl.model.causal_lm import model_of
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 

@@ -23,8 +23,11 @@ from scalerl.errors import (
     DivergedError,
     LearnerLostError,
     MovedError,
+    OutOfMemoryError,
     PausedError,
+    ScalerlError,
     WorkerError,
+    first_line,
 )
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RunFolder, check_writable
@@ -56,7 +59,7 @@ from scalerl.rl.loop.resume import (
     set_newer_aside,
 )
 from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
@@ -133,6 +136,8 @@ def train(
             before is kept. A `MovedError`, one of these: the folder was moved.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
+        OutOfMemoryError: a process has too little memory; there is a checkpoint of the step, where one could
+            be made.
         WorkerError: processes were lost again and again; where they were those of an evaluation, there is a
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.
@@ -219,7 +224,7 @@ class _TrainingRun:
         self.tokenizer = load_tokenizer(job.model)
         self.learner: Any = parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
-        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
+        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed, task.weights)
 
         saved = find_checkpoint(folder) if resume else None
         if saved:
@@ -285,6 +290,12 @@ class _TrainingRun:
 
     def train(self) -> bool:
         """Train until the budget is spent or the pool has run dry; false where `until` came first."""
+        try:
+            return self._train()
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(self._saved_within(error), error.torn) from error
+
+    def _train(self) -> bool:
         self.counters.startup_seconds += self.clock.lap() * self.counters.devices["train"]
         budget, until = self.recipe.budget.amount, self.job.until
         if self._spent() >= budget:  # all that a checkpoint was made for was its last evaluations
@@ -397,6 +408,18 @@ class _TrainingRun:
             self.evaluations.write_finished(self.stop)
             self._save(within=True)
         raise KeyboardInterrupt
+
+    def _saved_within(self, error: OutOfMemoryError) -> str:
+        """Make a checkpoint of what there was before an error; return the line for the user."""
+        again = f"{resume_line(self.folder)} --set key=value goes on from"
+        if error.torn:
+            return f"{error}; {again} the last checkpoint"
+        self.counters.hold(self.generator.counters, self.clock.lap())
+        try:
+            self._save(within=True)
+        except (ScalerlError, RuntimeError, MemoryError) as second:  # it takes memory, too
+            return f"{error}; {again} the last checkpoint, as none could be made ({first_line(second)})"
+        return f"{error}; {again} a checkpoint of this step"
 
     def _checkpoint(self, step: Step, at_cut: bool) -> None:
         moved, stopped = self.folder != self.place.path, self.stop.is_set()

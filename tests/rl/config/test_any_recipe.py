@@ -22,6 +22,7 @@ from scalerl.kinds import hints_of
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Math
 from scalerl.rl.train import train
@@ -54,8 +55,17 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.template": [None, "{prompt} ."],
     "task.chat_template": [False],
     "task.chat_template_args": [{}],
+    "task.after": ["</think>"],
+    "task.python": [""],
     "task.verifier.after": ["</think>"],
     "task.verifier.name": ["judge.py:judge"],
+    "task.verifier.functions": [["judge.py:reward"]],
+    "task.verifier.score": ["judge.py:compute_score"],
+    "task.name": ["gcd"],
+    "task.config": [{}],
+    "task.size": [5],
+    "task.tasks": [{name: {"kind": "chain", "k_max": 2, "train_per_length": 8} for name in "ab"}],
+    "task.weights": [{}, {"a": 2.0, "b": 1.0}],
     "task.limits.seconds": [10.0],
     "task.limits.memory_gib": [4.0],
     "task.limits.workers": [1],
@@ -73,14 +83,18 @@ SENSIBLE: dict[str, list[Any]] = {
     "length.cache": [1, 8],
     "lora.rank": [0, 2],
     "lora.alpha": [4],
+    "lora.targets": ["all-linear", ["q_proj", "v_proj"]],
     "batch.prompts": [1, 3],
     "batch.samples": [2, 5],
     "batch.micro": [1, 4, 64],
+    "batch.max_gen_batches": [1, 3],
     "context.prompt": [8, 12],
     "context.thinking": [6, 9],
     "context.answer": [1, 4],
     "optimiser.lr": [1e-5, 1e-2],
     "optimiser.warmup_steps": [0, 100],
+    "optimiser.decay_steps": [0, 7, 200],
+    "optimiser.min_lr_ratio": [0.0, 0.1],
     "optimiser.betas": [[0.9, 0.95], [0.0, 0.0]],
     "optimiser.eps": [1e-15, 1e-8],
     "optimiser.weight_decay": [0.0, 0.01],
@@ -96,7 +110,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "evaluation.seed": [0, 20251016],
 }
 # These start processes, which take their time.
-RARELY = {Dataset: 0.15, Math: 0.1}
+RARELY = {Dataset: 0.15, Code: 0.1, Math: 0.1}
 # Large enough to be out of proportion, and small enough for three steps to end.
 ODD: dict[Any, list[Any]] = {
     int: [-1, 0, 1, 2, 3, 5, 12, 17, 30, 60, 90, 250, 2**40, 2**63, -(2**70), 0.5, "3", "many", None, True],
@@ -167,7 +181,8 @@ def plain(hint: Any) -> Any:
 def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
     """A table with a sensible value for every key of one variant of each part."""
     table = {}
-    for item, hint in zip(fields(cls), hints_of(cls).values(), strict=True):
+    asked = [item for item in fields(cls) if item.init]
+    for item, hint in zip(asked, hints_of(cls).values(), strict=True):
         key, variants = prefix + item.name, variants_of(hint)
         if is_dataclass(item.default):  # the thresholds of a figure, which are its own
             table[item.name] = vars(item.default).copy()
@@ -239,13 +254,17 @@ def there(tmp_path_factory):
     """A folder with data and a verifier, in which recipes are run."""
     folder = tmp_path_factory.mktemp("there")
     rows = [
-        {"prompt": f"{x} + {y} =", "answer": str((x + y) % 10), "id": f"{x}{y}"}
+        {"prompt": f"{x} + {y} =", "answer": str((x + y) % 10), "id": f"{x}{y}", "tests": [{"output": ""}]}
         for x in range(4)
         for y in (1, 2)
     ]
     for name, part in (("prompts", rows[:6]), ("heldout", rows[6:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    (folder / "judge.py").write_text("def judge(prompt, text):\n    return len(text) % 2 == 0\n")
+    (folder / "judge.py").write_text(
+        "def judge(prompt, text):\n    return len(text) % 2 == 0\n"
+        "def reward(completions, **columns):\n    return [len(text) % 2 for text in completions]\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+    )
     return folder
 
 

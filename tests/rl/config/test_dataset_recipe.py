@@ -142,7 +142,10 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
     [
         ({}, "missing key 'task.kind'"),
         ({"kind": "dataset"}, "missing key 'task.path'"),
-        ({"kind": "csv", "path": "x"}, "task.kind: no kind 'csv'; the kinds are chain, dataset, or"),
+        (
+            {"kind": "csv", "path": "x"},
+            "task.kind: no kind 'csv'; the kinds are chain, dataset, code, reasoning_gym, mix, or",
+        ),
         (
             {"kind": "dataset", "path": "x", "promt": "q"},
             "unknown key 'task.promt'; did you mean 'task.prompt'",

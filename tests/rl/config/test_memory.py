@@ -136,6 +136,30 @@ def test_formulas_agree_with_a_trace(settings, changes, monkeypatch):
     assert found == pytest.approx(trace_generator(of, config, 6), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("learner.activation_checkpointing=true",),
+        ("learner.activation_checkpointing=true", "learner.chunk=16"),
+        ("learner.reduce=step",),
+        ("fp32_logits=neither",),
+        ("precision=float32",),
+        ("batch.micro=8",),
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"intermediate_size": 640, "tie_word_embeddings": False}])
+def test_the_formula_of_a_rank_agrees_with_a_trace_of_fsdp2(settings, changes, monkeypatch):
+    from transformers import AutoConfig
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    from memory import trace_rank
+
+    config, of = AutoConfig.for_model(**SMALL | changes), recipe(*settings)
+    found = trainer_memory(of, shape(**changes), ranks=4).total
+    assert found == pytest.approx(trace_rank(of, config, 4), rel=0.1)
+
+
 def of_gpus(*sizes):
     return [Gpu(str(i), round(size), round(size)) for i, size in enumerate(sizes)]
 
@@ -189,3 +213,20 @@ def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
 def test_a_model_of_another_form_is_refused_with_those_that_are_known():
     with pytest.raises(InputError, match="type 'gpt2' is not known: llama, mistral, qwen2, qwen3 are"):
         shape(model_type="gpt2")
+
+
+@pytest.mark.parametrize(
+    "targets", ["all-linear", "q_proj", '["v_proj", "mlp.down_proj"]', "k_proj", "o_proj"]
+)
+def test_the_adapters_of_a_memory_are_those_that_are_added(targets):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from scalerl.rl.model.lora import adapter_parameters, add_adapters
+
+    adapted = recipe("lora.rank=4", f"lora.targets={targets}")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL))
+    parameters = sum(p.numel() for _, p in adapter_parameters(add_adapters(model, adapted.lora, 0)))
+    found = trainer_memory(adapted, shape()).held
+    assert found["masters"] == found["gradients"] == 4 * parameters

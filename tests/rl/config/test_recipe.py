@@ -121,7 +121,10 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ),
         ('[loss]\nkind = "dapo"\nlength_normalised = true\n', "unknown key 'loss.length_normalised'"),
         ('[length]\nkind = ["none"]\n', "length"),
-        ('zero_variance = "dropped"\n', "zero_variance: found 'dropped', expected 'drop' or 'keep'"),
+        (
+            'zero_variance = "dropped"\n',
+            "zero_variance: found 'dropped', expected 'drop', 'keep' or 'resample'",
+        ),
         ("temperature = 0\n", "temperature must be between 0.01 and 100"),
         ("temperature = nan\n", "temperature must be between 0.01 and 100"),
         ("[loss]\nmax_ratio = -1\n", "loss: max_ratio must be positive"),

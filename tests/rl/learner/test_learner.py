@@ -11,7 +11,7 @@ from scalerl.errors import DivergedError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
-from scalerl.rl.config.settings import AdamW, BatchSize
+from scalerl.rl.config.settings import AdamW, BatchSize, Steps, TokensBudget
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.optimiser import new_adamw
@@ -121,6 +121,58 @@ def test_the_learning_rate_warms_up_to_its_constant():
     settings = AdamW(lr=0.8, warmup_steps=4)
     assert [settings.lr_at(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
     assert AdamW(lr=0.8, warmup_steps=0).lr_at(0) == 0.8
+
+
+def test_a_decay_by_hand():
+    # 2 steps of warm-up, then 4 from the rate to a quarter of it: by 3/16 of it a step.
+    linear = AdamW(lr=1.6, warmup_steps=2, lr_scheduler="linear", min_lr_ratio=0.25)
+    assert [linear.lr_at(step, 6) for step in range(9)] == pytest.approx(
+        [0.8, 1.6, 1.6, 1.3, 1.0, 0.7, 0.4, 0.4, 0.4]
+    )
+    # cos(0), cos(60), cos(120), cos(180 degrees) = 1, 1/2, -1/2, -1
+    cosine = AdamW(lr=0.8, warmup_steps=0, lr_scheduler="cosine")
+    assert [cosine.lr_at(step, 3) for step in range(5)] == pytest.approx([0.8, 0.6, 0.2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "floor", "name", "more"),
+    [
+        ("linear", 0.0, "linear", None),
+        ("cosine", 0.0, "cosine", None),
+        ("cosine", 0.1, "cosine_with_min_lr", {"min_lr_rate": 0.1}),
+    ],
+)
+def test_decays_are_those_of_transformers_after_the_warm_up(kind, floor, name, more):
+    from transformers import get_scheduler
+
+    weight = nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weight], lr=0.3)
+    scheduler = get_scheduler(name, optimiser, 5, 20, scheduler_specific_kwargs=more)
+    found = []
+    for _ in range(20):
+        found.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        scheduler.step()
+    settings = AdamW(lr=0.3, warmup_steps=5, lr_scheduler=kind, min_lr_ratio=floor)
+    ours = [settings.lr_at(step, 20) for step in range(20)]
+    # Theirs begins the warm-up at 0, and so is a step behind in it.
+    assert ours[5:] == pytest.approx(found[5:])
+    assert ours[:4] == pytest.approx(found[1:5])
+
+
+def test_a_decay_ends_with_a_budget_in_steps_or_at_a_step_of_its_own():
+    linear = AdamW(lr=1.0, warmup_steps=0, lr_scheduler="linear")
+    recipe = replace(learner_recipe(), budget=Steps(4), optimiser=linear)
+    assert [recipe.lr_at(step) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    own = replace(recipe, budget=TokensBudget(1e6), optimiser=replace(linear, decay_steps=2))
+    assert [own.lr_at(step) for step in range(4)] == [1.0, 0.5, 0.0, 0.0]
+    for changes, message in (
+        ({"budget": TokensBudget(1e6)}, "a linear decay ends at a step, and a budget in tokens names none"),
+        ({"optimiser": replace(linear, warmup_steps=4)}, "warmup_steps: 4 leave nothing of the 4 steps"),
+        ({"optimiser": replace(linear, decay_steps=3)}, "learning rate is 0 from step 3 on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(recipe, **changes)
 
 
 def test_norms_and_biases_do_not_decay(save_model):

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,39 @@ def test_a_resumed_pool_draws_what_the_first_one_would_have_drawn(verified, rule
     drawn = draw_pass(resumed, 30)
     assert drawn == draw_pass(pool, 30)
     assert not {"p/1/0", "p/1/2"} & {prompt.id for prompt, _ in drawn}
+
+
+def names_of(pool, n):
+    return [pool.draw()[0].id.partition("/")[0] for _ in range(n)]
+
+
+def prompts_of(**counts):
+    return [Prompt(f"{name}/{i}", "", "") for name, n in counts.items() for i in range(n)]
+
+
+def test_tasks_are_drawn_by_weight_whatever_their_size_as_evenly_as_can_be():
+    pool = PromptPool(prompts_of(math=1000, code=3), Uniform(), 0, {"math": 3.0, "code": 1.0})
+    drawn = names_of(pool, 400)
+    assert Counter(drawn) == {"math": 300, "code": 100}
+    for first in range(0, 400, 40):  # in every batch
+        assert 9 <= Counter(drawn[first : first + 40])["code"] <= 11
+    assert pool._epochs["code/0"] in (33, 34)  # a pass over three prompts at a time
+
+
+def test_a_task_that_is_retired_leaves_its_share_to_the_others(verified):
+    pool = PromptPool(prompts_of(math=4, code=2), NoPositiveResampling(0.9), 0, {"math": 1.0, "code": 1.0})
+    for i in range(2):
+        pool.record(verified(f"code/{i}", 8, 8))
+    assert pool.left == 4
+    assert set(names_of(pool, 8)) == {"math"}
+
+
+def test_a_pool_goes_on_where_it_was():
+    def fresh():
+        return PromptPool(prompts_of(math=7, code=3), Uniform(), 5, {"math": 2.0, "code": 1.0})
+
+    one, other = fresh(), fresh()
+    for _ in range(11):
+        one.draw()
+    other.restore(json.loads(json.dumps(one.state())))
+    assert [one.draw() for _ in range(30)] == [other.draw() for _ in range(30)]

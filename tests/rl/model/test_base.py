@@ -9,7 +9,8 @@ import torch
 from scalerl.errors import InputError, WriteError
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
-from scalerl.rl.model.demo_base import BaseModel, build_base, find_model
+from scalerl.rl.model.demo_base import BaseModel, build_base
+from scalerl.rl.model.named import find_model
 from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations
 
 SPEC = BaseModel(
@@ -23,8 +24,10 @@ SPEC = BaseModel(
 def test_the_base_model_is_built_once_and_is_a_function_of_its_spec(tmp_path):
     seen = []
     folder = build_base(SPEC, tmp_path / "one", seen.append)
-    assert seen[0].step == 0
-    assert seen[-1].loss < seen[0].loss - 0.5  # nats per token
+    assert seen[0].text.startswith("step 0 ")
+    first, last = (float(progress.text.split()[-1]) for progress in (seen[0], seen[-1]))
+    assert last < first - 0.5  # nats per token
+    assert [progress.milestone for progress in seen] == [True, False, False, False]
     cost = json.loads((folder / "base.json").read_text())
     assert cost["steps"] == 70
     assert cost["seconds"] > 0
@@ -61,7 +64,7 @@ def test_a_disk_without_room_for_the_base_model_is_one_error_and_leaves_nothing(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # bytes; the weights take more
     try:
-        with pytest.raises(WriteError, match="the base model could not be saved"):
+        with pytest.raises(WriteError, match="the model could not be saved"):
             build_base(replace(SPEC, max_careful_steps=1, imperfect_steps=1), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

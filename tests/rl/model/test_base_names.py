@@ -3,7 +3,8 @@
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.rl.model.demo_base import BaseModel, base_spec, is_built
+from scalerl.rl.model.demo_base import BaseModel, base_spec
+from scalerl.rl.model.named import is_built
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
 TASK = Chain()

@@ -10,7 +10,7 @@ from small_runs import learner_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.model.causal_lm import hidden_states, load_model, log_probs_TV
+from scalerl.rl.model.causal_lm import head_of, hidden_states, load_model, log_probs_TV
 
 
 def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
@@ -88,3 +88,26 @@ def test_the_fp32_head_is_on_the_side_that_the_recipe_names(save_model, tiny_rec
     hidden_TD = hidden_states(model, input_ids=token_1T[:, :-1], use_cache=False)[0]
     exact_T = log_probs_TV(model, hidden_TD, 1.0, True).gather(-1, token_1T[0, 1:, None])[:, 0]
     assert scored["both"][0] == exact_T.tolist()
+
+
+def test_the_head_in_float32_is_made_once_for_each_version(tiny_recipe, uneven_prompts, monkeypatch):
+    """And it is that of the weights that sample: log-probabilities are those of the model's own pass."""
+    from scalerl.rl.engine import generator as module
+
+    generator = load_generator(replace(tiny_recipe, precision="bfloat16"), tiny_recipe.model, 0, 4)
+    model, made = generator.model, []
+    monkeypatch.setattr(module, "head_of", lambda *args: made.append(head_of(*args)) or made[-1])
+    for version in (1, 2):
+        weights = [(name, p.detach() * (1 + 0.3 * version)) for name, p in model.named_parameters()]
+        generator.update(weights, version)
+        generator.submit(uneven_prompts[0], 0, 2)
+        ((rollout, _),) = generator.collect(1)
+        assert len(made) == version
+        assert made[-1][0].dtype == torch.float32
+        token_T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))
+        hidden_TD = hidden_states(model, input_ids=token_T[None], use_cache=False)[0]
+        exact_TV = log_probs_TV(model, hidden_TD[len(rollout.prompt_T) - 1 : -1], 1.0, True)
+        found_T = exact_TV.gather(-1, torch.from_numpy(rollout.token_T)[:, None])[:, 0].numpy()
+        # bfloat16 in another order of operations: a head of other weights is off by more.
+        assert np.abs(found_T - rollout.logp_T)[rollout.sampled_T].mean() < 0.03
+    assert not torch.equal(made[0][0], made[1][0])

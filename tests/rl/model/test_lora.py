@@ -1,9 +1,13 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from small_runs import learner_recipe
 from weight_arrays import arrays, stream
 
+from scalerl.errors import InputError
 from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.settings import AdamW, Lora
 from scalerl.rl.learner.learner import Learner
@@ -61,6 +65,47 @@ def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
     saved = arrays(weights_of(load_model(tmp_path / "final")))
     for name, weight in arrays(learner.weights()).items():
         np.testing.assert_array_equal(saved[name], weight)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # read by peft
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "mlp.up_proj")], ids=str)
+def test_peft_loads_the_adapter_of_a_checkpoint_onto_the_base_model(llama_folder, tmp_path, targets):
+    from peft import PeftModel
+
+    adapted = add_adapters(load_model(llama_folder), Lora(rank=4, alpha=8, targets=targets), 0)
+    learner = Learner(adapted, learner_recipe(optimiser=AdamW(lr=1e-2, warmup_steps=0)))
+    train(learner)
+    save_model(learner.saver(tmp_path), load_tokenizer(llama_folder), tmp_path / "final")
+    config = json.loads((tmp_path / "final" / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(llama_folder)
+    names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert config["target_modules"] == (names if targets == ("all-linear",) else ["q_proj", "up_proj"])
+    base = load_model(llama_folder).eval()
+    plain = base(input_ids=TOKEN_MT).logits
+    theirs = PeftModel.from_pretrained(base, tmp_path / "final" / "adapter")(input_ids=TOKEN_MT).logits
+    torch.testing.assert_close(theirs, adapted(input_ids=TOKEN_MT).logits, atol=0, rtol=0)
+    # The model beside it has the adapter merged, and must not be given it once more.
+    merged = load_model(tmp_path / "final")(input_ids=TOKEN_MT).logits
+    torch.testing.assert_close(merged, theirs, atol=1e-5, rtol=1e-5)
+    assert (plain - theirs).abs().max() > 1e-2
+
+
+def test_adapters_are_on_the_layers_that_targets_names(llama_folder):
+    def adapted(*targets):
+        model = add_adapters(load_model(llama_folder), Lora(rank=2, targets=targets), 0)
+        return {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+    n_layers = json.loads(Path(llama_folder, "config.json").read_text())["num_hidden_layers"]
+    layers = [f"model.layers.{i}" for i in range(n_layers)]
+    assert adapted("q_proj", "v_proj") == {f"{at}.self_attn.{n}_proj" for at in layers for n in "qv"}
+    assert adapted("layers.1.mlp.up_proj") == {"model.layers.1.mlp.up_proj"}
+    assert adapted("all-linear", "q_proj") == adapted("all-linear")
+    assert len(adapted("all-linear")) == 7 * len(layers)
+    for wrong in ("qproj", "proj", "lm_head", "embed_tokens", "input_layernorm"):
+        with pytest.raises(InputError, match=f"lora.targets: no linear layer '{wrong}'.*down_proj, gate"):
+            adapted(wrong)
+    with pytest.raises(ValueError, match="targets must name layers"):
+        Lora(targets=())
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 8), (4, 32), (8, 32)])

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
-from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.model.named import find_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.tasks.verifiers import Exact, Math, last_box

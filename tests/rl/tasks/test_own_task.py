@@ -17,7 +17,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Context, Steps
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.model.demo_base import find_model, is_to_be_built, model_shape
+from scalerl.rl.model.named import find_model, is_to_be_built, model_shape
 from scalerl.rl.types import Reward
 from scalerl.rl.verify.verifier import DirectVerifier, PoolVerifier
 

@@ -87,7 +87,7 @@ def test_a_process_of_trackers_that_dies_or_stands_still_leaves_the_run_alone(
         trackers=[Fails("open", how)],
     )
     check_same_run(record, short_plain)
-    said = "its process exited; nothing more" if how == "kills" else "its process was killed; not all may be"
+    said = "3 times; nothing more is logged" if how == "kills" else "its process was killed; not all may be"
     assert said in "\n".join(caplog.messages)
 
 
@@ -125,11 +125,30 @@ def test_what_the_process_does_not_take_is_dropped_and_counted(short_plain, tmp_
 
 def test_rows_for_a_process_that_has_died_are_dropped_and_counted(short_plain, tmp_path, caplog):
     with TrackingSender(setup_of(tmp_path, Fails("open", "kills"), close_seconds=0.0)) as sender:
-        wait_until(lambda: not sender._process.is_alive())
+        wait_until(lambda: not sender._thread.is_alive())
         for row in rows_of_steps(short_plain, 40):
             sender.step(row)
         sender.evaluation(EvalPoint(step=40, pass_rate=0.5))
     assert "tracking: 41 rows were not logged" in caplog.messages
+
+
+def test_a_process_that_is_lost_is_replaced_and_logs_the_rest(short_plain, tmp_path, caplog):
+    keeps = Keeps(tmp_path / "kept.jsonl")
+    with TrackingSender(setup_of(tmp_path, keeps)) as sender:
+        for row in rows_of_steps(short_plain, 5):
+            sender.step(row)
+        wait_until(lambda: any(row.get("step") == 4 for row in lines_so_far(keeps.file)))
+        (worker,) = sender._pool._workers
+        os.kill(worker.process.pid, signal.SIGKILL)
+        sender.step({"step": 5, "time": 5.0, "loss": 1.0})
+    rows = lines(keeps.file)
+    assert [row["step"] for row in rows if "step" in row] == [0, 1, 2, 3, 4, 5]
+    opened = [row["kept"] for row in rows if "open" in row]
+    assert opened == [{}, {"opened": "1"}]  # the second goes on with what the first has kept
+    assert rows[-1] == {"close": "finished"}
+    said = "\n".join(caplog.messages)
+    assert "the tracking process is lost: its process was killed by SIGKILL" in said
+    assert "rows were not logged" not in said
 
 
 def test_what_is_no_finite_number_hides_nothing_else_of_its_row(tmp_path, caplog):

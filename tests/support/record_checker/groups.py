@@ -31,13 +31,18 @@ def groups_agree_with_steps(record: Record) -> Iterator[str]:
         ):
             if not close(step[name], expected):
                 yield f"{where}: {name} is {step[name]}, and the groups make it {expected}"
-        if row["n"] != [batch["samples"]] * batch["prompts"]:
+        wanted, most = batch["prompts"], batch["prompts"]
+        if record.config["recipe"]["zero_variance"] == "resample":
+            most *= batch["max_gen_batches"]
+            filled = trained == wanted and row["fate"][-1] == "trained" and len(row["n"]) <= most
+            wanted = len(row["n"]) if filled else most
+        if row["n"] != [batch["samples"]] * wanted:
             yield f"{where}: groups of {row['n']}, not {batch['prompts']} of {batch['samples']}"
 
 
 def what_was_used(record: Record) -> Iterator[str]:
     """Groups without signal, and completions left after truncation and zero variance."""
-    drops = record.config["recipe"]["zero_variance"] == "drop"
+    drops = record.config["recipe"]["zero_variance"] != "keep"
     for step, row in zip(record.steps, record.groups, strict=False):
         where, fates = f"step {step['step']}", Counter(row["fate"])
         without = step["zero_variance"] * step["groups"]

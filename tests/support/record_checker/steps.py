@@ -125,6 +125,8 @@ def config_agrees(record: Record) -> Iterator[str]:
     config = record.config
     if config["seed"] != config["recipe"]["seed"]:
         yield f"config.json: seed {config['seed']}, and {config['recipe']['seed']} in its recipe"
+    if config["recipe"]["task"].get("kind") == "code" and not config.get("sandbox", {}).get("sandbox"):
+        yield "config.json: a task of code, and no sandbox that ran it"
     trainers = config["devices"].get("trainers")
     if not isinstance(trainers, int) or trainers < 1:
         yield f"config.json: {trainers} trainers"

@@ -5,6 +5,7 @@
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
       learner/                         the learner's state: a part from each of its processes
+      adapter/                         with LoRA, its adapters in PEFT's format; in the model they are merged
       manifest.json                    length and check sum of every file: `scalerl.rl.checkpoint.manifest`
 
 The state is copied between two steps, or between two decode steps where a run is stopped. A thread then
@@ -34,7 +35,7 @@ from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
-FORMAT = 6
+FORMAT = 7
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Discriminator
 
+from scalerl.errors import InputError
 from scalerl.rl.config.settings import at_least, positive
 
 
@@ -109,15 +110,21 @@ class Resources:
     """The resource request of an actor."""
 
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | Literal["auto"] = "auto"
+    """`auto`: 1 on a cluster that has GPUs, but 0 for a verifier; a part, such as 0.5, shares a GPU."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cpus < math.inf or not 0 <= self.gpus < math.inf or not self.cpus + self.gpus:
+        gpus = self.gpus_or(0.0)
+        if not 0 <= self.cpus < math.inf or not 0 <= gpus < math.inf or not self.cpus + gpus:
             raise ValueError("cpus and gpus must not be negative, and one of them positive")
 
+    def gpus_or(self, auto: float) -> float:
+        """Return the number of GPUs, where `auto` stands for so many."""
+        return auto if self.gpus == "auto" else self.gpus
+
     def bundle(self) -> dict[str, float]:
-        """Return the request by the names of Ray."""
-        return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n}
+        """Return the request by the names of Ray, without GPUs where `auto` is not replaced by a number."""
+        return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus_or(0.0))) if n}
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class Cluster:
                 raise ValueError("transport is the built-in engine's; vLLM has engine.transport")
         if self.transport.kind == "nccl":
             for name in ("generator", *["trainer"] * (self.learner.kind != "one")):
-                if getattr(self, name).gpus < 1:
+                if getattr(self, name).gpus_or(1.0) < 1:
                     raise ValueError(
                         f'transport.kind "nccl" needs a GPU for each: {name}.gpus = 1, or another kind'
                     )
@@ -188,3 +195,47 @@ class Cluster:
         if isinstance(self.engine, Vllm):
             return len(self.engine.urls) or self.engine.servers
         return self.generators
+
+    @property
+    def beside_ray(self) -> tuple[int, int]:
+        """GPUs of the driver's machine that no actor may have: so many of the first, for a learner in the
+        driver, and so many of the last, for the servers of vLLM that are started there."""
+        engine, last = self.engine, 0
+        if isinstance(engine, Vllm) and not engine.urls:
+            last = engine.servers * engine.tensor_parallel
+        return int(self.learner.kind == "one"), last
+
+    def with_gpus(self, there: float) -> Cluster:
+        """Return the same with a number in place of every `auto`, on a cluster of `there` GPUs.
+
+        Raises:
+            InputError: there is none, and the transport needs them.
+        """
+        auto = 1.0 if there else 0.0
+
+        def of(resources: Resources, n: float) -> Resources:
+            return replace(resources, gpus=resources.gpus_or(n))
+
+        fixed = {"generator": of(self.generator, auto), "trainer": of(self.trainer, auto)}
+        try:
+            return replace(self, **fixed, verifier=of(self.verifier, 0.0))
+        except ValueError as error:
+            raise InputError(f"[cluster] counts on GPUs, and there is none on this one ({error})") from error
+
+    def evaluates_beside(self, there: float) -> bool:
+        """Return whether the evaluation has half of the last generator's GPU, as none is left of `there`."""
+        if not there or self.generator.gpus != "auto" or isinstance(self.engine, Vllm):
+            return False
+        fixed = self.with_gpus(there)
+        taken = self.generators * fixed.generator.gpus_or(1.0) + self.verifiers * fixed.verifier.gpus_or(0.0)
+        if self.learner.kind != "one":
+            taken += self.trainers * fixed.trainer.gpus_or(1.0)
+        return there < taken + 1
+
+    def split(self, generators: int, trainers: int) -> Cluster:
+        """Return the same with so many generators, or servers of vLLM, and trainers."""
+        learner = Fsdp2() if trainers > 1 else self.learner
+        if isinstance(self.engine, Vllm):
+            engine = replace(self.engine, servers=generators)
+            return replace(self, engine=engine, trainers=trainers, learner=learner)
+        return replace(self, generators=generators, trainers=trainers, learner=learner)

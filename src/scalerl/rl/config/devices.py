@@ -57,11 +57,11 @@ class HeldDevices:
     def on_cluster(cls, cluster: Cluster) -> HeldDevices:
         """Return those of actors, by their resource requests, and of servers of vLLM."""
         sharded = cluster.learner.kind != "one"
-        trainer = (cluster.trainer.gpus or 1.0) if sharded else 1.0
+        trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
         if isinstance(engine := cluster.engine, Vllm):
             each = float(engine.tensor_parallel)
             return cls(generator=each, trainer=trainer, evaluator=each * cluster.processes)
-        of_actor = cluster.generator.gpus or 1.0
+        of_actor = cluster.generator.gpus_or(1.0) or 1.0
         return cls(generator=of_actor, trainer=trainer, evaluator=of_actor)
 
 

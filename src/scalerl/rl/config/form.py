@@ -88,6 +88,12 @@ class Form(Generic[T]):
             if not _may_be_bool(hints[key]) and any(isinstance(one, bool) for one in _entries(value)):
                 raise InputError(f"{source}: {prefix}{key}: cannot be true or false (found {brief(value)})")
             if key in choices and isinstance(value, Mapping):
+                if choices[key].each:
+                    checked[key] = {
+                        name: self._one(choices[key], table, source, f"{prefix}{key}.{name}.", whole)
+                        for name, table in value.items()
+                    }
+                    continue
                 made = _own(choices[key], value, source, f"{prefix}{key}.")
                 if made is not None:
                     checked[key] = made
@@ -98,6 +104,18 @@ class Form(Generic[T]):
                         inner = self._checked(variant, table, source, f"{prefix}{key}.", whole)
                         if table is value:
                             checked[key] = inner
+        return checked
+
+    def _one(self, choice: Choice, table: Any, source: str, prefix: str, whole: Mapping[str, Any]) -> Any:
+        """Return one of the tables of a choice of several by name, checked, or its object."""
+        if not isinstance(table, Mapping):
+            raise InputError(f"{source}: {prefix[:-1]}: expected a table, found {brief(table)}")
+        made = _own(choice, table, source, prefix)
+        if made is not None:
+            return made
+        checked = table
+        for variant in _fitting(get_args(choice.built_in), table):
+            checked = self._checked(variant, table, source, prefix, whole)
         return checked
 
     def _explain(self, error: ValidationError) -> str:
@@ -161,7 +179,7 @@ def _may_be_bool(hint: Any) -> bool:
     return hint in (bool, Any) or any(_may_be_bool(part) for part in get_args(hint))
 
 
-def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:
+def _fitting(variants: Sequence[Any], table: Mapping[str, Any]) -> Sequence[Any]:
     """Return the variants to check a table by: that of its kind (a wrong kind is reported later)."""
     if len(variants) < 2:
         return variants

@@ -13,16 +13,17 @@ Names: s bytes of a number in the model's precision, T tokens of a forward pass 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, counted
 from scalerl.model_config import ModelShape
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.devices import Gpu, assign
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import Inline
+from scalerl.rl.config.settings import ALL_LINEAR, Inline
 
 CONTEXT = 600 * 2**20
 """Bytes of CUDA and its libraries in a process that uses a GPU: assumed."""
@@ -111,10 +112,8 @@ def block_activations(shape: ModelShape, s: int) -> int:
 def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMemory:
     """Return what one of `ranks` processes of the trainer takes."""
     s, trained = number_bytes(recipe.precision), shape.parameters
-    if recipe.lora.rank:  # of seven matrices in a block, each has two thin ones
-        widths = 4 * shape.hidden + 3 * (shape.hidden + shape.inner) + 2 * shape.head_dim * shape.heads
-        widths += 2 * shape.head_dim * shape.kv_heads
-        trained = shape.layers * recipe.lora.rank * widths
+    if recipe.lora.rank:
+        trained = shape.layers * recipe.lora.rank * _adapted_widths(recipe, shape)
     sharded = ranks > 1
     frozen = shape.parameters - trained if recipe.lora.rank else 0
     held = {
@@ -132,6 +131,17 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
     return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
 
 
+def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
+    """Return inputs plus outputs of the matrices in a block that have adapters, which are two thin ones."""
+    queries, keys = shape.head_dim * shape.heads, shape.head_dim * shape.kv_heads
+    outputs = {
+        **{"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries},
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.inner),
+    }
+    targets = {target.rpartition(".")[2] for target in recipe.lora.targets}
+    return sum(shape.hidden + n for name, n in outputs.items() if targets & {name, ALL_LINEAR})
+
+
 _CHECKPOINTING = "learner.activation_checkpointing, batch.micro_tokens"
 
 
@@ -147,23 +157,39 @@ def _phases(recipe: Recipe, shape: ModelShape, trained: int, ranks: int) -> Sequ
     chunks = -(-tokens // settings.chunk)
     places = min(tokens, settings.chunk) * shape.vocabulary * _FLOAT
     one = 0 if recipe.lora.rank else shape.embedding * _FLOAT
-    # The gradient of the head: of the chunk, of all chunks so far where there are several, and of a head in
-    # float32 both halves of bfloat16 of which its product is made. Before that, one more of the logits.
-    heads = (1 + (chunks > 1)) * one
-    halves = 2 * one * (s != _FLOAT and recipe.fp32_logits in ("both", "trainer"))
-    at_head = {"logits": _COPIES * places, "gradient of the head": heads + halves}
-    if halves and places > halves:
-        at_head = {"logits": (_COPIES + 1) * places, "gradient of the head": heads}
-    logits = gathered | {"activations": kept + 2 * residual} | at_head
+    at_head = _head_moment(recipe, places, one * (chunks > 1), one)
+    # Gradients that are reduced at the end of a step are whole on every rank until then.
+    unreduced = trained * _FLOAT * (sharded and settings.reduce == "step")
+    gathered |= {"unreduced gradients": unreduced}
+    logits = {**gathered, "activations": kept + 2 * residual, **at_head}
     # What a pass leaves for the masters: all of it, or of shards a block and what is outside of blocks.
     whole = trained * s if s != _FLOAT else 0
     if sharded:
-        whole = (shape.block + shape.outside) * (s + _FLOAT) + trained * _FLOAT * (settings.reduce == "step")
+        whole = (shape.block + shape.outside) * (s + _FLOAT)
     inside = 4 * tokens * shape.inner * s + residual
     inside += of_block * settings.activation_checkpointing  # which makes it anew
     first = {"activations": kept + inside, "gradients of a pass": min(shape.embedding * s, whole)}
     last = {"activations": inside + residual, "gradients of a pass": whole}
-    return logits, gathered | first, gathered | last
+    # Weights are freed before their gradients are reduced, and what is outside of blocks comes last.
+    return logits, gathered | first, {"unreduced gradients": unreduced} | last
+
+
+def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Terms:
+    """Return what a chunk of the backward pass of the head takes at its worst moment.
+
+    `places` is an array of the size of the logits; `one` the gradient of the head of a chunk, in float32, and
+    `sum_so_far` that of the chunks before.
+    """
+    moments = [(_COPIES * places, sum_so_far)]  # of the softmax
+    if number_bytes(recipe.precision) == _FLOAT:
+        moments.append((2 * places, sum_so_far + one))
+    elif recipe.fp32_logits in ("both", "trainer"):
+        # The product is made of two halves of bfloat16, the second one after the first.
+        moments += [((_COPIES + 1) * places, sum_so_far + one), (_COPIES * places, sum_so_far + 2 * one)]
+    else:
+        moments.append((places + places // 2, sum_so_far + one))
+    logits, gradient = max(moments, key=sum)
+    return {"logits": logits, "gradient of the head": gradient}
 
 
 # -- all processes of a run --------------------------------------------------------------------------------
@@ -250,12 +276,19 @@ def _on_cluster(
     if not gpus:
         return []  # of what machines it is made is known to the cluster alone
     cluster, memory = recipe.on_cluster, gpus[0].free
-    part = min(cluster.generator.gpus or 1.0, 1.0)
-    of_trainer = min(cluster.trainer.gpus or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
-    generating = [
-        DeviceMemory("a generator's", round(memory * part), ((generator,),)),
-        DeviceMemory("the evaluation's", round(memory * part), ((evaluation,),)),
-    ]
+    part = min(cluster.generator.gpus_or(1.0) or 1.0, 1.0)
+    of_trainer = min(cluster.trainer.gpus_or(1.0) or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
+    devices = [DeviceMemory(_of_each(cluster.trainers, "trainer"), round(memory * of_trainer), ((trainer,),))]
+    # How many there are is known of a cluster of this machine alone.
+    there = len(gpus) - sum(cluster.beside_ray) if cluster.address == "local" else math.inf
+    beside = cluster.evaluates_beside(there)
+    alone = cluster.generators - beside
+    last = (
+        DeviceMemory("of the last generator", memory, ((generator,), (evaluation,)))
+        if beside
+        else DeviceMemory("of the evaluation", round(memory * part), ((evaluation,),))
+    )
+    generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if isinstance(engine := cluster.engine, Vllm):
         s, one = number_bytes(recipe.precision), positions_of(recipe)
         held = {
@@ -264,8 +297,13 @@ def _on_cluster(
         }
         keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
         server = RoleMemory("vLLM server", held, {}, keys)
-        generating = [DeviceMemory("a server's", round(memory * engine.gpu_memory), ((server,),))]
-    return [DeviceMemory("a trainer's", round(memory * of_trainer), ((trainer,),)), *generating]
+        name = f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each"
+        return [*devices, DeviceMemory(name, round(memory * engine.gpu_memory), ((server,),))]
+    return [*devices, *[generating] * (alone > 0), last]
+
+
+def _of_each(n: int, role: str) -> str:
+    return f"of the {role}" if n == 1 else f"of each of {n} {role}s"
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:

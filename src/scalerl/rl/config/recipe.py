@@ -50,11 +50,11 @@ from scalerl.rl.config.settings import (
     Tracking,
     at_least,
 )
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.mix import Mix, OneTask
+from scalerl.rl.tasks.shorthand import table_of
 from scalerl.rl.tasks.task import Task
 
-AnyTask = Chain | Dataset
+AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
 
@@ -77,7 +77,8 @@ class Recipe:
     advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
         default_factory=BatchStd
     )
-    zero_variance: Literal["drop", "keep"] = "drop"
+    zero_variance: Literal["drop", "keep", "resample"] = "drop"
+    """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
     curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
         default_factory=NoPositiveResampling
@@ -120,6 +121,7 @@ class Recipe:
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+        _check_decay(self.optimiser, self.budget)
 
     @property
     def processes(self) -> int:
@@ -151,6 +153,10 @@ class Recipe:
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of the step that makes version `step` + 1."""
+        return self.optimiser.lr_at(step, self.optimiser.decay_steps or self.budget.amount)
 
     @property
     def evaluations(self) -> float:
@@ -187,6 +193,27 @@ class Recipe:
         return _with_words(self.to_dict())
 
 
+def _check_decay(optimiser: AdamW, budget: AnyBudget) -> None:
+    if optimiser.lr_scheduler == "constant":
+        return
+    steps = budget.amount if budget.kind == "steps" else math.inf
+    end = optimiser.decay_steps or steps
+    if end == math.inf:
+        raise ValueError(
+            f"optimiser.decay_steps: a {optimiser.lr_scheduler} decay ends at a step, and a budget in "
+            f"{budget.kind} names none: set it"
+        )
+    if end <= optimiser.warmup_steps:
+        raise ValueError(
+            f"optimiser.warmup_steps: {optimiser.warmup_steps} leave nothing of the {end:g} steps of a decay"
+        )
+    if not optimiser.min_lr_ratio and end < steps < math.inf:
+        raise ValueError(
+            f"optimiser.decay_steps: the learning rate is 0 from step {end:g} on, and the budget is "
+            f"{steps:g} steps: set optimiser.min_lr_ratio, or as many decay_steps"
+        )
+
+
 def _with_words(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_words(item) for key, item in value.items()}
@@ -217,7 +244,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     """Return the sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
-        return _overridden(recipe_of_run(path / "config.json"), overrides)
+        return overridden(recipe_of_run(path / "config.json"), overrides)
     if not path.is_file():
         if path.is_dir():
             raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
@@ -230,7 +257,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = packaged
-    return _overridden(parse_toml(path, source), overrides)
+    return overridden(parse_toml(path, source), overrides)
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
@@ -266,14 +293,35 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
     return out
 
 
-def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a recipe with overrides like `loss.max_ratio=4`.
+
+    Raises:
+        InputError: one is no key and value, or goes into what is a value.
+    """
+    values = _with_task(values)
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override)
+        if isinstance(changes.get("task"), str):  # at once, as the next may change a key of it
+            changes = _with_task(changes)
+            values = {key: value for key, value in values.items() if key != "task"}  # it is the whole task
     try:
         return changed(values, changes)
     except InputError as error:
         raise InputError(f"--set: {error}") from None
+
+
+def _with_task(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the table that a task in one line stands for."""
+    task = values.get("task")
+    if isinstance(task, str):
+        return values | {"task": table_of(task)}
+    tasks = task.get("tasks") if isinstance(task, Mapping) else None
+    if not isinstance(task, Mapping) or not isinstance(tasks, Mapping):
+        return values
+    tables = {name: table_of(one) if isinstance(one, str) else one for name, one in tasks.items()}
+    return values | {"task": {**task, "tasks": tables}}
 
 
 def _default_kind(name: str) -> str | None:
@@ -289,7 +337,7 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
 
     The averaging and the advantage that `values` do not name are those that the loss comes with.
     """
-    out = dict(values)
+    out = _with_task(dict(values))
     brought = _comes_with(values.get("loss"))
     for item in fields(Recipe):
         value, kind = out.get(item.name), brought.get(item.name, _default_kind(item.name))

@@ -1,4 +1,4 @@
-"""The config.json of a run: the recipe, the versions, the devices."""
+"""The config.json of a run: the recipe, the versions, the devices, the sandbox."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from scalerl._version import __version__
 from scalerl.kinds import code_of
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.tasks.code import Code
 
 
 def config_of(
@@ -45,5 +46,6 @@ def config_of(
             "machine": platform.machine(),
             "cores": cores,
         },
+        **({"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}),
         **extra,
     }

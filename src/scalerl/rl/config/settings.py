@@ -37,9 +37,12 @@ class BatchSize:
     micro_tokens: int = 0
     """Tokens per forward pass of one process of the trainer, padding included, but at least one completion;
     0 is `micro` completions."""
+    max_gen_batches: int = 10
+    """The most that a step takes with `zero_variance = "resample"`, in batches of `prompts` groups; it goes
+    on with what it then has."""
 
     def __post_init__(self) -> None:
-        at_least(1, prompts=self.prompts, micro=self.micro)
+        at_least(1, prompts=self.prompts, micro=self.micro, max_gen_batches=self.max_gen_batches)
         at_least(0, micro_tokens=self.micro_tokens)
         at_least(2, samples=self.samples)  # a group of one has no baseline
 
@@ -236,7 +239,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
+    """AdamW (arXiv 1711.05101) with a linear warm-up; no weight decay of biases and norms.
 
     `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
     gradients are not far above it. The learning rate has no part in that.
@@ -245,6 +248,12 @@ class AdamW:
 
     lr: float = 5e-7
     warmup_steps: int = 100
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after the warm-up: constant, or a decay along a line or half a cosine."""
+    decay_steps: int = 0
+    """Steps after which a decay has ended, warm-up included; 0 are those of a budget in steps."""
+    min_lr_ratio: float = 0.0
+    """Where a decay ends, as a share of `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-15
     weight_decay: float = 0.01
@@ -261,15 +270,35 @@ class AdamW:
                 "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
                 "positive"
             )
+        if self.decay_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError("decay_steps must not be negative, and min_lr_ratio must be in [0, 1]")
 
-    def lr_at(self, step: int) -> float:
-        """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
-        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+    def lr_at(self, step: int, decay_steps: float = math.inf) -> float:
+        """Return the learning rate of the step that makes version `step` + 1; skipped steps count too.
+
+        A decay begins after the first step at `lr`, and has ended from step `decay_steps` on. So the last of
+        that many steps is above `min_lr_ratio`, as with the schedulers of transformers.
+        """
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.lr_scheduler == "constant":
+            return self.lr
+        done = min(1.0, (step - self.warmup_steps) / (decay_steps - self.warmup_steps))
+        left = 1 - done if self.lr_scheduler == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)
+
+
+def _listed(value: Any) -> Any:
+    """One name is a list of one: `--set tracking.to=wandb`."""
+    return (value,) if isinstance(value, str) else value
+
+
+ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters (arXiv 2106.09685) on every linear layer but the head; off at rank 0.
+    """Low-rank adapters (arXiv 2106.09685); off at rank 0.
 
     An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
     log-probabilities must be those of the weights that are published.
@@ -277,15 +306,15 @@ class Lora:
 
     rank: int = 0
     alpha: int = 32
+    targets: Annotated[tuple[str, ...], BeforeValidator(_listed)] = (ALL_LINEAR,)
+    """The layers that have adapters, as `target_modules` of PEFT names them: `["q_proj", "v_proj"]`, the ends
+    of their names; `all-linear` is every linear layer but the head."""
 
     def __post_init__(self) -> None:
         if self.rank < 0 or not self.alpha > 0:
             raise ValueError("rank must not be negative, and alpha must be positive")
-
-
-def _listed(value: Any) -> Any:
-    """One name is a list of one: `--set tracking.to=wandb`."""
-    return (value,) if isinstance(value, str) else value
+        if not self.targets or not all(self.targets):
+            raise ValueError(f'targets must name layers, or be "{ALL_LINEAR}"')
 
 
 @dataclass(frozen=True)

@@ -10,30 +10,38 @@ from torch import nn
 
 from scalerl.errors import InputError, brief
 from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.memory import RoleMemory, generator_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_sampling
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import end_tokens, load_tokenizer, model_of, prompt_tokens, unknown_word
+from scalerl.rl.model.memory import within_memory
+from scalerl.rl.model.shape import shape_of
 from scalerl.rl.tasks.task import check_task
 
 
-def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, n_slots: int) -> TorchGenerator:
-    """Load the generator of a recipe, for training, or for evaluation with its own seed.
+def load_generator(
+    recipe: Recipe, model_folder: str | Path, seed: int, n_slots: int, role: str = "generator"
+) -> TorchGenerator:
+    """Load the generator of a recipe, once a few tokens sampled by it have been checked: for training, or for
+    the role `evaluation`, with its own seed.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
+        OutOfMemoryError: the device does not hold it.
     """
-    model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
-    return new_generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), n_slots)
 
+    def load() -> TorchGenerator:
+        model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
+        sampling = sampling_of(recipe, model, tokenizer, seed)
+        check_sampling(model, tokenizer, sampling, recipe.model)
+        return TorchGenerator(model, tokenizer, sampling, n_slots, memory=memory)
 
-def new_generator(
-    recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, n_slots: int
-) -> TorchGenerator:
-    """Return a generator on `model`, once a few tokens sampled by it have been checked."""
-    check_sampling(model, tokenizer, sampling, recipe.model)
-    return TorchGenerator(model, tokenizer, sampling, n_slots)
+    def memory() -> RoleMemory:
+        return generator_memory(recipe, shape_of(recipe, model_folder), n_slots, role)
+
+    return within_memory(load, role, memory)
 
 
 def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:

@@ -21,6 +21,7 @@ from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import hidden_states
+from scalerl.rl.model.memory import is_out_of_memory
 from scalerl.rl.types import Prompt, Rollout
 
 _SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
@@ -46,6 +47,8 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
         ((*rollouts,),) = generator.collect(1)
         gap = float(np.mean([_gap(model, rollout, sampling.temperature) for rollout in rollouts]))
     except (ValueError, TypeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"model {name} does not run in the generator ({first_line(error)})") from error
     allowed = _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_LOW) / min(sampling.temperature, 1.0)
     # `not <=`, as NaN must be refused too.

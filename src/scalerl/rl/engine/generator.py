@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,11 +26,13 @@ from torch import nn
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
+from scalerl.rl.config.memory import RoleMemory
 from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import OrderedGroups
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
-from scalerl.rl.model.causal_lm import FlopCount, log_probs_TV
+from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
+from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Counters, Rollout, Weights
 
@@ -56,13 +58,17 @@ class TorchGenerator(OrderedGroups):
         sampling: Sampling,
         n_slots: int,
         engine: Engine | None = None,
+        memory: Callable[[], RoleMemory] | None = None,
     ) -> None:
-        """`engine` is one of this model with so many slots, in place of a new one; see `lent`."""
+        """`engine` is one of this model with so many slots, in place of a new one; see `lent`. `memory` is
+        what the memory check says of it, for the message where there is too little."""
         super().__init__(version=0)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.sampling = sampling
-        self._counters = Counters()
+        self._counters, self._memory = Counters(), memory
+        self._head: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        """The LM head of the present weights: on a CPU a copy in float32, not to be made in every step."""
         self._factory = RequestFactory(tokenizer, sampling)
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
@@ -99,9 +105,16 @@ class TorchGenerator(OrderedGroups):
         return bool(self._waiting) or bool(self._active_S.any())
 
     def work(self) -> None:
-        """Make one decode step."""
+        """Make one decode step.
+
+        Raises:
+            OutOfMemoryError: the device does not hold it; nothing has changed.
+        """
         started = time.perf_counter()
-        self.tick()
+        if self._memory is None:
+            self.tick()
+        else:
+            within_memory(self.tick, "generator", self._memory)
         self._counters.seconds += time.perf_counter() - started
 
     def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
@@ -116,6 +129,7 @@ class TorchGenerator(OrderedGroups):
         """Install new weights between two decode steps; the KV cache stays as it is."""
         started = time.perf_counter()
         install_weights(self.model, weights)
+        self._head = None
         self.version = version
         self._counters.seconds += time.perf_counter() - started
 
@@ -165,8 +179,13 @@ class TorchGenerator(OrderedGroups):
         for seq_no, rollouts in unpack_samples(state["partial"]).items():
             self._partial[seq_no] = {rollout.sample: rollout for rollout in rollouts}
         requests = {n: self._factory.requests(n, group) for n, group in self._incomplete.items()}
-        self._waiting = deque(requests[seq_no][sample] for seq_no, sample in state["waiting"])
-        slots = state["slots"]
+        slots, waiting = state["slots"], state["waiting"]
+        if len(slots) and slots[-1] >= len(self._slots):  # there are fewer now: what was running begins again
+            self._counters.restarted += len({seq_no for seq_no, _ in state["running"]})
+            waiting, slots = sorted([*state["running"], *waiting]), slots[:0]
+        self._waiting = deque(requests[seq_no][sample] for seq_no, sample in waiting)
+        if not len(slots):
+            return
         for slot, (seq_no, sample) in zip(slots, state["running"], strict=True):
             self._slots[slot] = requests[seq_no][sample]
         self._active_S[slots] = True
@@ -204,10 +223,17 @@ class TorchGenerator(OrderedGroups):
         slots = np.concatenate([before, *groups])
         if not len(slots):
             return
-        hidden_AD = self._forward(before, groups)
-        logp_AV = log_probs_TV(self.model, hidden_AD, self.sampling.temperature, self.sampling.fp32_logits)
-        at = self._next_S[slots]
-        token_A, logp_A = self._sample(logp_AV, slots, at)
+        at, flops = self._next_S[slots], self._counters.flops
+        how = self.sampling.temperature, self.sampling.fp32_logits
+        try:
+            hidden_AD = self._forward(before, groups)
+            self._head = self._head or head_of(self.model, self.sampling.fp32_logits)
+            logp_AV = log_probs_TV(self.model, hidden_AD, *how, self._head)
+            token_A, logp_A = self._sample(logp_AV, slots, at)
+        except (RuntimeError, MemoryError):  # out of memory, say: a checkpoint may be made of what was before
+            self._counters.flops = flops
+            self._empty([slot for group in groups for slot in group.tolist()])
+            raise
         forced_A = self._length.forced_token()[slots]
         sampled_A = forced_A < 0
         token_A = np.where(sampled_A, token_A, forced_A)
@@ -271,6 +297,14 @@ class TorchGenerator(OrderedGroups):
             groups.setdefault(request.seq_no, []).append(slot)
         self._active_S[free] = True
         return [np.array(slots) for slots in groups.values()]
+
+    def _empty(self, slots: Sequence[int]) -> None:
+        """Undo the start of completions: they wait again, in the same order."""
+        for slot in sorted(slots, reverse=True):
+            request, self._slots[slot] = self._slots[slot], None
+            assert request is not None
+            self._waiting.appendleft(request)
+            self._active_S[slot] = False
 
     def _count(self, tokens: float, positions: float) -> None:
         self._counters.flops += self._flop_count.forward(tokens, positions)

@@ -76,13 +76,7 @@ def make_batch(
     fates: list[Fate] = []
     without_signal = 0
     for group in groups:
-        rollouts = group.rollouts
-        whole = [
-            i
-            for i, r in enumerate(rollouts)
-            # Without sampled tokens there is nothing to train, and averaging would divide by 0.
-            if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
-        ]
+        rollouts, whole = group.rollouts, _whole(group, keep_truncated)
         # The mean is over what enters the loss: a truncated completion is no baseline either.
         centred_G = centre(group.reward_G[whole])
         signal = centred_G.any()
@@ -104,6 +98,21 @@ def make_batch(
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
     return _pad(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
+
+
+def has_signal(group: Group, *, keep_truncated: bool = False) -> bool:
+    """Return whether the completions of a group that may enter the loss differ in their rewards."""
+    return bool(centre(group.reward_G[_whole(group, keep_truncated)]).any())
+
+
+def _whole(group: Group, keep_truncated: bool) -> list[int]:
+    """Return the completions of a group that may enter the loss."""
+    return [
+        i
+        for i, r in enumerate(group.rollouts)
+        # Without sampled tokens there is nothing to train, and averaging would divide by 0.
+        if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
+    ]
 
 
 def _pad(

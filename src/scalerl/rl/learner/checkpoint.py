@@ -36,13 +36,13 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.errors import InputError, WriteError, brief_error, first_line
 from scalerl.rl.checkpoint.manifest import Sum, Sums, sum_file
-from scalerl.rl.learner.sharding import Whole, gathered, groups_of
-from scalerl.rl.model.lora import has_adapters, merged_parameters
+from scalerl.rl.learner.sharding import Whole, full_of, gathered, groups_of
+from scalerl.rl.model.lora import adapter_parameters, has_adapters, merged_parameters, write_adapter
 from scalerl.rl.workers.ranks import on_all_ranks
 
 State = dict[str, Tensor]
-DISK = "learner"
-"""The folder of this within that of a run's checkpoint."""
+DISK, ADAPTER = "learner", "adapter"
+"""The folders within that of a run's checkpoint: of this, and of LoRA's adapters in PEFT's format."""
 
 
 class Saving:
@@ -142,6 +142,13 @@ def host_state(model: nn.Module) -> State:
     return {n: w.detach().to("cpu", copy=True).contiguous() for n, w in merged_parameters(model)}
 
 
+def adapter_state(model: nn.Module, dtype: torch.dtype) -> State:
+    """Return copies of the adapters in the memory of the CPU, in the precision that they compute in, by their
+    names in PEFT's format; collective where they are sharded."""
+    whole = ((name, full_of(parameter.detach())) for name, parameter in adapter_parameters(model))
+    return {name: tensor.to("cpu", dtype, copy=True).contiguous() for name, tensor in whole}
+
+
 def write(state: State, folder: Path) -> Sums:
     """Write tensors of the CPU from this process alone; return the sums of the files.
 
@@ -238,8 +245,9 @@ def _first(error: BaseException) -> BaseException | None:
     return failures[0][0] if failures else None
 
 
-def save_pretrained(whole: Whole, folder: Path) -> None:
-    """Write config and weights; collective, and rank 0 writes. A tokenizer is not in it.
+def save_pretrained(whole: Whole, folder: Path, dtype: torch.dtype) -> None:
+    """Write config and weights, and adapters in `dtype`; collective, and rank 0 writes. A tokenizer is not in
+    it.
 
     Raises:
         WriteError: on every rank, where rank 0 cannot write.
@@ -251,6 +259,8 @@ def save_pretrained(whole: Whole, folder: Path) -> None:
         held = dict(tensors)  # on every rank: to gather a matrix that ranks share is collective
         on_all_ranks(lambda name=name, held=held: file.write(name, held) if file else None)
     on_all_ranks(lambda: file.close() if file else None)
+    if adapter := adapter_state(whole.model, dtype):
+        on_all_ranks(lambda: file.write_adapter(adapter) if file else None)
 
 
 class _File:
@@ -276,6 +286,11 @@ class _File:
             save_file(held, self._folder / name, metadata={"format": "pt"})
         self._places |= dict.fromkeys(held, name)
         self._bytes += sum(tensor.nbytes for tensor in held.values())
+
+    def write_adapter(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the adapters beside the model."""
+        with _disk_errors(self._folder):
+            write_adapter(tensors, self._model, self._folder / ADAPTER)
 
     def close(self) -> None:
         """Write config and index, without which nothing can be read."""

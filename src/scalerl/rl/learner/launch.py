@@ -12,7 +12,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalerl.errors import InputError, ScalerlError, WorkerError
+from scalerl.errors import InputError, OutOfMemoryError, ScalerlError, WorkerError
 from scalerl.rl.checkpoint.store import with_arrays, without_arrays
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
@@ -125,8 +125,12 @@ def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
     with losses(seconds):
         while (command := _receive(commands)) != [_STOP]:
             name, *args = command
-            with suppress(ScalerlError):
+            try:
                 getattr(rank, name)(*args)
+            except OutOfMemoryError:  # of this rank alone: the others notice that it has ended
+                raise
+            except ScalerlError:
+                pass
 
 
 def _send(tree: Any, group: Any) -> None:

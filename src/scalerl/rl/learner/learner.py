@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,9 +32,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scalerl.errors import DivergedError
+from scalerl.errors import DivergedError, OutOfMemoryError
+from scalerl.model_config import ModelShape
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
+from scalerl.rl.config.memory import RoleMemory, trainer_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner import checkpoint, passes
 from scalerl.rl.learner.batch import Batch
@@ -42,8 +44,12 @@ from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
+from scalerl.rl.model.lora import write_adapter
+from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,8 @@ class Learner:
         Raises:
             WriteError: rank 0, which writes, cannot; on every rank.
         """
-        checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder))
+        dtype = dtype_of(self._recipe.precision)
+        checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder), dtype)
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
         """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
@@ -181,11 +188,14 @@ class Learner:
         What has to be written at once goes `near` that folder. For a learner on one process.
         """
         weights = checkpoint.host_state(self.model)
+        adapter = checkpoint.adapter_state(self.model, dtype_of(self._recipe.precision))
         held = checkpoint.to_host(self._disk_state()) if resumable else {}
         model: Any = self.model
 
         def write(folder: Path) -> Sums:
             model.save_pretrained(folder, state_dict=weights)
+            if adapter:
+                write_adapter(adapter, model, folder / checkpoint.ADAPTER)
             sums = checkpoint.write(held, folder / checkpoint.DISK) if held else {}
             return {f"{checkpoint.DISK}/{name}": found for name, found in sums.items()}
 
@@ -208,7 +218,10 @@ class Learner:
         self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
         """See `scalerl.rl.learner.score.scores_of_held`; `held` is what `hold` returned."""
-        return scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads)
+        # Torn: the step before is made, and not on record yet.
+        return self._within_memory(
+            lambda: scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads), torn=True
+        )
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
         """Start a step; in this process it is done at once."""
@@ -220,14 +233,19 @@ class Learner:
             # Counted: a version stands for a batch that was consumed, by which admission gives slots back.
             self.version += 1
             return StepStats()
-        sums, ratio_max = self._accumulate_all(batch)
+        sharded = self._mesh is not None  # whose other ranks are in the middle of it
+        try:
+            sums, ratio_max = self._within_memory(lambda: self._accumulate_all(batch), torn=sharded)
+        except OutOfMemoryError:
+            self._drop_gradients()
+            raise
         # By the version, so that a resume needs no state of a scheduler.
-        lr = self._recipe.optimiser.lr_at(self.version)
+        lr = self._recipe.lr_at(self.version)
         # Checked before the step: the weights that are saved then are still the last good ones.
         norm = clip_gradients(self._masters, self._recipe.optimiser.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
-        self._optimiser.step(lr)
+        self._within_memory(lambda: self._optimiser.step(lr), torn=True)
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
@@ -250,13 +268,24 @@ class Learner:
             tokens=tokens,
         )
 
+    def _within_memory(self, do: Callable[[], T], torn: bool) -> T:
+        def memory() -> RoleMemory:
+            config: Any = self.model.config
+            return trainer_memory(self._recipe, ModelShape.of(config.to_dict(), "model"), self.trainers)
+
+        return within_memory(do, "trainer", memory, torn)
+
+    def _drop_gradients(self) -> None:
+        for tensor in (*self._masters, *self._trained):
+            tensor.grad = None
+
     def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             if self.stop is not None and self.stop.is_set():
-                self._optimiser.adamw.zero_grad(set_to_none=True)
+                self._drop_gradients()
                 raise StepStoppedError
             if self._mesh:
                 # Reduced in the last pass alone, gradients travel once a step, and are whole until then.

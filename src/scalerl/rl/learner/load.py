@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scalerl.errors import InputError
+from scalerl.rl.config.memory import trainer_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.learner import Learner
@@ -27,7 +28,9 @@ from scalerl.rl.model.causal_lm import (
     without_dropout,
 )
 from scalerl.rl.model.lora import add_adapters
+from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.packed_attention import register
+from scalerl.rl.model.shape import shape_of
 from scalerl.rl.workers.ranks import on_all_ranks
 
 
@@ -40,7 +43,17 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
     Raises:
         InputError: on every rank; the model cannot be loaded or sharded, or computes at random while it is
             trained.
+        OutOfMemoryError: on the rank whose device does not hold it.
     """
+    n_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return within_memory(
+        lambda: _learner(recipe, model_folder),
+        "trainer",
+        lambda: trainer_memory(recipe, shape_of(recipe, model_folder), n_ranks),
+    )
+
+
+def _learner(recipe: Recipe, model_folder: str | Path) -> Learner:
     mesh = _mesh(compute_device(), recipe.learner.tensor_parallel) if dist.is_initialized() else None
     trained, packed = _placed(recipe, model_folder, mesh, True)
     base = _placed(recipe, model_folder, mesh, False)[0] if recipe.kl.coefficient else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from scalerl.rl.workers.ranks import free_port
 
 _END = 30.0  # seconds in which ranks end by themselves once the first has told them to
 
@@ -18,10 +19,8 @@ def local_ranks(n: int) -> Iterator[None]:
 
     They have no terminal, so that signals reach the first alone, and they end with their connection to it.
     """
-    with socket.socket() as probe:  # free at this instant only: the first rank listens at it next
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    port = str(free_port("127.0.0.1"))  # at this instant: the first rank listens at it next
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     where |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "TORCHELASTIC_RUN_ID": "scalerl"}
 
     def of(rank: int) -> dict[str, str]:

@@ -154,7 +154,7 @@ def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
             module, without = whole.model, prefixes
         group_of(group).unshard()
         try:
-            yield ((prefix + name, _full(weight)) for name, weight in merged_parameters(module, without))
+            yield ((prefix + name, full_of(weight)) for name, weight in merged_parameters(module, without))
         finally:
             group_of(group).reshard()
 
@@ -174,7 +174,7 @@ def _fill(modules: list[nn.Module], device: torch.device) -> None:
                 module._buffers[name] = _from_first(value, device)
 
 
-def _full(weight: Tensor) -> Tensor:
+def full_of(weight: Tensor) -> Tensor:
     """Return the whole of a weight, also of a matrix that ranks share; then it is collective."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 

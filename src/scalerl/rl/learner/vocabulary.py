@@ -100,6 +100,7 @@ class _Chunked(torch.autograd.Function):
                 # In float32: bfloat16 would round away what one chunk adds to the sum of all.
                 added_VD = product(grad_CV.t(), hidden_CD)
                 grad_weight_VD = added_VD if grad_weight_VD is None else grad_weight_VD.add_(added_VD)
+                del added_VD  # as large as the head, and the next one is made before it would be replaced
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
         if ctx.needs_input_grad[1] and grad_weight_VD is None:

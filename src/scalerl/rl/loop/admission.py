@@ -7,6 +7,11 @@ version g // P - k is installed: the group is sampled by that version or a later
 older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k
 batches in flight, all of a phase sampled by the weights at its start: the last of its batches is trained at
 staleness k - 1.
+
+Where groups without signal are replaced (`scalerl.rl.loop.verified`), a step consumes more than P groups. A
+group that is replaced gives its slot back as soon as that is known: it is no group of the P. Of each step at
+most so many do as leave P groups of all that it may consume. Then at most u + q // P is the version that
+trains a group, with u steps begun and q groups before it that are in flight, and the bound is as above.
 """
 
 from __future__ import annotations
@@ -25,10 +30,11 @@ class AdmissionControl:
     """Groups that a trainer step consumes."""
     admitted: int = 0
 
-    def allows(self, installed: int) -> bool:
-        """Return whether a group may be admitted, `installed` being the version that every generator has.
+    def allows(self, installed: int, replaced: int = 0) -> bool:
+        """Return whether a group may be admitted, `installed` being the version that every generator has, and
+        `replaced` the groups so far whose place others take.
 
         Every version is the result of one batch: so many groups have come back as installed weights.
         """
-        consumed = installed * self.prompts
+        consumed = installed * self.prompts + replaced
         return self.admitted < consumed + self.schedule.in_flight_limit(self.prompts)

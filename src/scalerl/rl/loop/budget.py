@@ -36,7 +36,7 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
     """Check that a run whose recipe had the budget `before` may go on with that of `recipe`.
 
     Raises:
-        InputError: its kind is another, or it is less than what is spent.
+        InputError: its kind is another, it is less than what is spent, or the learning rate decays over it.
     """
     now = recipe.budget
     if (kind := before.get("kind")) != now.kind:
@@ -46,6 +46,13 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
         )
     if now.amount == before.get("amount") or not (last := read_last(folder / "steps.jsonl")):
         return
+    optimiser = recipe.optimiser
+    if optimiser.lr_scheduler != "constant" and not optimiser.decay_steps:
+        raise InputError(
+            f"{folder}: the learning rate of the run decays over its budget of {before['amount']:g} steps, "
+            "and with another the steps made would have had other rates: a run that is to be extended sets "
+            "optimiser.decay_steps; this recipe is another run (-o)"
+        )
     used = spent(now.kind, last, len(recipe.task.prompts("train")) if now.kind == "epochs" else 1)
     if now.amount < used:
         raise InputError(

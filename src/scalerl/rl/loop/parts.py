@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.devices import Assignment, assign
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.build import check_sampler, new_generator
+from scalerl.rl.engine.build import check_sampler, load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import gpus_in_use, model_of
+from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.local import LocalGenerator
@@ -118,11 +118,9 @@ def place_generator(
     Raises:
         InputError: model or tokenizer do not fit the recipe,
     """
-    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
+    check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":
-        generator = new_generator(
-            recipe, model_of(recipe, model_folder), tokenizer, sampling, recipe.decode_slots
-        )
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.decode_slots)
         generator.start(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators

@@ -33,11 +33,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from scalerl.errors import OutOfMemoryError
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
@@ -45,6 +45,7 @@ from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.verified import VerifiedGroups
 from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
 
@@ -109,7 +110,9 @@ class Pipeline:
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
         self._verifying: _PendingRewards | None = None
-        self._verified = deque[Group]()
+        self._verified = VerifiedGroups(recipe)
+        self._begun = learner.version
+        """Steps that are begun or made."""
         self._batch: Batch | None = None
         """The batch of the next verified groups, if it is made already."""
         self._waited = 0.0
@@ -156,24 +159,31 @@ class Pipeline:
         """Return what `restore` needs. Groups that are being verified are verified again after it: to wait
         for verdicts may take longer than a run that is stopped has left."""
         verifying = self._verifying.sampled if self._verifying else ()
+        verified, replaced = self._verified.state()
         return {
             "admitted": self.admitted,
             "collected": self._collected,
             "verifying": pack_samples(dict(enumerate(verifying))),
-            "verified": pack_groups(self._verified),
+            "verified": pack_groups(verified),
+            "replaced": replaced,
             "waited": self._waited,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         self._admission.admitted, self._collected = state["admitted"], state["collected"]
-        self._verified, self._waited = deque(unpack_groups(state["verified"])), state["waited"]
+        # Checkpoints from before groups were replaced have no number of them.
+        self._verified.restore(unpack_groups(state["verified"]), state.get("replaced", 0))
+        self._begun, self._waited = self._learner.version, state["waited"]
         if sampled := list(unpack_samples(state["verifying"]).values()):
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
 
     def _admit(self) -> None:
         installed = self._installed()
-        while self._admission.allows(installed) and (drawn := self._pool.draw()) is not None:
+        while (
+            self._admission.allows(installed, self._verified.replaced)
+            and (drawn := self._pool.draw()) is not None
+        ):
             self._generator.submit(*drawn, self._recipe.batch.samples)
             self._admission.admitted += 1
 
@@ -181,26 +191,36 @@ class Pipeline:
     def _n_verifying(self) -> int:
         return len(self._verifying.sampled) if self._verifying else 0
 
-    def _wanted(self) -> int:
-        """Return how many groups the schedule waits for at once; 0 where none are left."""
+    @property
+    def _needed(self) -> int:
+        """Batches that must be complete before the next step: with `OffPolicy` the rest of the phase."""
         n_prompts = self._recipe.batch.prompts
-        wanted = self._recipe.schedule.at_once(n_prompts)
-        if self.admitted < self._collected + wanted and not self._pool.left:
+        at_once = self._recipe.schedule.at_once(n_prompts) // n_prompts
+        return at_once - self._begun % at_once
+
+    def _wanted(self) -> int:
+        """Return how many groups to verify next; 0 where there are enough, or too few are left."""
+        wanted, left = self._verified.missing(self._needed), self.admitted - self._collected
+        if left < wanted and not self._pool.left:
             # A step takes whole batches: what is left of the pool's last one is never trained.
-            return (self.admitted - self._collected) // n_prompts * n_prompts  # the last ones
+            first = self._verified.missing(self._verified.complete + 1)
+            n_prompts = self._recipe.batch.prompts
+            return first + (left - first) // n_prompts * n_prompts if left >= first else 0  # the last ones
         return wanted
 
     def _collect(self) -> bool:
         """Wait until the groups of a step are verified; False when there are none left, or to stop."""
-        while not self._verified:
+        while self._verified.complete < self._needed:
             if self._stop.is_set():
                 return False
             self._learner.check_life()  # without it no weights come, which the groups wait for
             self._go_on()
-            if self._verified or self._verifying:
+            if self._verified.complete >= self._needed or self._verifying:
                 continue
-            if not self._wanted():
-                return False
+            if not (wanted := self._wanted()):
+                return self._verified.complete > 0
+            if wanted <= self._generator.ready:  # groups that take the place of others are there already
+                continue
             # Only this counts as waiting for generation; a wait for the verifier does not.
             started = time.perf_counter()
             self._generator.work()
@@ -210,7 +230,7 @@ class Pipeline:
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
         self._admit()
-        if not self._verified and not self._verifying and 0 < (n := self._wanted()) <= self._generator.ready:
+        if not self._verifying and 0 < (n := self._wanted()) <= self._generator.ready:
             sampled = self._generator.take(n)
             self._collected += n
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
@@ -221,13 +241,15 @@ class Pipeline:
         assert self._verifying is not None
         done, self._verifying = self._verifying, None
         for rollouts, rewards in zip(done.sampled, done.rewards.result(), strict=True):
-            self._verified.append(make_group(rollouts, rewards, self._recipe.length))
-            self._pool.record(self._verified[-1])
+            group = make_group(rollouts, rewards, self._recipe.length)
+            self._verified.add(group)
+            self._pool.record(group)
+        self._admit()  # for those without signal, where others replace them
 
     def _make_batch(self) -> Batch:
         recipe = self._recipe
         return make_batch(
-            list(islice(self._verified, recipe.batch.prompts)),
+            self._verified.first(),
             recipe.advantage,
             recipe.averaging,
             recipe.context.sampled,
@@ -239,16 +261,19 @@ class Pipeline:
         started, at = time.perf_counter(), time.time()
         recipe, learner = self._recipe, self._learner
         batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
-        groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
+        groups = self._verified.take()
+        self._begun += 1
         try:
             pending = learner.begin(batch)
-        except StepStoppedError:  # nothing was trained: after a resume the step is made from its beginning
-            self._verified.extendleft(reversed(groups))
+        except (StepStoppedError, OutOfMemoryError):
+            # Nothing was trained: after a resume the step is made from its beginning.
+            self._verified.put_back(groups)
+            self._begun -= 1
             raise
         # 0: while groups are being verified, `_go_on` does the waiting.
         while not pending.wait(0.0 if self._verifying else _MOMENT):
             self._go_on()
-            if self._verified and self._batch is None:
+            if self._verified.complete and self._batch is None:
                 self._batch = self._make_batch()
         stats = pending.result()
         seconds = time.perf_counter() - started

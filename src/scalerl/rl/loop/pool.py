@@ -6,7 +6,7 @@ Prompts are drawn without replacement, pass after pass, each pass shuffled by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +17,59 @@ from scalerl.rl.types import Group, Prompt
 
 
 @dataclass
+class _Deck:
+    """The prompts of one task of a mixture, or all."""
+
+    prompts: Sequence[Prompt]
+    weight: float
+    seed: Sequence[int]
+    drawn: int = 0
+    passes: int = 0
+    queue: list[Prompt] = field(default_factory=list)
+
+    def draw(self, retired: Set[str]) -> Prompt:
+        """Return the next prompt that is not retired; there must be one."""
+        while True:
+            while self.queue:
+                # Looked at here, as the queue of the pass was filled before some of its prompts were retired.
+                prompt = self.queue.pop()
+                if prompt.id not in retired:
+                    self.drawn += 1
+                    return prompt
+            # Made anew for each pass, so that a resume needs none of its state.
+            first, *more = self.seed
+            order = np.random.default_rng([first, self.passes, *more]).permutation(len(self.prompts))
+            self.queue = [self.prompts[i] for i in order]
+            self.passes += 1
+
+
+@dataclass
 class PromptPool:
-    """Draws prompts in passes, and retires them by the results of verified groups."""
+    """Draws prompts in passes, and retires them by the results of verified groups.
+
+    With `weights`, by the start of the prompts' ids up to the first slash, each task has passes of its own,
+    and is drawn as often as its weight says, as evenly as can be. A task whose prompts are all retired leaves
+    its share to the others.
+    """
 
     prompts: Sequence[Prompt]
     curriculum: Curriculum
     seed: int
-    passes: int = 0
-    _queue: list[Prompt] = field(default_factory=list)
+    weights: Mapping[str, float] = field(default_factory=dict)
     # By prompt: the epoch is part of the key of random numbers, so that each draw samples anew.
     _epochs: Counter[str] = field(default_factory=Counter)
     _history: dict[str, History] = field(default_factory=dict)
     _retired: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            self._decks = {"": _Deck(self.prompts, 1.0, [self.seed])}
+            return
+        of: dict[str, list[Prompt]] = {name: [] for name in self.weights}
+        for prompt in self.prompts:
+            of[prompt.id.partition("/")[0]].append(prompt)
+        weights = enumerate(self.weights.items(), start=1)
+        self._decks = {name: _Deck(of[name], weight, [self.seed, i]) for i, (name, weight) in weights}
 
     @property
     def left(self) -> int:
@@ -37,19 +78,13 @@ class PromptPool:
 
     def draw(self) -> tuple[Prompt, int] | None:
         """Return the next prompt and its epoch; None when every prompt has been retired."""
-        while True:
-            while self._queue:
-                # Looked at here, as the queue of the pass was filled before some of its prompts were retired.
-                prompt = self._queue.pop()
-                if prompt.id not in self._retired:
-                    self._epochs[prompt.id] += 1
-                    return prompt, self._epochs[prompt.id] - 1
-            if not self.left:
-                return None
-            # Made anew for each pass, so that a resume needs none of its state.
-            order = np.random.default_rng([self.seed, self.passes]).permutation(len(self.prompts))
-            self._queue = [self.prompts[i] for i in order]
-            self.passes += 1
+        if not self.left:
+            return None
+        retired = Counter(name.partition("/")[0] for name in self._retired) if self.weights else {}
+        open_ = [deck for name, deck in self._decks.items() if len(deck.prompts) > retired.get(name, 0)]
+        prompt = min(open_, key=lambda deck: (deck.drawn + 1) / deck.weight).draw(self._retired)
+        self._epochs[prompt.id] += 1
+        return prompt, self._epochs[prompt.id] - 1
 
     def record(self, group: Group) -> None:
         """Record the result of a verified group."""
@@ -60,9 +95,12 @@ class PromptPool:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""
+        decks = {
+            name: {"passes": d.passes, "drawn": d.drawn, "queue": [prompt.id for prompt in d.queue]}
+            for name, d in self._decks.items()
+        }
         return {
-            "passes": self.passes,
-            "queue": [prompt.id for prompt in self._queue],
+            "decks": decks,
             "epochs": dict(self._epochs),
             "history": {name: dict(vars(history)) for name, history in self._history.items()},
             "retired": sorted(self._retired),
@@ -71,8 +109,10 @@ class PromptPool:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, whose prompts must all be here."""
         by_id = {prompt.id: prompt for prompt in self.prompts}
-        self.passes = state["passes"]
-        self._queue = [by_id[name] for name in state["queue"]]
+        for name, deck in state["decks"].items():
+            mine = self._decks[name]
+            mine.passes, mine.drawn = deck["passes"], deck["drawn"]
+            mine.queue = [by_id[prompt] for prompt in deck["queue"]]
         self._epochs = Counter(state["epochs"])
         self._history = {
             name: History(h["correct"], h["n"], tuple(h["latest"])) for name, h in state["history"].items()

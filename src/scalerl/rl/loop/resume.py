@@ -29,6 +29,7 @@ from scalerl.rl.checkpoint.store import (
 )
 from scalerl.rl.config.recipe import Recipe, recipe_of_run
 from scalerl.rl.loop.budget import amounts, changes_of_budget, check_budget
+from scalerl.rl.tasks.code import Code
 
 _LOG = logging.getLogger("scalerl")
 _FINISHED = "finished.json"
@@ -205,12 +206,14 @@ def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
     if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
     here = {prompt.id for prompt in task.prompts("train")}
-    if gone := sorted({*saved["pool"]["queue"], *saved["pool"]["epochs"]} - here):
+    queued = {prompt for deck in saved["pool"]["decks"].values() for prompt in deck["queue"]}
+    if gone := sorted({*queued, *saved["pool"]["epochs"]} - here):
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 
 def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom code.
+    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom
+    code, the sandbox.
 
     Code that has changed since the run was last started is a warning; its new hash comes after those before.
     """
@@ -221,8 +224,11 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
-    free = {key: value for key, value in plain(recipe.to_json()).items() if key in (*UNTRAINED, "budget")}
-    return {"recipe": free, "code": code, "devices": dict(devices), **changes_of_budget(config, recipe)}
+    may_change = (*UNTRAINED, *_MEMORY, "budget", "decode_slots")
+    free = {key: value for key, value in plain(recipe.to_json()).items() if key in may_change}
+    sandbox = {"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}
+    changes = {"recipe": free, "code": code, "devices": dict(devices), **sandbox}
+    return changes | changes_of_budget(config, recipe)
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -262,10 +268,25 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without what a resume may change."""
-    kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code")}
+    kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code", "sandbox")}
     for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}
+    if isinstance(recipe := kept.get("recipe"), Mapping):
+        kept["recipe"] = _without_memory(recipe)
+    return kept
+
+
+_MEMORY = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots",)}
+"""Keys of tables that are a matter of memory and speed: a run that had too little may go on with others."""
+
+
+def _without_memory(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the keys that are a matter of memory."""
+    kept = {key: value for key, value in recipe.items() if key != "decode_slots"}
+    for name, keys in _MEMORY.items():
+        if isinstance(table := kept.get(name), Mapping):
+            kept[name] = {key: value for key, value in table.items() if key not in keys}
     return kept
 
 
@@ -275,7 +296,7 @@ def _without_budget(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in recipe.items() if key not in UNTRAINED}
+    return _without_memory({key: value for key, value in recipe.items() if key not in UNTRAINED})
 
 
 def _shown(value: Any) -> str:

@@ -202,14 +202,21 @@ def cache_argument() -> str:
 
 
 @torch.no_grad()
-def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
+def log_probs_TV(
+    model: nn.Module,
+    hidden_TD: Tensor,
+    temperature: float,
+    fp32_logits: bool,
+    head: tuple[Tensor, Tensor | None] | None = None,
+) -> Tensor:
     """Return log-probabilities over the vocabulary at the sampling temperature, in FP32.
 
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
-    The same with a gradient is `scalerl.rl.learner.vocabulary.chunked_log_probs`.
+    The same with a gradient is `scalerl.rl.learner.vocabulary.chunked_log_probs`. `head` is what `head_of`
+    returned for these weights, where a caller keeps it.
     """
-    weight_VD, bias_V = head_of(model, fp32_logits)
+    weight_VD, bias_V = head or head_of(model, fp32_logits)
     logits_TV = logits_of(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V, fp32_logits)
     return torch.log_softmax(logits_TV.div_(temperature), dim=-1)
 

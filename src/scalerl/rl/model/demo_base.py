@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
-from scalerl.errors import InputError, WriteError, brief
+from scalerl.errors import InputError
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
-from scalerl.rl.config.recipe import Recipe, load_recipe
-from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
+from scalerl.rl.model.build import BuildProgress, made_aside
+from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
 
 CHAIN_BASE = "chain-base"
@@ -69,91 +65,8 @@ class BaseModel:
 _OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "imperfect_steps")
 
 
-@dataclass
-class BaseProgress:
-    """The progress of the base model's training."""
-
-    step: int
-    share: float
-    """Share of the usual number of steps; the actual number depends on the loss."""
-    loss: float
-
-
-def find_model(
-    recipe: Recipe, progress: Callable[[BaseProgress], None] | None = None
-) -> tuple[str, dict[str, Any]]:
-    """Return the folder or name of the recipe's model, and what config.json should record about it.
-
-    The name `chain-base` stands for the base model of the task, which is built at its first use and cached,
-    and `chain-base:seed=1,hidden_size=32` for a variant (`base_spec`). That of another task than `chain` is
-    the demonstration's.
-
-    Raises:
-        InputError: there is no such folder; the name has an unknown option, or a prompt an unknown word.
-        WriteError: the base model could not be saved.
-    """
-    if not is_built(recipe.model):
-        model = recipe.model
-        is_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1  # not a name on the Hub
-        if is_path and not Path(model).is_dir():
-            raise InputError(f"model: no folder {model}")
-        return model, {}
-    spec = _spec_of(recipe)
-    folder = build_base(spec, cache_folder(), progress)
-    made = json.loads((folder / "base.json").read_text())
-    base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
-    if not isinstance(recipe.task, Chain):
-        return str(folder), {"base": base}
-    thinking = recipe.context.thinking
-    ceiling = {
-        "value": spec.demonstrations.task.ceiling(thinking),
-        "why": f"{thinking} thinking tokens are enough for {thinking // 2} operations, of up to "
-        f"{spec.demonstrations.task.k_max}; a guess is right one time in ten",
-    }
-    return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
-
-
-def model_shape(recipe: Recipe) -> nn.Module:
-    """Return the model of a recipe without weights; only a config is downloaded, and nothing is built.
-
-    Raises:
-        InputError: there is no such model.
-    """
-    dtype = dtype_of(recipe.precision)
-    if not is_built(recipe.model):
-        return empty_model(recipe.model, dtype)
-    spec = _spec_of(recipe)
-    with torch.device("meta"):
-        return _new_model(spec).to(dtype)
-
-
-def is_built(model: str) -> bool:
-    """Whether a recipe's model is a base model of this file."""
-    return model.partition(":")[0] == CHAIN_BASE
-
-
-def _spec_of(recipe: Recipe) -> BaseModel:
-    task: Any = recipe.task
-    if not isinstance(task, Chain):
-        for prompt in (*task.prompts("heldout"), *task.prompts("train")):
-            words = prompt.text.split() if prompt.messages is None else ["a chat"]
-            if unknown := [word for word in words if word not in VOCABULARY]:
-                found = f"and prompt {prompt.id} holds {brief(unknown[0])}: name another model"
-                raise InputError(f"model: {CHAIN_BASE!r} knows {' '.join(VOCABULARY)}, {found}")
-        task = load_recipe("demo").task
-    return base_spec(recipe.model, task, recipe.context.thinking)
-
-
-def is_to_be_built(recipe: Recipe) -> bool:
-    """Whether the recipe's model is a base model of this file that is not in the cache yet.
-
-    Raises:
-        InputError: the name has an unknown option, or a prompt an unknown word.
-    """
-    return is_built(recipe.model) and not (_folder(_spec_of(recipe), cache_folder()) / "base.json").is_file()
-
-
-def _folder(spec: BaseModel, cache: Path) -> Path:
+def base_folder(spec: BaseModel, cache: Path) -> Path:
+    """Return the folder of a base model, whether it is there or not."""
     return cache / f"chain-base-{spec.fingerprint}"
 
 
@@ -182,50 +95,31 @@ def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
     return BaseModel(demonstrations, **options)
 
 
-def cache_folder() -> Path:
-    """Return the folder of base models: $SCALERL_CACHE, or scalerl in the user's cache folder."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
-
-
-def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], None] | None = None) -> Path:
+def build_base(spec: BaseModel, cache: Path, progress: Callable[[BuildProgress], None] | None = None) -> Path:
     """Return the folder of the base model, which is trained unless `cache` has it.
 
     Its `base.json` holds the cost of that training, which does not count as compute of RL.
     """
-    folder = _folder(spec, cache)
+    folder = base_folder(spec, cache)
     if (folder / "base.json").is_file():
         return folder
-    aside = cache / f".{folder.name}.{os.getpid()}"
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)  # fails if there is a link
+    with made_aside(folder, "base.json") as aside:
         started = time.perf_counter()
         model, cost = _train(spec, progress)
         model.save_pretrained(aside)  # pyright: ignore[reportCallIssue]
         write_tokenizer(str(aside))
         made = {"seconds": time.perf_counter() - started, **cost, "spec": asdict(spec)}
         write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
-        try:
-            aside.rename(folder)
-        except OSError:  # another process was first, with the same model: the folder is there, and not empty
-            if not (folder / "base.json").is_file():
-                raise
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-        why = getattr(error, "strerror", None) or error
-        raise WriteError(f"{folder}: the base model could not be saved ({why})") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
 def _train(
-    spec: BaseModel, progress: Callable[[BaseProgress], None] | None
+    spec: BaseModel, progress: Callable[[BuildProgress], None] | None
 ) -> tuple[nn.Module, dict[str, float]]:
     """Return the trained model and its cost."""
     torch.set_num_threads(1)  # the result must not depend on how many cores there are
     torch.manual_seed(spec.seed)
-    model = _new_model(spec)
+    model = new_model(spec)
     flop_count = FlopCount.of(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.01, betas=(0.9, 0.98))
     perfect = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
@@ -244,7 +138,8 @@ def _train(
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         if progress and step % 20 == 0:
-            progress(BaseProgress(step, min(step / USUAL_STEPS, 1.0), loss.item()))
+            share = min(step / USUAL_STEPS, 1.0)  # how many there will be depends on the loss
+            progress(BuildProgress(share, f"step {step}  loss {loss.item():.2f}", step % 200 == 0))
         step += 1
         flops += 3 * flop_count.forward(length_B.sum(), (length_B * (length_B + 1) / 2).sum())
         smoothed += (loss.item() - smoothed) / 50
@@ -256,7 +151,8 @@ def _train(
     return model, {"steps": step, "loss": smoothed, "flops": flops}
 
 
-def _new_model(spec: BaseModel) -> nn.Module:
+def new_model(spec: BaseModel) -> nn.Module:
+    """Return the model with its first, random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -1,25 +1,30 @@
 """LoRA through peft: small adapters are trained, and merged weights are published.
 
-Generators, evaluations and checkpoints get the merged weights, those of a plain model.
+Generators, evaluations and checkpoints get the merged weights, those of a plain model. Checkpoints have the
+adapters too, in PEFT's format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from scalerl.errors import InputError
-from scalerl.rl.config.settings import Lora
+from scalerl.errors import InputError, brief
+from scalerl.rl.config.settings import ALL_LINEAR, Lora
 
 
 def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
     """Add adapters to `model`, in place, and freeze the rest; return it. `seed` initialises the matrices A.
 
     Raises:
-        InputError: peft is not installed, or the rank exceeds the hidden size.
+        InputError: peft is not installed, the rank exceeds the hidden size, or there is no linear layer of a
+            name in `settings.targets`.
     """
     if not settings.rank:
         return model
@@ -30,9 +35,13 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise InputError("lora: needs peft: pip install 'scalerl[lora]'") from None
-    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    adapters = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=linear, lora_dropout=0.0)
+    adapters = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=_targets(model, settings.targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
     # Named, as `fork_rng` warns where a machine has several GPUs and none is.
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices):  # peft draws from the generator of the process
@@ -41,6 +50,51 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return model
+
+
+def _targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Return the names of the layers that get adapters, in full."""
+    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    # Not the head: its logits are computed a chunk at a time, from its weight alone.
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    found = {target: [n for n in linear if f".{n}".endswith(f".{target}")] for target in targets}
+    found |= {ALL_LINEAR: linear} if ALL_LINEAR in targets else {}
+    if missing := [target for target, names in found.items() if not names]:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
+        raise InputError(
+            f"lora.targets: no linear layer {brief(missing[0])} can be adapted; there are {known}"
+        )
+    return sorted({name for names in found.values() for name in names})
+
+
+def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the adapters' parameters, by the names that PEFT has for them on disk."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            yield "base_model.model." + name.replace(".default.", "."), parameter
+
+
+def write_adapter(tensors: Mapping[str, Tensor], model: Any, folder: Path) -> None:
+    """Write what `adapter_parameters` yields, on the CPU, into a folder that PEFT loads as it is.
+
+    Raises:
+        OSError, SafetensorError: the disk does not take it.
+    """
+    folder.mkdir(exist_ok=True)  # not the one above: a run folder that was removed stays removed
+    config = copy(model.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = model.name_or_path, True
+    config.target_modules = _short_names(model)
+    config.save_pretrained(folder)
+    save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _short_names(model: nn.Module) -> list[str]:
+    """Return names like `q_proj`, as people and servers expect, where they mean the adapted layers alone."""
+    modules = dict(model.named_modules())
+    adapted = {name for name, module in modules.items() if hasattr(module, "lora_A")}
+    short = {name.rpartition(".")[2] for name in adapted}
+    means = {name for name in modules if name.rpartition(".")[2] in short}
+    return sorted(short if means == adapted else adapted)
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

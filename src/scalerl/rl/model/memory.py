@@ -1,8 +1,62 @@
-"""The C library's heaps."""
+"""Memory that is not there, and memory that the C library keeps."""
 
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from scalerl.errors import InputError, OutOfMemoryError
+from scalerl.rl.config.memory import RoleMemory, gib
+
+T = TypeVar("T")
+_SHORT = re.compile(r"out of memory|(can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED", re.I)
+"""What CUDA, PyTorch's allocator of the CPU and cuBLAS say."""
+_ASKED = re.compile(r"(?:tried|unable) to allocate (\d[\d.]* \w+)", re.I)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is that an allocation failed, on a GPU or a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _SHORT.search(str(error)) is not None
+
+
+def within_memory(do: Callable[[], T], role: str, memory: Callable[[], RoleMemory], torn: bool = False) -> T:
+    """Return what `do` returns, for a process of `role`.
+
+    `memory` returns what the memory check says of it, and is called only where there is too little. `torn`
+    says that `do` leaves something half changed where it does not end.
+
+    Raises:
+        OutOfMemoryError: an allocation failed.
+    """
+    try:
+        return do()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = _ASKED.search(str(error))
+    # Not within the handler: by its traceback the error holds all that was allocated.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise OutOfMemoryError(_explained(role, asked[1] if asked else "", memory), torn)
+
+
+def _explained(role: str, asked: str, memory: Callable[[], RoleMemory]) -> str:
+    number, _, unit = asked.partition(" ")
+    wanted = f"{gib(int(number))} GiB" if unit == "bytes" else asked
+    text = f"{role}: out of memory" + f" (an allocation of {wanted} failed)" * bool(wanted)
+    try:
+        of_role = memory()
+    except InputError:  # of a form whose memory is not known
+        return f"{text}: change batch, context or decode_slots"
+    terms = sorted({**of_role.held, **of_role.working}.items(), key=lambda term: -term[1])
+    sizes = ", ".join(f"{name} {gib(n_bytes)}" for name, n_bytes in terms if n_bytes)
+    return f"{text}; it needs {gib(of_role.total)} GiB ({sizes}): change {of_role.keys}"
 
 
 def return_freed_memory() -> None:

@@ -12,7 +12,7 @@ from scalerl.rl.config.devices import Gpu
 from scalerl.rl.config.memory import check_memory, memory_of
 from scalerl.rl.config.recipe import Recipe
 
-_BUILT = "chain-base"
+_BUILT = ("chain-base", "smollm2")
 
 
 def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
@@ -22,8 +22,8 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
         InputError: there is no such model, or it is of a form whose memory is not known.
     """
     name = str(model or recipe.model)
-    if name.partition(":")[0] == _BUILT:  # which may not be built yet: its config is made in memory
-        from scalerl.rl.model.demo_base import model_shape
+    if name.partition(":")[0] in _BUILT:  # which may not be built yet: its config is made in memory
+        from scalerl.rl.model.named import model_shape
 
         return ModelShape.of(model_shape(recipe).config.to_dict(), name)  # pyright: ignore
     path = Path(name)

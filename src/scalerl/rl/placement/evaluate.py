@@ -108,7 +108,7 @@ class Evaluator:
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
         if lender is None:
             slots = recipe.evaluation.slots_for(len(self._prompts))
-            self._generator = load_generator(recipe, model_folder, self._seed, slots)
+            self._generator = load_generator(recipe, model_folder, self._seed, slots, "evaluation")
         else:
             self._generator = lender
         self._verifier = load_verifier(recipe, self._generator.tokenizer)

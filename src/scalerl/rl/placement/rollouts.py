@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
-from scalerl.errors import ScalerlError, WorkerError, counted
+from scalerl.errors import OutOfMemoryError, ScalerlError, WorkerError, counted
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
@@ -234,6 +234,8 @@ class RolloutPool(WorkerPool[RolloutWorker], OrderedGroups):
     def _failed(self, worker: RolloutWorker, error: ScalerlError) -> None:
         if self._backend.elsewhere:
             super()._failed(worker, error)
+        if isinstance(error, OutOfMemoryError):  # it would come again
+            raise error
         raise WorkerError(f"the generator cannot go on: {error}")
 
     def _received(self, worker: RolloutWorker, message: Message) -> None:

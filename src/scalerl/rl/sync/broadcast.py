@@ -4,28 +4,35 @@
     receivers   the generators: a thread of each receives copies while it decodes
 
 A new group is made when its members change. With NCCL the buckets travel between GPUs.
+
+A member that is lost in the middle of a version makes the broadcast fail for the others: at once where its
+connections are closed, else after the group's timeout. They abort the group and live on; the receivers fetch
+this version from the object store, and the next one is broadcast in a group without the lost member.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
 import torch
 import torch.distributed as dist
 
 from scalerl.errors import brief_error
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.buckets import size_of, views
-from scalerl.rl.sync.object_store import StoredWeights
 from scalerl.rl.types import Plan
 from scalerl.rl.workers.ranks import store_at
+
+if TYPE_CHECKING:
+    from scalerl.rl.sync.object_store import StoredWeights
 
 _LOG = logging.getLogger("scalerl")
 Layout = Sequence[Plan]
@@ -58,8 +65,10 @@ class Joined:
 
     @classmethod
     def leave(cls) -> None:
-        """Leave the group: the broadcasts that others wait for in it fail."""
-        cls._last = None
+        """Abort the group, and close its connections: the broadcasts that others wait for in it fail."""
+        last, cls._last = cls._last, None
+        if last is not None:
+            last[1].abort()
 
     def __init__(self, group: BroadcastGroup, rank: int) -> None:
         limit = timedelta(seconds=group.seconds)
@@ -68,18 +77,54 @@ class Joined:
         self.device = torch.device("cuda" if group.kind == "nccl" else "cpu")
         self._limit = limit
         if group.kind == "nccl":
-            self._group = c10d.ProcessGroupNCCL(self._store, rank, group.size, limit)
+            with _errors_are_raised():
+                self._group = c10d.ProcessGroupNCCL(self._store, rank, group.size, limit)
             return
         options = c10d.ProcessGroupGloo._Options()
         options._timeout = limit
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address())]
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_own_address(group.address))]
         self._group = c10d.ProcessGroupGloo(self._store, rank, group.size, options)
 
+    def abort(self) -> None:
+        """End what is under way in the group; it cannot be used any more."""
+        self._group.abort()
+
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Broadcast a tensor from rank 0, in place; return when it has arrived."""
+        """Broadcast a tensor from rank 0, in place; return when it has arrived.
+
+        Raises:
+            RuntimeError: a member is lost, or was silent for the group's timeout.
+        """
         options = dist.BroadcastOptions()
         options.rootRank = 0
+        # With a time limit NCCL, too, waits here, and raises what went wrong.
         self._group.broadcast([tensor], options).wait(self._limit)
+
+
+@contextmanager
+def _errors_are_raised() -> Iterator[None]:
+    """Have a group of NCCL that is made meanwhile abort on a lost member, and leave the process alone.
+
+    By default PyTorch's watchdog ends the process: the trainer with a generator. 2 is `CleanUpOnly` of
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, read as a group is made. The learner's own group, whose
+    ranks are lost together, keeps the default.
+    """
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "2"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({name: before} if before is not None else {})
+
+
+def _own_address(address: str) -> str:
+    """Return the address of this machine by which it reaches another."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # which sends nothing
+        probe.connect((address, 1))
+        return probe.getsockname()[0]
 
 
 class WeightSender:
@@ -87,15 +132,13 @@ class WeightSender:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
-        self._latest: Future[None] | None = None
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Start to send; a receiver reports by itself what it did not receive."""
-        self._latest = self._thread.submit(send, group, weights, version)
+        self._thread.submit(send, group, weights, version)
 
     def close(self) -> None:
-        """Stop the thread without waiting for a broadcast under way, whose receivers are gone."""
-        # A collective whose peers are gone returns only at its timeout.
+        """Stop the thread, and a broadcast under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         Joined.leave()
 
@@ -143,13 +186,3 @@ class Incoming:
             Joined.leave()
             raise
         return WeightStream.of(received)
-
-
-def free_port(address: str) -> int:
-    """Return a port that is free at this moment; for an address of another machine, one that is free here."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:  # the address is another machine's
-            probe.bind(("", 0))
-        return probe.getsockname()[1]

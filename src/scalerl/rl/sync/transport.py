@@ -18,9 +18,10 @@ from typing import Any
 
 import ray
 
-from scalerl.rl.sync.broadcast import BroadcastGroup, Incoming, WeightSender, free_port
+from scalerl.rl.sync.broadcast import BroadcastGroup, Incoming, WeightSender
 from scalerl.rl.sync.object_store import Posted, StoredWeights, store
 from scalerl.rl.types import Weights
+from scalerl.rl.workers.ranks import free_port
 
 Send = Callable[[BroadcastGroup, StoredWeights, int], None]
 
@@ -71,7 +72,7 @@ class Broadcast(ObjectStore):
         super().__init__(bucket_mib, seconds)
         self._kind, self._address, self._heartbeat = kind, address, heartbeat
         self._here = None if send else WeightSender()
-        self._send: Send = send or self._here_by_thread
+        self._send: Send = send or self._here.send  # pyright: ignore[reportOptionalMemberAccess]
         self._group: BroadcastGroup | None = None
         self._receivers: list[int] = []
 
@@ -97,10 +98,6 @@ class Broadcast(ObjectStore):
         """Stop the thread."""
         if self._here is not None:
             self._here.close()
-
-    def _here_by_thread(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
-        assert self._here is not None
-        self._here.send(group, weights, version)
 
 
 def transport_of(cluster: Any, learner: Any) -> ObjectStore:

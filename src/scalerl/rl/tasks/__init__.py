@@ -3,7 +3,11 @@
     task.py       what a task provides (`Task`); docs/extend/task.md adds one
     chain.py      the demonstration's arithmetic, made from a seed
     dataset.py    prompts from files and the Hugging Face Hub
-    verifiers.py  exact, math, or a function of your own
+    code.py       programming problems, whose answers are run in `scalerl.rl.sandbox`
+    reasoning_gym.py  procedural problems
+    verifiers.py  exact, math, or a function of your own; foreign.py has those of TRL and verl
+    mix.py        several tasks in one run
+    shorthand.py  tasks in one line
 
 `scalerl.rl.config` and everything above import it; `scalerl.rl.verify` runs verifiers in processes.
 """

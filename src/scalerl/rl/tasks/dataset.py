@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -23,11 +23,13 @@ from typing import Annotated, Any, Literal
 from scalerl.errors import InputError, brief, first_line
 from scalerl.jsonl import read_jsonl
 from scalerl.kinds import Choice
+from scalerl.rl.tasks.foreign import Trl, Verl
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.tasks.verifiers import AnyVerifier, Math, Verifier
+from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _SLOT = "{prompt}"
+_WHOLE_ROW = "*"
 _OF_THE_LOADER = (
     "add_generation_prompt",
     "continue_final_message",
@@ -36,6 +38,8 @@ _OF_THE_LOADER = (
     "chat_template",
 )
 """Arguments of `apply_chat_template` that are no variables of the template."""
+AnyVerifier = Math | Exact | Function | Trl | Verl
+"""The verifiers of the package that a recipe can name."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -61,6 +65,7 @@ class Dataset(Task):
     prompt: str = "prompt"
     """The column of a text or of chat messages; `a.b` is field b of column a."""
     answer: str = "answer"
+    """The column of a text or a number, for some verifiers of a list or an object; `*` is all of the row."""
     id: str | None = None
     system: str | None = None
     """A system prompt, in place of that of the data."""
@@ -110,6 +115,10 @@ class Dataset(Task):
         """Verify the text of a completion (without its end token)."""
         return self.verifier.verify(prompt, text)
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return a right answer, which the verifier knows how to find."""
+        return self.verifier.reference(prompt)
+
     def without(self, ids: frozenset[str]) -> Dataset | None:
         """Return the data without the prompts of these ids, if `too_long` says that they are dropped.
 
@@ -157,7 +166,8 @@ class Dataset(Task):
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:
         """Return the prompts of a source by the text of their rows, with white space normalised."""
-        columns = [column for column in (self.prompt, self.answer, self.id) if column is not None]
+        named = [column for column in (self.prompt, self.answer, self.id) if column is not None]
+        columns = None if self.answer == _WHOLE_ROW else named
         found: dict[str, Prompt] = {}
         places: dict[str, str] = {}
         for row in _read_rows(path, self.subset, split, columns):
@@ -206,14 +216,14 @@ class Dataset(Task):
         return Prompt(f"{name}/{number}", text, self._answer(row), messages_of_chat, arguments)
 
     def _answer(self, row: DatasetRow) -> str:
-        found = row.get(self.answer)
+        found = row.values if self.answer == _WHOLE_ROW else row.get(self.answer)
         if isinstance(found, str) and found.strip():
             return found
         if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
             return str(found)
-        if isinstance(found, list | dict) and self.verifier.takes_json:
+        if isinstance(found, list | Mapping) and self.verifier.takes_json:
             return json.dumps(found, ensure_ascii=False, default=str)
-        inside = f": name what is inside, e.g. {self.answer}.0" if isinstance(found, list | dict) else ""
+        inside = f": name what is inside, e.g. {self.answer}.0" if isinstance(found, list | Mapping) else ""
         raise InputError(
             f"{row.place}: column {self.answer!r} must be a text or a number, found {brief(found)}{inside}"
         )
@@ -272,10 +282,10 @@ class DatasetRow:
         return value
 
 
-def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
+def _read_rows(path: str, subset: str | None, split: str, columns: Sequence[str] | None) -> list[DatasetRow]:
     """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
-    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read.
+    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read, or all.
 
     Raises:
         InputError: there is no such file, it is not what its name says, or a library is missing.
@@ -300,7 +310,7 @@ def _jsonl(file: Path) -> list[DatasetRow]:
     return rows
 
 
-def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
+def _parquet(file: Path, columns: Sequence[str] | None) -> list[DatasetRow]:
     parquet = _library("pyarrow.parquet")
     if not file.is_file():
         raise InputError(f"{file}: no such file")
@@ -312,7 +322,7 @@ def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
     return [DatasetRow(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
 
 
-def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
+def _data_set(path: str, subset: str | None, split: str, columns: Sequence[str] | None) -> list[DatasetRow]:
     datasets = _library("datasets")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
@@ -333,10 +343,10 @@ def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str])
     return [DatasetRow(source, "row", number, row) for number, row in enumerate(found, start=1)]
 
 
-def _wanted(source: str, there: list[str], columns: Iterable[str]) -> list[str]:
+def _wanted(source: str, there: list[str], columns: Sequence[str] | None) -> list[str]:
     """Return the existing columns that `columns` need: by full name, or by the part before the first dot."""
     wanted = set()
-    for column in columns:
+    for column in there if columns is None else columns:
         found = {column, column.partition(".")[0]} & set(there)
         if not found:
             raise InputError(f"{source}: no column {column!r}; there are: {', '.join(there)}")

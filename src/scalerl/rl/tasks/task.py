@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from scalerl.errors import InputError, brief
@@ -19,6 +21,9 @@ class Task(Protocol):
 
     limits: Limits = Limits()
     """Limits of time and memory of one verification. A field of this name lets a recipe set them."""
+
+    weights: Mapping[str, float] = MappingProxyType({})
+    """How often tasks of a mixture are drawn, by the start of their prompts' ids; of one task, nothing."""
 
     trusted: ClassVar[bool] = False
     """Whether `verify` is called in the process that generates or trains, without limits: for a pure function
@@ -60,6 +65,10 @@ class Task(Protocol):
         completions, so it must depend on its arguments alone. An exception loses the completion, not the run.
         """
         ...
+
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return an answer that `verify` must accept, for `scalerl audit`; None where none is known."""
+        return prompt.answer or None
 
     def without(self, ids: frozenset[str]) -> Task | None:
         """Return the task without the prompts of these ids, which are longer than `context.prompt`.

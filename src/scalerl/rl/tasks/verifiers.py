@@ -38,6 +38,10 @@ class Verifier(Protocol):
         """Verify the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
         ...
 
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return a right answer; see `scalerl.rl.tasks.task.Task.reference`."""
+        return prompt.answer
+
 
 @dataclass(frozen=True)
 class Math(Verifier):
@@ -132,10 +136,6 @@ class Function(Verifier):
             return load(self.name)
         except InputError as error:
             raise InputError(f"task.verifier.name: {error}") from error
-
-
-AnyVerifier = Math | Exact | Function
-"""The verifiers of the package that a recipe can name."""
 
 
 def answer_of(text: str, after: str) -> str:

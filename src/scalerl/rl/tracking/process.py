@@ -1,7 +1,7 @@
-"""The process of the trackers: it receives rows from the training loop, makes the forecasts, and logs.
+"""The worker of the trackers: it receives rows from the training loop, makes the forecasts, and logs.
 
-    trainer --pipe--> this thread --> queue of each tracker --> thread of the tracker: open, log ..., close
-                      this thread --> thread of the forecasts --> queue of each tracker
+    trainer --> this thread --> queue of each tracker --> thread of the tracker: open, log ..., close
+                this thread --> thread of the forecasts --> queue of each tracker
 
 Each tracker has a thread and a queue, and so have the forecasts, so that a slow one does not delay another.
 At the end the process waits for a limited time; threads that hang then end with it.
@@ -14,6 +14,7 @@ of the forecasts would compete with the training for the interpreter's lock.
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -22,15 +23,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
-from scalerl.errors import ScalerlError, brief_error
+from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
+from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.process import STOPPING
 
 MOST_ROWS = 1000
@@ -39,13 +40,15 @@ MOST_FAILURES = 10
 """Failures in a row after which a tracker is given up."""
 FORECAST_SECONDS = 5.0
 """The longest that the end of a run waits for forecasts; those not made by then are left out."""
+GRACE = 5.0
+"""Seconds beyond those for forecasts and for closing, after which the process is killed."""
 KEPT = "tracking.json"
 """In the run folder: what trackers need to resume a run."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message to the process."""
+    """What the process is started with."""
 
     trackers: Sequence[Tracker]
     run: TrackedRun
@@ -54,6 +57,16 @@ class Setup:
     end: float
     """The budget, on that axis."""
     close_seconds: float
+
+    @property
+    def forecast_seconds(self) -> float:
+        """How long the end of a run waits for forecasts, before the trackers have `close_seconds`."""
+        return min(self.close_seconds, FORECAST_SECONDS)
+
+    @property
+    def end_seconds(self) -> float:
+        """How long the process has for the end of a run."""
+        return self.forecast_seconds + self.close_seconds + GRACE
 
 
 @dataclass(frozen=True)
@@ -76,25 +89,23 @@ Report = Callable[[str], None]
 """Sends a line to the trainer, which logs it as a warning."""
 
 
-def log_run(parent: Connection) -> None:
-    """Log what `parent` sends, until the run ends or the trainer exits."""
-    for number in STOPPING:  # the trainer handles them, and sends the end
+def log_run(channel: Channel, pickled: bytes) -> None:
+    """Log what comes, until the run ends or the trainer exits; `pickled` is a `Setup`.
+
+    Raises:
+        InputError: the trackers cannot be loaded.
+    """
+    for number in STOPPING:  # of what trackers start, too: the trainer handles them, and sends the end
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output is the command's
-    sending = threading.Lock()
 
     def report(text: str) -> None:
-        with sending, suppress(OSError):  # the trainer may have exited
-            parent.send(f"tracking: {text}")
+        channel.send("report", text)
 
     try:
-        setup: Setup = parent.recv()
-    except EOFError:
-        return
+        setup: Setup = pickle.loads(pickled)
     except Exception as error:  # a tracker of a module that is not found here
-        report(f"the trackers cannot be loaded ({brief_error(error)})")
-        return
+        raise InputError(f"the trackers cannot be loaded ({brief_error(error)})") from error
     kept = _Kept(setup.run, report)
     trackers = [_TrackerThread(tracker, kept, report) for tracker in setup.trackers]
     logging = threading.Lock()  # rows come from this thread and from that of the forecasts
@@ -106,21 +117,22 @@ def log_run(parent: Connection) -> None:
 
     forecasts = _ForecastThread(setup, report, log)
     status: Status = "failed"
-    with suppress(EOFError, OSError):  # the trainer has exited
-        while not isinstance(item := parent.recv(), End):
+    channel.send("started")
+    with suppress(EOFError):  # the trainer has exited
+        while not isinstance((message := channel.receive())[1], End):
+            number, item = message
             if isinstance(item, EvalPoint):
                 forecasts.put(item)
             else:
                 log(item)
-        status = item.status
-    forecasts.stop(forecast_seconds(setup.close_seconds))
+            channel.send("taken", number)
+        status = message[1].status
+    forecasts.stop(setup.forecast_seconds)
     _close(trackers, status, setup.close_seconds, report)
+    channel.send("ended")
+    with suppress(EOFError):
+        channel.receive()  # the trainer kills this process once it has that message
     os._exit(0)  # without waiting for threads that hang, or for the exit hooks of libraries
-
-
-def forecast_seconds(close_seconds: float) -> float:
-    """Return how long the end of a run waits for forecasts, before the trackers have `close_seconds`."""
-    return min(close_seconds, FORECAST_SECONDS)
 
 
 def _close(trackers: Sequence[_TrackerThread], status: Status, seconds: float, report: Report) -> None:

@@ -1,27 +1,30 @@
-"""The side of the training loop: it sends rows to the process of the trackers, and never waits."""
+"""The side of the training loop: it queues rows for the worker of the trackers, and never waits."""
 
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import get_context
 from types import TracebackType
 from typing import Any
 
-from scalerl.errors import InputError, PausedError, brief_error
+from scalerl.errors import InputError, PausedError, ScalerlError, WorkerError, brief_error
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, forecast_seconds, log_run
-from scalerl.rl.tracking.tracker import Status, Tracker
-from scalerl.rl.workers.process import masked_signals
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, log_run
+from scalerl.rl.tracking.tracker import Tracker
+from scalerl.rl.workers.backend import Message
+from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 
 _LOG = logging.getLogger("scalerl")
-_GRACE = 5.0
-"""Seconds beyond those that the process has for closing, after which it is killed."""
+MOST_RESTARTS = 2
+"""Times that the process of a run's trackers is started again."""
+_INTERVAL = 0.2  # seconds between two looks for new rows
 
 
 def check_picklable(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) -> None:
@@ -38,35 +41,17 @@ def check_picklable(trackers: Sequence[Tracker], forecaster: Callable[..., Any] 
 class TrackingSender:
     """Sends a run to its trackers in another process; a context, whose exit waits for them a limited time.
 
-    Two threads keep the training loop from waiting: `_send` empties a queue into the pipe, and `_receive`
-    logs what the process reports.
+    A thread has the pool of that process, so that the training loop does not wait.
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._seconds = forecast_seconds(setup.close_seconds) + setup.close_seconds + _GRACE
-        self._dropped = self._unsent = 0  # each is counted by one thread
-        self._ending = False
-        self._process: Any = None
-        if not setup.trackers:
-            return
-        context = get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        # Only the pipe is an argument: `start` waits until arguments are read, and the setup may be large.
-        self._process = context.Process(target=log_run, args=(theirs,), name="trackers")
-        try:
-            with masked_signals():
-                self._process.start()
-        except OSError as error:
-            self._process = None
-            _LOG.warning("tracking: no process for it (%s); training goes on", error.strerror)
-            return
-        finally:
-            theirs.close()
-        self._queue.put(setup)
-        self._threads = [threading.Thread(target=do, daemon=True) for do in (self._send, self._receive)]
-        for thread in self._threads:
-            thread.start()
+        self._queue: queue.SimpleQueue[TrackedRow | EvalPoint | End] = queue.SimpleQueue()
+        self._seconds, self._ends, self._dropped = setup.end_seconds, math.inf, 0
+        self._pool = None
+        if setup.trackers:
+            self._pool = _TrackerPool(setup)
+            self._thread = threading.Thread(target=self._run, args=[self._pool], daemon=True)
+            self._thread.start()
 
     def __enter__(self) -> TrackingSender:
         return self
@@ -74,23 +59,18 @@ class TrackingSender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is None:
+        if self._pool is None:
             return
         stopped = kind is not None and issubclass(kind, KeyboardInterrupt | PausedError)
-        status: Status = "stopped" if stopped else "failed" if kind else "finished"
-        self._ending = True
-        self._queue.put(End(status))
+        self._ends = time.monotonic() + self._seconds
+        self._queue.put(End("stopped" if stopped else "failed" if kind else "finished"))
         try:
-            self._process.join(self._seconds)
+            self._thread.join()
         finally:  # a second Ctrl-C, too
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-                _LOG.warning("tracking: its process was killed; not all may be logged")
-        for thread in self._threads:
-            thread.join(_GRACE)
-        self._ours.close()
-        if lost := self._dropped + self._unsent:
+            self._pool.kill()
+        left = [self._queue.get() for _ in range(self._queue.qsize())]
+        rows = [*self._pool.untaken, *left]
+        if lost := self._dropped + sum(not isinstance(row, End) for row in rows):
             _LOG.warning("tracking: %d rows were not logged", lost)
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -106,25 +86,61 @@ class TrackingSender:
         self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))
 
     def _put(self, item: TrackedRow | EvalPoint) -> None:
-        if self._process is None:
+        if self._pool is None:
             return
         if self._queue.qsize() >= MOST_ROWS:
             self._dropped += 1
         else:
             self._queue.put(item)
 
-    def _send(self) -> None:
-        item = None
-        while not isinstance(item, End):
-            item = self._queue.get()
-            try:
-                self._ours.send(item)
-            except OSError:  # the process has exited, which `_receive` reports
-                self._unsent += isinstance(item, TrackedRow | EvalPoint)
+    def _run(self, pool: _TrackerPool) -> None:
+        """Keep the worker running, and give it rows, until it has closed the trackers."""
+        number = 0
+        try:
+            pool.start()
+            while not pool.ended:
+                for _ in range(min(MOST_ROWS - len(pool.untaken), self._queue.qsize())):
+                    pool.add(number, self._queue.get())
+                    number += 1
+                pool.poll(_INTERVAL)
+                if time.monotonic() > self._ends:
+                    _LOG.warning("tracking: its process was killed; not all may be logged")
+                    break
+        except ScalerlError as error:
+            _LOG.warning("tracking: %s; nothing more is logged, and training goes on", error)
+        pool.kill()
 
-    def _receive(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                _LOG.warning("%s", self._ours.recv())
-        if not self._ending:
-            _LOG.warning("tracking: its process exited; nothing more is logged, and training goes on")
+
+class _TrackerPool(WorkerPool[PoolWorker]):
+    """The pool of the one worker, which takes rows in their order; those that a lost one has not are kept."""
+
+    noun, role = "tracking process", "track"
+
+    def __init__(self, setup: Setup) -> None:
+        processes = Processes(parents=True, outlive=setup.end_seconds)
+        super().__init__([PoolWorker("the tracking process", 0)], processes, log_run, [pickle.dumps(setup)])
+        self.ended = False
+
+    @property
+    def untaken(self) -> list[Any]:
+        """Rows that no worker has taken."""
+        return [*self._waiting.values(), *(row for w in self._workers for row in w.in_flight.values())]
+
+    def _send(self, worker: PoolWorker, number: int, work: Any) -> None:
+        assert worker.process is not None
+        worker.process.send((number, work))
+
+    def _received(self, worker: PoolWorker, message: Message) -> None:
+        if message.kind == "report":
+            _LOG.warning("tracking: %s", message.value)
+        elif message.kind == "taken":
+            self.complete(worker, message.value)
+        elif message.kind == "ended":
+            self.ended = True
+
+    def _check_losses(self, worker: PoolWorker, why: str) -> None:
+        if len(self.lost) > MOST_RESTARTS:
+            raise WorkerError(f"{why}, {len(self.lost)} times")
+
+    def _fate(self, work: Mapping[int, Any]) -> str:
+        return "; it is started again"

@@ -1,4 +1,5 @@
-"""The worker pool: rollout workers, evaluators and verifiers, started, watched, replaced and given work.
+"""The worker pool: what it starts, watches, replaces and gives work. Rollout workers, evaluators, verifiers,
+trackers and the runs of a study are its users.
 
     pool.py          the pool; supervision.py has deadlines, back-off, and time without a poll
     backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing,

@@ -18,24 +18,39 @@ from typing import Any
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
 from scalerl.rl.workers.process import follow_the_parent, masked_signals
 
-_SPAWN = get_context("spawn")
 _FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages to be read
 
 
 class Processes(Backend):
     """Starts workers in processes of this machine."""
 
-    def __init__(self, *inherited: Any, devices: Sequence[str | None] = ()) -> None:
-        """`inherited` are further arguments of every worker, such as only a child can be given; `devices` are
-        the GPUs of each, by their names in CUDA_VISIBLE_DEVICES."""
+    def __init__(
+        self,
+        *inherited: Any,
+        devices: Sequence[str | None] = (),
+        context: Any = None,
+        parents: bool = False,
+        outlive: float = 0.0,
+    ) -> None:
+        """Start workers afresh, or by another `context` of multiprocessing.
+
+        Args:
+            inherited: further arguments of every worker, such as only a child can be given.
+            devices: the GPUs of each, by their names in CUDA_VISIBLE_DEVICES.
+            context: of multiprocessing; "spawn" where it is None.
+            parents: workers start processes of their own, by multiprocessing.
+            outlive: seconds that they have once this process has exited.
+        """
         self._inherited, self._devices = inherited, devices
+        self._context, self._parents, self._outlive = context or get_context("spawn"), parents, outlive
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
         """See `Backend.spawn`."""
         kind = name.removeprefix("the ").partition(" ")[0]
         device = self._devices[number] if self._devices else None
-        arguments_of_start = time.perf_counter(), target, *self._inherited
-        process = ChildProcess(kind, spawned(kind, _run, *arguments_of_start, device=device))
+        how = {"device": device, "context": self._context, "parent": self._parents}
+        begin = time.perf_counter(), self._outlive, target, *self._inherited
+        process = ChildProcess(kind, spawned(kind, _run, *begin, **how), self._context)
         process.name = name
         process.send(arguments)
         return process
@@ -53,14 +68,14 @@ class ChildProcess(WorkerProcess):
     sent by a thread: the driver never waits for a reader.
     """
 
-    def __init__(self, name: str, start: Callable[[Connection], Any]) -> None:
+    def __init__(self, name: str, start: Callable[[Connection], Any], context: Any = None) -> None:
         """`start` starts a process with the other end, and returns it (a `multiprocessing.Process`, say).
 
         Raises:
             OSError: no process can be started.
         """
         self.name = name
-        self.channel, theirs = _SPAWN.Pipe()
+        self.channel, theirs = (context or get_context("spawn")).Pipe()
         with masked_signals():
             self._process = start(theirs)
         theirs.close()
@@ -117,17 +132,25 @@ class ChildProcess(WorkerProcess):
 
 
 def spawned(
-    name: str, target: Callable[..., None], *arguments: Any, device: str | None = None
+    name: str,
+    target: Callable[..., None],
+    *arguments: Any,
+    device: str | None = None,
+    context: Any = None,
+    parent: bool = False,
 ) -> Callable[[Connection], Any]:
     """Return the start of a process by multiprocessing that runs `target(connection, *arguments)`.
 
     `arguments` must be few: Python waits until a process has read them, even one that has exited. The process
-    sees no GPU but `device`, which may name several; all that this one sees where it is None.
+    sees no GPU but `device`, which may name several; all that this one sees where it is None. See `Processes`
+    for the others.
     """
     run = target if device is None else partial(_run_on, device, target)
 
     def start(theirs: Connection) -> Any:
-        process = _SPAWN.Process(target=run, name=name, args=(theirs, *arguments), daemon=True)
+        # A daemon must have no children; the interpreter waits at its end for all others.
+        args, make = (theirs, *arguments), (context or get_context("spawn")).Process
+        process = make(target=run, name=name, args=args, daemon=not parent)
         process.start()
         return process
 
@@ -192,8 +215,8 @@ class ChildChannel:
         self._outbox.join(_FLUSH)
 
 
-def _run(connection: Connection, began: float, target: Target, *inherited: Any) -> None:
-    follow_the_parent()
+def _run(connection: Connection, began: float, outlive: float, target: Target, *inherited: Any) -> None:
+    follow_the_parent(outlive)
     channel = ChildChannel(connection, began)
     try:
         arguments = channel.receive()

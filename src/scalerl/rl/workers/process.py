@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, resource_tracker
@@ -71,20 +72,16 @@ def leave_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
-def follow_the_parent() -> None:
-    """End this process with its parent, a trainer that may be killed, and leave signals to that; called in a
-    process that was started with `masked_signals`."""
+def follow_the_parent(seconds: float = 0.0) -> None:
+    """End this process so many seconds after its parent, a trainer that may be killed, and leave signals to
+    that; called in a process that was started with `masked_signals`."""
     leave_signals()
-    exit_with_the_parent()
-
-
-def exit_with_the_parent() -> None:
-    """Have this process exit as soon as the one that started it has exited."""
 
     def watch() -> None:
         parent = parent_process()
         if parent is not None:
             parent.join()
+            time.sleep(seconds)
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

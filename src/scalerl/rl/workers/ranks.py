@@ -27,6 +27,16 @@ def meet(seconds: float, **where: Any) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
 
 
+def free_port(address: str) -> int:
+    """Return a port that is free at this moment; for an address of another machine, one that is free here."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:  # the address is another machine's
+            probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
 def store_at(address: str, port: int, size: int, leads: bool, seconds: float) -> Any:
     """Return the store by which processes find each other; the one that `leads` listens, at `address` alone.
 

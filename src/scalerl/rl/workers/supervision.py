@@ -49,9 +49,12 @@ class Watchdog:
     """Watches one worker's progress; `what` names its work."""
 
     def __init__(self, what: str, timeout: float, notice: float = NOTICE) -> None:
-        """Report that there was none for `notice` seconds, or half of `timeout` where that is less."""
+        """Report that there was none for `notice` seconds, or half of `timeout` where that is less.
+
+        Without a timeout, of work that may be idle, nothing is reported.
+        """
         self._what, self._timeout = what, timeout
-        self._notice = min(notice, timeout / 2) if notice < math.inf else math.inf
+        self._notice = min(notice, timeout / 2) if max(notice, timeout) < math.inf else math.inf
         self.progress()
 
     def progress(self) -> None:

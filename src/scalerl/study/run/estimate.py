@@ -13,7 +13,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.rl.config.memory import memory_of
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import FlopCount
-from scalerl.rl.model.demo_base import model_shape
+from scalerl.rl.model.named import model_shape
 from scalerl.rl.model.shape import shape_of
 from scalerl.study.arms import Arm
 from scalerl.study.plan import LEAST_EVALUATIONS, Plan

@@ -16,14 +16,11 @@ import shutil
 import signal
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from scalerl.errors import InputError, ScalerlError, WriteError
 from scalerl.files import lock
@@ -35,9 +32,9 @@ from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.resume import is_finished
 from scalerl.rl.model.causal_lm import compute_device
-from scalerl.rl.model.demo_base import find_model, is_to_be_built
+from scalerl.rl.model.named import find_model, is_to_be_built
 from scalerl.rl.tasks.task import check_task
-from scalerl.rl.workers.process import masked_signals
+from scalerl.rl.workers.backend import Channel
 from scalerl.study.arms import Arm
 from scalerl.study.plan import Plan, with_rate, write_plan
 from scalerl.study.record import (
@@ -59,7 +56,8 @@ from scalerl.study.run.decisions import (
     stop_arms,
     with_combined,
 )
-from scalerl.study.run.job import RunJob, RunTask
+from scalerl.study.run.jobs import Job, JobPool, when_stopped
+from scalerl.study.run.worker import work
 
 _POLL_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 120.0
@@ -76,6 +74,15 @@ class StudyProgress:
     running: tuple[tuple[str, float, float], ...]
     """Name, share of the budget and last pass rate of every run under way."""
     notice: str = ""
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """A run, its recipe, and the part of the budget that it is to go to."""
+
+    run: PlannedRun
+    recipe: Recipe
+    until: float
 
 
 Watch = Callable[[StudyProgress], None]
@@ -144,29 +151,43 @@ class _Runner:
             ended = any(a.outcome in ("done", "diverged", "paused") for a in self._attempts_of(task.run))
             if ended and not (self.folder / task.run.folder).exists():
                 self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
-        waiting = deque(task for task in tasks if not self._ended(task))
-        done, running = len(tasks) - len(waiting), list[RunJob]()
+        waiting = [task for task in tasks if not self._ended(task)]
+        done = len(tasks) - len(waiting)
+
+        def again(job: Job, outcome: str, cause: str) -> bool:
+            if stopping:
+                with suppress(WriteError):  # it may be what the study is stopped for
+                    self._keep(waiting[job.number], job, outcome, cause)
+                return False
+            notice = self._note(waiting[job.number], job, outcome, cause)
+            goes_on = not self._ended(waiting[job.number])
+            self._report(done + pool.done + (not goes_on), len(tasks), pool.running, notice)
+            return goes_on
+
+        jobs = [self._job(i, task) for i, task in enumerate(waiting)]
+        stopping, pool = False, JobPool(jobs, self.cores, again)
         try:
-            while waiting or running:
-                # Only the first in the queue: a run of several devices would else be overtaken for ever.
-                while waiting and (cores := self._free_cores(waiting[0], running)):
-                    running.append(RunJob(waiting.popleft(), self.folder, cores, self.on_gpus))
-                for job in list(running):
-                    if ended := job.poll():
-                        running.remove(job)
-                        notice = self._note(job, *ended)
-                        if self._ended(job.task):
-                            done += 1
-                        else:
-                            waiting.append(job.task)
-                        self._report(done, len(tasks), running, notice)
+            while pool.done < len(waiting):
+                pool.poll(_POLL_SECONDS)
                 if self.stop.is_set():
                     raise KeyboardInterrupt
-                self._report(done, len(tasks), running)
-                time.sleep(_POLL_SECONDS)
+                self._report(done + pool.done, len(tasks), pool.running)
         except BaseException:
-            self._stop(running)
+            stopping = True
+            for job in pool.stop(_STOP_TIMEOUT_SECONDS):
+                again(job, "cut", "killed before it had made a checkpoint")
             raise
+
+    def _job(self, number: int, task: RunTask) -> Job:
+        folder = self.folder / task.run.folder
+
+        def arguments(cores: Sequence[int]) -> tuple[Any, ...]:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            gpus = ",".join(map(str, cores)) if self.on_gpus else None
+            log = folder.parent / f"{folder.name}.log"
+            return task.recipe.without_prompts(), folder, task.until, log, gpus
+
+        return Job(task.run.key, number, target=work, arguments=arguments, needs=task.recipe.devices)
 
     def _ended(self, task: RunTask) -> bool:
         """Return whether the run has come to its part of the budget, or failed for good.
@@ -194,28 +215,19 @@ class _Runner:
     def _attempts_of(self, run: PlannedRun) -> tuple[Attempt, ...]:
         return attempts_of(run.key, self.attempts)
 
-    def _free_cores(self, task: RunTask, running: Sequence[RunJob]) -> tuple[int, ...]:
-        """Return the numbers of the cores or GPUs for a task; none while too few are free."""
-        taken = {number for job in running for number in job.cores}
-        free = tuple(number for number in range(self.cores) if number not in taken)
-        needed = task.recipe.devices
-        return free[:needed] if len(free) >= needed or not running else ()
-
-    def _note(self, job: RunJob, outcome: str, cause: str) -> str:
+    def _note(self, task: RunTask, job: Job, outcome: str, cause: str) -> str:
         """Put the end of an attempt on record, and return a line about it."""
-        self._keep(job, outcome, cause)
-        task = job.task
+        self._keep(task, job, outcome, cause)
         text = f"{task.run.key}: {outcome}"
         if outcome == "done":
             self._tidy(task.run)
-            return f"{text} in {job.seconds:.0f} s, pass rate {job.pass_rate:.3f}"
+            return f"{text} in {job.seconds:.0f} s, pass rate {job.progress[1]:.3f}"
         again = "" if self._ended(task) else "; it is tried again"
         return f"{text} ({cause}){again}"
 
-    def _keep(self, job: RunJob, outcome: str, cause: str) -> None:
+    def _keep(self, task: RunTask, job: Job, outcome: str, cause: str) -> None:
         if outcome == "disk":
             raise WriteError(cause)
-        task = job.task
         self._record(Attempt(task.run.key, outcome, cause, job.seconds, task.until))  # pyright: ignore
 
     def _record(self, attempt: Attempt) -> None:
@@ -229,25 +241,9 @@ class _Runner:
             for _, checkpoint in step_folders(final_folder(folder).parent):
                 shutil.rmtree(checkpoint)
 
-    def _report(self, done: int, runs: int, running: Sequence[RunJob], notice: str = "") -> None:
-        under_way = tuple((job.task.run.key, job.share, job.pass_rate) for job in running)
+    def _report(self, done: int, runs: int, running: Sequence[Job], notice: str = "") -> None:
+        under_way = tuple((job.name, *job.progress) for job in running)
         self.watch(StudyProgress(done, runs, under_way, notice))
-
-    def _stop(self, running: Sequence[RunJob]) -> None:
-        """Have the runs under way make checkpoints; kill those that have not exited in time."""
-        for job in running:
-            job.stop()
-        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-        with suppress(KeyboardInterrupt):  # the second: kill at once, and resume from what is there
-            while any(job.poll() is None for job in running) and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-        for job in running:
-            ended = job.poll()
-            if ended is None:
-                job.kill()
-                ended = "cut", "killed before it had made a checkpoint"
-            with suppress(WriteError):  # it may be what the study is stopped for
-                self._keep(job, *ended)
 
     # -- between rounds ------------------------------------------------------------------------------------
 
@@ -262,21 +258,19 @@ class _Runner:
             return
         text = f"building {len(built)} base model{'s' * (len(built) > 1)} first"
         self._report(0, len(self.plan.runs), (), text)
-        waiting, running = deque(built.values()), list[BaseProcess]()
+        # The run that needs the model reports what is wrong with it.
+        jobs = [
+            Job("base model", i, target=_build, arguments=lambda cores, recipe=recipe: [recipe])
+            for i, recipe in enumerate(built.values())
+        ]
+        pool = JobPool(jobs, self.cores, lambda job, outcome, cause: False)
         try:
-            while waiting or running:
+            while pool.done < len(jobs):
                 if self.stop.is_set():
                     raise KeyboardInterrupt
-                while waiting and len(running) < self.cores:
-                    with masked_signals():
-                        running.append(get_context("spawn").Process(target=_build, args=[waiting.popleft()]))
-                        running[-1].start()
-                time.sleep(_POLL_SECONDS)
-                running = [process for process in running if process.is_alive()]
+                pool.poll(_POLL_SECONDS)
         finally:
-            for process in running:
-                process.terminate()
-                process.join()
+            pool.stop(_STOP_TIMEOUT_SECONDS)
 
     def _compare_code(self) -> None:
         """Report the custom kinds whose files have changed since runs of this study were made."""
@@ -300,10 +294,10 @@ class _Runner:
         return {arm.name: with_rate(arm, rates[arm.name]) for arm in plan.arms}
 
 
-def _build(recipe: Recipe) -> None:
+def _build(channel: Channel, recipe: Recipe) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises, so that `finally` clauses run
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    with suppress(ScalerlError):  # the run that needs the model reports it
+    when_stopped(channel, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with suppress(ScalerlError):
         find_model(recipe)
 
 

@@ -1,8 +1,7 @@
-"""The process of one run, which `scalerl.study.run.job` starts.
+"""The process of one run, a job of `scalerl.study.run.jobs`.
 
-It sends {"share", "pass_rate"} to its parent after every evaluation and once a second, and at its end
-{"outcome", "cause"}, where `outcome` is that of `scalerl.study.record.Attempt`, or "disk". It exits with its
-parent.
+It sends "progress" (share of the budget, pass rate) after every evaluation and once a second, and at its end
+"ended" (outcome, cause), where the outcome is that of `scalerl.study.record.Attempt`, or "disk".
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import logging
 import os
 import time
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError, brief_error
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.progress import Progress
 from scalerl.rl.train import train
-from scalerl.rl.workers.process import exit_with_the_parent, stopped_by_signals
+from scalerl.rl.workers.backend import Channel
+from scalerl.rl.workers.process import stopped_by_signals
+from scalerl.study.run.jobs import when_stopped
 
 
 def work(
-    parent: Connection, recipe: Recipe, folder: Path, until: float, log: Path, gpus: str | None = None
+    channel: Channel, recipe: Recipe, folder: Path, until: float, log: Path, gpus: str | None = None
 ) -> None:
     """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`.
 
@@ -33,25 +32,24 @@ def work(
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
-    exit_with_the_parent()
-    sender = _ProgressSender(parent)
     try:
         with log.open("ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
     except OSError as error:
-        sender.send(outcome="disk", cause=f"{log}: {error.strerror}")
+        channel.send("ended", ("disk", f"{log}: {error.strerror}"))
         return
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     outcome, cause = "done", ""
     try:
         with stopped_by_signals() as stop:
+            when_stopped(channel, stop.set)
             train(
                 recipe,
                 folder,
                 resume=True,
                 forecaster=freeze,
-                progress=sender,
+                progress=_Progress(channel),
                 # One core is one run's where it has one process; the record is the same either way.
                 evaluate_aside=recipe.placement.kind != "inline",
                 stop=stop,
@@ -66,15 +64,14 @@ def work(
     except Exception as error:
         traceback.print_exc()
         outcome, cause = "failed", brief_error(error)
-    sender.send(outcome=outcome, cause=cause)
+    channel.send("ended", (outcome, cause))
 
 
-class _ProgressSender:
-    """Sends the parent how far the run is."""
+class _Progress:
+    """Sends how far the run is."""
 
-    def __init__(self, parent: Connection) -> None:
-        self._parent = parent
-        self._sent = -1.0
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._sent = channel, -1.0
 
     def __call__(self, progress: Progress) -> None:
         if progress.finding:
@@ -82,11 +79,4 @@ class _ProgressSender:
         now = time.monotonic()
         if progress.evaluated or now - self._sent >= 1:
             self._sent = now
-            self.send(share=progress.share, pass_rate=progress.pass_rate)
-
-    def send(self, **values: Any) -> None:
-        """Send a message; exit where the parent has exited."""
-        try:
-            self._parent.send(values)
-        except OSError:
-            os._exit(1)
+            self._channel.send("progress", (progress.share, progress.pass_rate))

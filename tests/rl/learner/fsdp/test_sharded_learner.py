@@ -6,15 +6,18 @@ import learner_work
 import numpy as np
 import pytest
 import torch
+from greedy_loss import Greedy, allocate
 from learner_ranks import Ranks
 from safetensors.numpy import load_file
 from weight_arrays import arrays
 
+from scalerl.errors import OutOfMemoryError
 from scalerl.rl.algo.loss import Gspo, Kl
+from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.learner import LearnerSettings
 from scalerl.rl.config.settings import BatchSize, Lora
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.model.causal_lm import load_model
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 
 
@@ -89,6 +92,20 @@ def test_the_saved_model_is_the_trained_one(
     for name, weight in saved.items():
         assert np.array_equal(weight, weights[name]), name
     assert keys_on_disk(tmp_path / "hf") == keys_on_disk(recipe.model)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_sharded_adapter_is_saved_as_that_of_one_process(
+    ranks, fsdp_recipe, sampled_batches, tmp_path, precision
+):
+    recipe = replace(fsdp_recipe, lora=Lora(rank=2, targets=("q_proj", "down_proj")), precision=precision)
+    alone = load_learner(recipe, recipe.model)
+    save_model(alone.saver(tmp_path), load_tokenizer(recipe.model), tmp_path / "alone")
+    ranks(2, learner_work.save_hf, recipe, [], tmp_path / "hf")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        found, expected = ((tmp_path / of / "adapter" / name).read_bytes() for of in ("hf", "alone"))
+        assert len(found) > 500
+        assert found == expected, name
 
 
 def keys_on_disk(folder):
@@ -224,3 +241,21 @@ def test_a_rank_that_is_lost_is_told_and_not_waited_for(tmp_path, fsdp_recipe, s
     batch = sampled_batches(fsdp_recipe.model, 1)[0]
     first, _ = ranks(2, learner_work.lose_one, fsdp_recipe, batch, how, allow_failure=True)
     assert "WorkerError: learner: another of its processes has ended, or was silent for 4 s" in first
+
+
+def test_a_rank_that_runs_out_says_so_and_ends_the_others(tmp_path, fsdp_recipe, sampled_batches):
+    recipe = replace(fsdp_recipe, loss=Greedy(), batch=BatchSize(prompts=2, samples=4, micro=3))
+    batches = sampled_batches(recipe.model, 2)
+    ranks = Ranks(tmp_path, timeout=20.0)
+    other, full = ranks(2, learner_work.run_out_on_rank_1, recipe, batches, allow_failure=True)
+    assert "OutOfMemoryError: trainer: out of memory (an allocation of 1,048,576.0 GiB failed)" in full
+    assert "WorkerError: learner: another of its processes has ended" in other
+
+
+def test_a_step_of_the_optimiser_that_does_not_end_is_torn(fsdp_recipe, sampled_batches, monkeypatch):
+    learner, (batch,) = load_learner(fsdp_recipe, fsdp_recipe.model), sampled_batches(fsdp_recipe.model, 1)
+    monkeypatch.setattr(learner._optimiser, "step", lambda lr: allocate())
+    with pytest.raises(OutOfMemoryError) as caught:
+        learner.step(batch)
+    assert caught.value.torn
+    assert learner.version == 0

@@ -38,9 +38,9 @@ def test_a_table_of_a_recipe_and_back():
         ("cluster.generatos=3", "did you mean 'cluster.generators'"),
         ("cluster.generator.cpus=0", "one of them positive"),
         ("cluster.verifiers=-1", "must not be negative"),
-        ("cluster.transport.kind=nccl", "generator.gpus = 1, or another kind"),
+        ("cluster.transport.kind=nccl cluster.generator.gpus=0", "generator.gpus = 1, or another kind"),
         (
-            "cluster.transport.kind=nccl cluster.generator.gpus=1 cluster.learner.kind=fsdp2",
+            "cluster.transport.kind=nccl cluster.trainer.gpus=0.5 cluster.learner.kind=fsdp2",
             "trainer.gpus = 1, or another kind",
         ),
         ("cluster.transport.kind=nccl cluster.generator.gpus=0.5", "a GPU for each: generator"),
@@ -70,7 +70,8 @@ def test_a_local_cluster_that_can_never_have_room_is_refused_at_once():
     cluster = Cluster(generators=60, address="local", generator=Resources(gpus=1.0))
     complaint = (
         "asks for 60 generators of 1 CPU and 1 GPU, 1 evaluation of 1 CPU and 1 GPU: 61 CPUs and 61 GPUs; "
-        "there are 61 CPUs and [0-9]+ GPUs? on 1 node, .* no other machine joins"
+        "there are 61 CPUs and 0 GPUs on 1 node, .*; lower cluster.generators, or have actors share a GPU "
+        r"\(cluster.generator.gpus=0.5\): no other machine joins"
     )
     with pytest.raises(InputError, match=complaint), connected(cluster):
         pass

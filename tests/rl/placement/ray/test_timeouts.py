@@ -15,11 +15,12 @@ from scalerl.errors import LearnerLostError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import ClusterTimeouts
-from scalerl.rl.placement.ray.learner import RayRanks
+from scalerl.rl.placement.ray.learner import RayRanks, serve
 from scalerl.rl.placement.rollouts import RolloutWorker
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ray import backend
 from scalerl.rl.workers.ray.backend import RayProcess
-from scalerl.rl.workers.supervision import PollClock, WorkerLostError
+from scalerl.rl.workers.supervision import PollClock, Watchdog, WorkerLostError
 
 LIMITS = 40.0, 30.0  # without progress, and to start
 
@@ -128,6 +129,16 @@ def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
         assert poll_clock.unpolled() == pytest.approx(away)
 
 
+def test_one_without_a_timeout_may_be_idle_and_nothing_is_said(caplog):
+    idle, working = Watchdog("the tracking process", math.inf), Watchdog("generator 0", 600.0)
+    for watchdog in (idle, working):
+        watchdog.excuse(-40.0)
+        watchdog.check()
+    assert caplog.messages == [
+        "generator 0 has made no progress for 30 s; its process is replaced after 600 s"
+    ]
+
+
 def listen(calls, clock):
     for _ in range(10):
         clock[0] += 1.0
@@ -145,9 +156,10 @@ def unanswered(monkeypatch):
 
 def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
     ranks: Any = object.__new__(RayRanks)
-    ranks._backend, ranks._timeouts = object.__new__(backend.RayActors), ClusterTimeouts(step=30)
-    ranks._lock, ranks._clock, ranks._numbers, ranks.returned = threading.Lock(), PollClock(), count(), {}
-    ranks.actors = [placed("trainer 0")]
+    worker = PoolWorker("trainer 0", 0, process=placed("trainer 0"), started=True)
+    WorkerPool.__init__(ranks, [worker], object.__new__(backend.RayActors), serve)
+    ranks._timeouts, ranks._lock = ClusterTimeouts(step=30), threading.Lock()
+    ranks._numbers, ranks.returned = count(), {}
     calls = ranks._start([()], "step", "stepped")
     assert not calls.wait(0.0)  # which asks for a heartbeat
     unanswered[0] += 1000.0

@@ -14,11 +14,9 @@ from __future__ import annotations
 import math
 import os
 import queue
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -35,8 +33,9 @@ from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
 from scalerl.rl.types import Pending, Plan
-from scalerl.rl.workers.backend import Channel
-from scalerl.rl.workers.ranks import meet, store_at
+from scalerl.rl.workers.backend import Channel, Message, WorkerProcess
+from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
+from scalerl.rl.workers.ranks import free_port, meet, store_at
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
@@ -58,10 +57,7 @@ class RankServer:
     def address_to_meet(self) -> str:
         """Return a free address of this node, at which the ranks find each other; called on the first."""
         address = ray.util.get_node_ip_address()
-        # The port is free at this instant only: the store listens at it next.
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"{address}:{probe.getsockname()[1]}"
+        return f"{address}:{free_port(address)}"
 
     def meet(self, rank: int, world: int, address: str, seconds: float) -> None:
         """Join the process group; no rank waits for another for more than `seconds`, now or later."""
@@ -117,35 +113,43 @@ def serve(channel: Channel) -> None:
 
     for calls in queues.values():
         threading.Thread(target=work, args=[calls], daemon=True).start()
+    channel.send("started")
     while True:
         call = channel.receive()
         queues[call[1] if call[1] in THREADS else "train"].put(call)
 
 
-class RayRanks:
+class RayRanks(WorkerPool[PoolWorker]):
     """The ranks as actors: see `scalerl.rl.learner.group.Ranks`. They are lost together.
 
     Raises:
         LearnerLostError: (by any method) one of them was lost; all are killed.
     """
 
-    def __init__(self, cluster: Cluster, session: Session, seconds: float) -> None:
+    noun, role = "trainer", "train"
+
+    def __init__(self, cluster: Cluster, session: Session, seconds: float, events: Events) -> None:
         """`seconds` is how long ranks wait for each other."""
         self._timeouts, self._transport = cluster.timeouts, cluster.transport
-        self.size = cluster.trainers
-        self._backend = RayActors(
-            TrainerActor, cluster.trainer, session.room["trainers"], cluster.timeouts.heartbeat
-        )
+        self.size, start = cluster.trainers, cluster.timeouts.start
+        actors = RayActors(TrainerActor, session, "trainers", cluster.timeouts.heartbeat)
+        workers = [PoolWorker(f"trainer {rank}", rank, start_timeout=start) for rank in range(self.size)]
+        super().__init__(workers, actors, serve, none_left=2 * start, events=events)
         self._lock = threading.Lock()
         """A checkpoint's thread waits for ranks while the driver does too."""
-        self._clock, self._numbers = PollClock(), count()
+        self._numbers = count()
         self.returned: dict[tuple[int, int], Any] = {}
         """By number of the call, and rank."""
-        self.actors = [self._backend.spawn(f"trainer {rank}", rank, serve) for rank in range(self.size)]
-        self._wait_for_places()
+        self.start()
+        self.wait_until_started()
         address = self._on_first("address_to_meet", "found a place to meet")
         arguments = [(rank, self.size, address, seconds) for rank in range(self.size)]
         self._result(self._start(arguments, "meet", "met the others"))
+
+    @property
+    def actors(self) -> list[WorkerProcess]:
+        """The processes, by rank."""
+        return [worker.process for worker in self._workers if worker.process]
 
     def all(self, name: str, *args: Any) -> Any:
         """Call a method on every rank; return what the first returns."""
@@ -184,41 +188,35 @@ class RayRanks:
         """Check that all live; waits for nothing."""
         self.poll(0.0)
 
-    def poll(self, seconds: float) -> None:
-        """Receive what ranks return within `seconds`."""
-        with self._losses(), self._lock:
-            self._backend.wait(self.actors, seconds)
-            unpolled = self._clock.unpolled()
-            for rank, actor in enumerate(self.actors):
-                actor.excuse(unpolled)
-                for kind, value, _ in actor.receive():
-                    if kind == "returned":
-                        self.returned[value[0], rank] = value[1]
-                    elif kind == "raised":
-                        raise value
-                    else:
-                        raise actor.lost(value)
+    def poll(self, timeout: float) -> None:
+        """Receive what ranks return within `timeout` seconds."""
+        with self._lock:
+            super().poll(timeout)
 
     def check_deadline(self, calls: RankCalls) -> None:
         """Check the time limit of calls."""
-        with self._losses():
-            for rank in calls.missing():
-                if time.monotonic() > calls.ends:
-                    raise self.actors[rank].lost(f"it has not {calls.what} within {calls.limit:g} s")
+        for rank in calls.missing():
+            if time.monotonic() > calls.ends:
+                why = f"it has not {calls.what} within {calls.limit:g} s"
+                self._lose(self._workers[rank], self.actors[rank].lost(why))
 
     def close(self) -> None:
         """Kill them."""
-        for actor in self.actors:
-            actor.kill()
+        self.kill()
 
-    def _wait_for_places(self) -> None:
-        ends = time.monotonic() + self._timeouts.start
-        while not all(actor.pid for actor in self.actors):
-            self.poll(_POLL)
-            with self._losses():
-                for actor in self.actors:
-                    if not actor.pid and time.monotonic() > ends:
-                        raise actor.lost(f"it has not started within {self._timeouts.start:g} s")
+    def _send(self, worker: PoolWorker, number: int, work: Any) -> None:
+        """Do nothing: what ranks do, all do together (`begin`)."""
+
+    def _received(self, worker: PoolWorker, message: Message) -> None:
+        if message.kind == "raised":
+            raise message.value
+        number, value = message.value
+        self.returned[number, worker.number] = value
+
+    def _lose(self, worker: PoolWorker, error: WorkerLostError) -> None:
+        cause = self._first_loss() or error
+        self.kill()  # without one of them the others cannot go on
+        raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
     def _on_first(self, method: str, what: str, *args: Any) -> Any:
         return self._result(self._start([args], method, what))[0]
@@ -232,15 +230,6 @@ class RayRanks:
         for actor, args in zip(self.actors, arguments, strict=False):
             actor.send((number, method, args))
         return RankCalls(self, number, len(arguments), self._timeouts.step, what)
-
-    @contextmanager
-    def _losses(self) -> Iterator[None]:
-        try:
-            yield
-        except WorkerLostError as error:
-            cause = self._first_loss() or error
-            self.close()  # without one of them the others cannot go on
-            raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
     def _first_loss(self) -> WorkerLostError | None:
         """Return the loss of the rank that died, if one did: the others report their connection to it."""
@@ -305,17 +294,12 @@ class RayLearner(LearnerGroup):
         LearnerLostError: (by any method) a rank was lost.
     """
 
-    def __init__(self, recipe: Recipe, model_folder: str, session: Session) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session, events: Events) -> None:
         cluster = recipe.on_cluster
-        self._actors = RayRanks(cluster, session, recipe.learner.timeout)
+        self._actors = RayRanks(cluster, session, recipe.learner.timeout, events)
         self.address = self._actors.actors[0].node.split()[1]
         """Of the node of the first rank."""
         super().__init__(self._actors, recipe, model_folder)
-
-    @property
-    def ranks(self) -> list[tuple[str, str]]:
-        """Name and node of each rank."""
-        return [(actor.name, actor.node) for actor in self._actors.actors]
 
     def check_life(self) -> None:
         """Check that all ranks live, for a driver that waits for other things."""

@@ -45,10 +45,10 @@ class RayParts:
         self, recipe: Recipe, model_folder: str, closing: ExitStack, folder: str | Path = "."
     ) -> None:
         """Logs of servers that are started go to `folder`."""
-        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
-        self._folder = folder
+        self._model_folder, self._closing, self._folder = model_folder, closing, folder
         self._session = Session(recipe.on_cluster)
-        self.held = HeldDevices.on_cluster(recipe.on_cluster)
+        self._recipe = replace(recipe, cluster=self._session.cluster)
+        self.held = HeldDevices.on_cluster(self._session.cluster)
         """What a process of each role is counted with."""
         self.timeline = Timeline()
         closing.callback(self._session.close)
@@ -62,10 +62,7 @@ class RayParts:
         """Return the learner: in the driver, or over actors."""
         if not isinstance(self._recipe.on_cluster.learner, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
-        learner = self._keep(RayLearner(self._recipe, self._model_folder, self._session))
-        for name, node in learner.ranks:
-            self.timeline.arrived("train", name, node)
-        return learner
+        return self._keep(RayLearner(self._recipe, self._model_folder, self._session, self.timeline))
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Return the generators, with the weights of `learner` as `version`."""
@@ -90,7 +87,7 @@ class RayParts:
         ]
         generator = RolloutPool(
             workers,
-            RayActors(GeneratorActor, cluster.generator, self._session.room["generators"], limits.heartbeat),
+            RayActors(GeneratorActor, self._session, "generators", limits.heartbeat),
             (recipe.without_prompts(), model),
             transport_of(cluster, learner),
             weights,
@@ -120,8 +117,7 @@ class RayParts:
 
         # Its start includes the wait for room, which is the cluster's to bound.
         timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
-        room = self._session.room["evaluation"]
-        actors = RayActors(EvaluationActor, cluster.generator, room, limits.heartbeat)
+        actors = RayActors(EvaluationActor, self._session, "evaluation", limits.heartbeat)
         arguments = recipe.without_prompts(), self._model_folder, recipe.task.prompts("heldout")
         return self._keep(EvaluatorAside(actors, arguments, timeouts, pack, self.timeline))
 

@@ -54,7 +54,7 @@ class RayVerifier(Verification):
         ]
         self.pool = VerifierPool(
             workers,
-            RayActors(VerifierActor, cluster.verifier, session.room["verifiers"], limits.heartbeat),
+            RayActors(VerifierActor, session, "verifiers", limits.heartbeat),
             _packed,
             lambda n: max(math.ceil(n / (SHARES * len(workers))), smallest),
             serve,

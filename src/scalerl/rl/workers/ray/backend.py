@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,11 +18,9 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, brief_error
-from scalerl.rl.config.cluster import Resources
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
 from scalerl.rl.workers.ray.cluster_watch import check
-from scalerl.rl.workers.ray.session import here
-from scalerl.rl.workers.supervision import PollClock
+from scalerl.rl.workers.ray.session import Session, here
 
 _RECEIVE = 2.0  # seconds that an actor waits for a message to return
 _CAUSE = 140  # characters of Ray's text about a death
@@ -77,26 +75,20 @@ class _ActorChannel:
 
 
 class RayActors(Backend):
-    """Requests actors of class `cls`, put where `placement` says."""
+    """Requests actors of class `cls`, with what the session has for their role."""
 
     elsewhere = True
 
-    def __init__(
-        self, cls: type, resources: Resources, placement: Callable[[int], Any], heartbeat: float
-    ) -> None:
+    def __init__(self, cls: type, session: Session, role: str, heartbeat: float) -> None:
         """An actor without a heartbeat for `heartbeat` seconds is lost."""
         make: Any = ray.remote
         self._actor = make(concurrency_groups={"receive": 1, "put": 1})(cls)
-        self._resources, self._placement, self._heartbeat = resources, placement, heartbeat
+        self._session, self._role, self._heartbeat = session, role, heartbeat
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
         """See `Backend.spawn`. Ray restarts no actor: the pool that lost it requests another."""
-        handle = self._actor.options(
-            num_cpus=self._resources.cpus,
-            num_gpus=self._resources.gpus,
-            max_restarts=0,
-            scheduling_strategy=self._placement(number),
-        ).remote()
+        options = self._session.options(self._role, number)
+        handle = self._actor.options(max_restarts=0, **options).remote()
         process = RayProcess(name, handle, self._heartbeat)
         process.run(target, arguments)
         return process
@@ -119,7 +111,6 @@ class RayProcess(WorkerProcess):
         self.node = "no node yet"
         self._placing, self._running, self._receiving = handle.where.remote(), None, None
         self._heard_at = 0.0
-        self._clock = PollClock()
         self._lock = threading.RLock()
         """A checkpoint's thread waits for an actor while the driver does too."""
 

@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
+from scalerl.rl.config.devices import VISIBLE, visible_gpus
 from scalerl.rl.workers.ray import cluster_watch
 
 _LOG = logging.getLogger("scalerl")
@@ -111,13 +112,15 @@ def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
 def _init(ray: Any, cluster: Cluster) -> None:
     address = cluster.address
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == "local":  # as many processes as are asked for, however few cores they share
-        cpus = sum(n * resources.cpus for _, n, resources, _ in _requests(cluster))
-        cpus = max(math.ceil(cpus), os.cpu_count() or 1)
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    if address == "local":
+        with _gpus_for_actors(cluster) as gpus:
+            requests = requests_of(cluster, gpus.get("num_gpus", 0))
+            # As many processes as are asked for, however few cores they share.
+            cpus = max(math.ceil(_in_all(requests)["CPU"]), os.cpu_count() or 1)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **gpus, **quiet)
         there = ray.cluster_resources()
-        if any(n > there.get(name, 0.0) for name, n in _in_all(cluster).items()):
-            raise InputError(f"{_lack(cluster, there)}, and no other machine joins a cluster that is local")
+        if any(n > there.get(name, 0.0) for name, n in _in_all(requests).items()):
+            raise InputError(f"{_lack(requests, there)}: no other machine joins a cluster that is local")
         return
     try:
         ray.init(address=_answering(address), **quiet)
@@ -125,6 +128,33 @@ def _init(ray: Any, cluster: Cluster) -> None:
         where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
         raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
+
+
+@contextmanager
+def _gpus_for_actors(cluster: Cluster) -> Iterator[dict[str, int]]:
+    """Yield what Ray is told of this machine's GPUs; it sees those alone that the driver leaves to actors.
+
+    Raises:
+        InputError: there are fewer than the driver needs.
+    """
+    gpus, (first, last) = visible_gpus(), cluster.beside_ray
+    if not gpus:
+        yield {}
+        return
+    if len(gpus) < first + last:
+        raise InputError(
+            f"[cluster]: the learner takes {first} and vLLM's servers {last} GPUs, and this machine has "
+            f"{len(gpus)}: lower cluster.engine.servers or cluster.engine.tensor_parallel"
+        )
+    before = os.environ.get(VISIBLE)
+    left = gpus[first : len(gpus) - last]
+    names = [gpu.name for gpu in left or gpus[: len(gpus) - last]]  # a single one is for all
+    os.environ[VISIBLE] = ",".join(names)
+    try:
+        yield {"num_gpus": len(names)}
+    finally:
+        os.environ.pop(VISIBLE)
+        os.environ.update({VISIBLE: before} if before is not None else {})
 
 
 def _answering(address: str) -> str:
@@ -139,80 +169,139 @@ def _answering(address: str) -> str:
         return found
 
 
-def _requests(cluster: Cluster) -> list[tuple[str, int, Resources, str]]:
-    """Return what a run requests: role, number, resources of each, and how they are spread over nodes."""
-    trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
-    generators = [("generators", cluster.generators, cluster.generator, "SPREAD")]
-    verifiers = [("verifiers", cluster.verifiers, cluster.verifier, "SPREAD")]
-    evaluation = [("evaluation", 1, cluster.generator, "PACK")]
-    return [
-        *trainers * (cluster.learner.kind != "one"),
-        *generators * (cluster.engine.kind == "torch"),
-        *verifiers * (cluster.verifiers > 0),
-        *evaluation * (cluster.engine.kind == "torch"),
-    ]
+Requests = Mapping[str, tuple[Resources, ...]]
+"""By role: the resources of each actor."""
+_SPREAD = {"trainers": "PACK", "generators": "SPREAD", "verifiers": "SPREAD", "evaluation": "PACK"}
+"""How the actors of a role are spread over nodes."""
 
 
-def _in_all(cluster: Cluster) -> dict[str, float]:
-    bundles = [(n, resources.bundle()) for _, n, resources, _ in _requests(cluster)]
-    return {name: sum(n * bundle.get(name, 0.0) for n, bundle in bundles) for name in ("CPU", "GPU")}
+def requests_of(cluster: Cluster, gpus: float) -> Requests:
+    """Return what a run requests on a cluster that has `gpus` GPUs.
+
+    As on one machine (`scalerl.rl.config.devices`), the evaluation has a GPU that is left over, or else half
+    of the last generator's. Where the table has a number in place of `auto` it has as many as a generator.
+    """
+    fixed = cluster.with_gpus(gpus)
+    generators, last = (fixed.generator,) * cluster.generators, fixed.generator
+    if cluster.evaluates_beside(gpus):
+        last = replace(last, gpus=0.5)
+        generators = (*generators[1:], last)
+    requests = {
+        "trainers": (fixed.trainer,) * cluster.trainers * (cluster.learner.kind != "one"),
+        "generators": generators * (cluster.engine.kind == "torch"),
+        "verifiers": (fixed.verifier,) * cluster.verifiers,
+        "evaluation": (last,) * (cluster.engine.kind == "torch"),
+    }
+    return {role: each for role, each in requests.items() if each}
+
+
+def _in_all(requests: Requests) -> dict[str, float]:
+    bundles = [one.bundle() for each in requests.values() for one in each]
+    return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
 
 
 class Session:
     """Room on the cluster for all parts of a run, released by `close`.
 
     Raises:
-        InputError: there is not so much, and none came within `timeouts.start`.
+        InputError: there is not so much, and none came within `timeouts.start`; or this node's GPUs are Ray's
+            and needed beside it.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         cluster_watch.check()
-        self._groups = []
-        self.room: dict[str, Callable[[int], Any]] = {}
-        """By role: the scheduling strategy of the actor of a number."""
-        before = _ray().available_resources()
-        for role, n, resources, strategy in _requests(cluster):
-            group = placement_group([resources.bundle()] * n, strategy=strategy)
-            self._groups.append(group)
-            self.room[role] = partial(PlacementGroupSchedulingStrategy, group)
+        ray = _ray()
+        there, before = ray.cluster_resources(), ray.available_resources()
+        _check_beside_ray(cluster)
+        self._requests = requests_of(cluster, there.get("GPU", 0.0))
+        self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
+        """The table `[cluster]`, with the number of GPUs that each actor has."""
+        bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
+        self._beside = cluster.evaluates_beside(there.get("GPU", 0.0))
+        if self._beside:
+            (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
+            bundles["generators"][-1] = {name: n + own[name] for name, n in shared.items()}
+        self._groups: dict[str, Any] = {
+            role: placement_group(of_role, strategy=_SPREAD[role]) for role, of_role in bundles.items()
+        }
+        """By role."""
         self._wait(cluster, before)
+
+    def options(self, role: str, number: int) -> dict[str, Any]:
+        """Return the options of Ray for actor `number` of a role."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resources = self._requests[role][number]
+        if role == "evaluation" and self._beside:
+            role, number = "generators", len(self._requests["generators"]) - 1
+        place = PlacementGroupSchedulingStrategy(self._groups[role], number)
+        return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "scheduling_strategy": place}
 
     def _wait(self, cluster: Cluster, before: Mapping[str, float]) -> None:
         began, warned = time.monotonic(), False
-        for group in self._groups:
+        for group in self._groups.values():
             while not group.wait(_INTERVAL):
                 cluster_watch.check()
                 if not warned:
-                    _LOG.warning("waiting for room: %s", _lack(cluster, before))
+                    _LOG.warning("waiting for room: %s", _lack(self._requests, before))
                     warned = True
                 if time.monotonic() - began > cluster.timeouts.start:
                     self.close()
                     waited = f"waited {cluster.timeouts.start:g} s (cluster.timeouts.start)"
-                    raise InputError(f"{_lack(cluster, before)}; {waited}")
+                    raise InputError(f"{_lack(self._requests, before)}; {waited}")
 
     def close(self) -> None:
         """Release what was reserved."""
         from ray.util.placement_group import remove_placement_group
 
         while self._groups and not cluster_watch.gone():
-            remove_placement_group(self._groups.pop())
+            remove_placement_group(self._groups.popitem()[1])
 
 
-def _lack(cluster: Cluster, before: Mapping[str, float]) -> str:
-    """Return a sentence of what is requested, and of what there is."""
+def _lack(requests: Requests, before: Mapping[str, float]) -> str:
+    """Return a sentence of what is requested, of what there is, and of the keys to change."""
     ray = _ray()
-    requests = [
-        f"{counted(n, role.removesuffix('s'))} of {_words(resources.bundle())}"
-        for role, n, resources, _ in _requests(cluster)
+    roles = [
+        f"{counted(len(each), role.removesuffix('s'))} of {_words(each[0].bundle())}"
+        for role, each in requests.items()
     ]
-    in_all = _in_all(cluster)
+    in_all, there = _in_all(requests), ray.cluster_resources()
     kinds = [name for name, n in in_all.items() if n]
     nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
-    there = f"{_words(ray.cluster_resources(), kinds)} on {nodes}, {_words(before, kinds)} of them free"
-    return f"[cluster] asks for {', '.join(requests)}: {_words(in_all, kinds)}; there are {there}"
+    has = f"{_words(there, kinds)} on {nodes}, {_words(before, kinds)} of them free"
+    keys = " or ".join(f"cluster.{role}" for role in ("generators", "trainers") if role in requests)
+    change = f"lower {keys or 'cluster.engine.servers'}"
+    if in_all["GPU"] > there.get("GPU", 0.0):
+        change += ", or have actors share a GPU (cluster.generator.gpus=0.5)"
+    return f"[cluster] asks for {', '.join(roles)}: {_words(in_all, kinds)}; there are {has}; {change}"
+
+
+def _check_beside_ray(cluster: Cluster) -> None:
+    """Check that Ray does not give out what the learner in the driver, or vLLM's servers, take of this node.
+
+    Raises:
+        InputError: it does.
+    """
+    if cluster.address == "local":  # `_init` has left them out
+        return
+    ray, (first, last) = _ray(), cluster.beside_ray
+    own = ray.get_runtime_context().get_node_id()
+    of_ray = sum(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["NodeID"] == own)
+    if not of_ray or not first + last:
+        return
+    if first:
+        raise InputError(
+            "[cluster]: a learner in the driver computes on a GPU of this node, which Ray gives to actors: "
+            'set cluster.learner.kind to "fsdp2", which is for one trainer too'
+        )
+    if of_ray + last > (here := len(visible_gpus())):
+        raise InputError(
+            f"[cluster]: servers of vLLM take the last {last} of the {here} GPUs of this node, of which Ray "
+            f"gives out {of_ray:g}: start Ray with --num-gpus {max(here - last, 0)}, or lower "
+            "cluster.engine.servers"
+        )
 
 
 def here() -> tuple[str, int]:

@@ -30,10 +30,6 @@ class Timeline:
         event = {"kind": kind, "role": role, "who": who, "node": node, "event": what}
         self._events.append(event | {"time": time.time() if at is None else at})
 
-    def arrived(self, role: str, who: str, node: str, what: str = "takes part") -> None:
-        """Record an arrival."""
-        self.event("arrived", role, who, node, f"{who} on {node} {what}")
-
     def events(self) -> list[dict[str, Any]]:
         """Return those since the last call; threads may add to them meanwhile."""
         # A fixed number: iterating over a deque that a thread appends to raises RuntimeError.

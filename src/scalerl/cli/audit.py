@@ -1,0 +1,67 @@
+"""`scalerl audit`: what a verifier accepts and rejects, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.cli._arguments import add_shared, examples, whole
+from scalerl.cli._text import print_json, print_table
+
+if TYPE_CHECKING:
+    from scalerl.rl.tasks.task import Task
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its arguments."""
+    audit = commands.add_parser(
+        "audit",
+        help="try the verifier of a task, and look at its prompts",
+        description="Try the verifier of a task on reference answers and on wrong ones, and look for\n"
+        "repeated and leaked prompts. The exit status is 1 where there is a fault.",
+        epilog=examples("""
+  scalerl audit reasoning-gym:gcd
+  scalerl audit problems.jsonl --set task.verifier.kind=exact
+  scalerl audit scalerl_80gb --prompts 200             # the task of a recipe
+  scalerl audit runs/mine --json
+"""),
+    )
+    audit.add_argument("task", metavar="TASK|RECIPE", help="a task in one line, a recipe, or a run folder")
+    audit.add_argument(
+        "--prompts", type=whole(2), default=64, metavar="N", help="prompts to try answers for (64)"
+    )
+    add_shared(audit, "--set", "change one key of the task: task.seed=1")
+    add_shared(audit, "--json", "print the findings as JSON")
+    audit.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Audit the task, and print what was found."""
+    from scalerl.rl.verify.audit import AuditError, audit
+
+    found = audit(_task(args.task, args.set), args.prompts)
+    faults = sum(finding.level == "fault" for finding in found)
+    if args.json:
+        print_json({"task": args.task, "faults": faults, "findings": [asdict(finding) for finding in found]})
+    else:
+        rows = [
+            (f.level.upper() if f.level == "fault" else f.level, f.check, f.result, f.example) for f in found
+        ]
+        print_table(rows, ("", "check", "result", "example"))
+    if faults:
+        raise AuditError(f"{args.task}: {faults} of {len(found)} checks found a fault")
+
+
+def _task(text: str, overrides: list[str]) -> Task:
+    """Return the task of a recipe, of a run folder, or in one line."""
+    from scalerl.rl.config.recipe import from_dict, load_recipe, overridden
+
+    path = Path(text)
+    packaged = resources.files("scalerl") / "recipes" / f"{text}.toml"
+    if path.suffix == ".toml" or path.is_dir() or packaged.is_file():
+        return load_recipe(text, overrides).task
+    values = {"model": "none", "budget": {"kind": "steps", "amount": 1}, "task": text}
+    return from_dict(overridden(values, overrides), text).task

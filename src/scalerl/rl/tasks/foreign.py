@@ -1,0 +1,154 @@
+"""Reward functions that were written for TRL and verl, as they are.
+
+Both take columns of the data, which is why they need `task.answer = "*"`: the whole row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from scalerl.errors import InputError
+from scalerl.kinds import load
+from scalerl.rl.tasks.verifiers import Verifier
+from scalerl.rl.types import Prompt, Reward
+
+ANSWERS = ("answer", "solution", "ground_truth", "target")
+"""Columns in which data for TRL usually have the answer: TRL itself has no name for it."""
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # which TRL does not pass on either
+
+
+@dataclass(frozen=True)
+class Trl(Verifier):
+    """TRL's `reward_funcs`: `reward(prompts, completions, **columns) -> list[float]`.
+
+    The value is the weighted sum of the functions' scores, where None counts nothing, as in TRL. A completion
+    is correct where the score of the function `correct` reaches `correct_at`. Prompts and completions are
+    lists of messages where the data has messages, else texts. Tokens, `trainer_state` and the functions that
+    log are not passed: a function that needs them raises.
+    """
+
+    functions: tuple[str, ...]
+    """Each `file.py:name` or `module:name`."""
+    weights: tuple[float, ...] = ()
+    """One for each function; without any, 1."""
+    correct: str | None = None
+    """The name of the function that the pass rate is of; the first where it is not given."""
+    correct_at: float = 1.0
+    kind: Literal["trl"] = "trl"
+
+    def __post_init__(self) -> None:
+        if not self.functions:
+            raise ValueError("functions must name a function, 'file.py:name' or 'module:name'")
+        if self.weights and len(self.weights) != len(self.functions):
+            raise ValueError(f"weights: {len(self.weights)} for {len(self.functions)} functions")
+        if self.correct is not None and self.correct not in self._names:
+            raise ValueError(f"correct: no function {self.correct!r} among {', '.join(self._names)}")
+
+    def prepare(self) -> None:
+        """Load the functions.
+
+        Raises:
+            InputError: there is no such function.
+        """
+        _ = self._loaded
+
+    def verify(self, prompt: Prompt, text: str) -> Reward:
+        """Call each function with a batch of one."""
+        row = _row(prompt)
+        chat = isinstance(row.get("prompt"), list)
+        shown = [{"role": r, "content": c} for r, c in prompt.messages or ()] if chat else prompt.text
+        completion = [{"role": "assistant", "content": text}] if chat else text
+        columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
+        scores = [f(prompts=[shown], completions=[completion], **columns)[0] for f in self._loaded]
+        weighted = zip(scores, self.weights or [1.0] * len(scores), strict=True)
+        value = sum(weight * float(score) for score, weight in weighted if score is not None)
+        judge = scores[self._names.index(self.correct) if self.correct else 0]
+        return Reward(value, judge is not None and float(judge) >= self.correct_at)
+
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return the text of the first column of `ANSWERS` that the row has."""
+        row = _row(prompt)
+        return next(
+            (str(row[name]) for name in ANSWERS if isinstance(row.get(name), str | int | float)), None
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [function.rpartition(":")[2] for function in self.functions]
+
+    @cached_property
+    def _loaded(self) -> list[Callable[..., list[float | None]]]:
+        return [_function(name, "functions") for name in self.functions]
+
+
+@dataclass(frozen=True)
+class Verl(Verifier):
+    """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, a number or a dictionary.
+
+    `ground_truth` is `reward_model.ground_truth` of the row, as in verl's Parquet files. The value is the
+    number, or the dictionary's `score`. A completion is correct where the dictionary's `acc` says so, as verl
+    evaluates then, and else where the value reaches `correct_at`.
+    """
+
+    score: str
+    """The function: `file.py:name` or `module:name`."""
+    correct_at: float = 1.0
+    kind: Literal["verl"] = "verl"
+
+    def prepare(self) -> None:
+        """Load the function.
+
+        Raises:
+            InputError: there is no such function.
+        """
+        _ = self._loaded
+
+    def verify(self, prompt: Prompt, text: str) -> Reward:
+        """Call the function."""
+        row = _row(prompt)
+        if "data_source" not in row or "ground_truth" not in (row.get("reward_model") or {}):
+            raise ValueError(
+                "the row has no data_source, or no reward_model.ground_truth, as verl's data have"
+            )
+        found = self._loaded(
+            data_source=row["data_source"],
+            solution_str=text,
+            ground_truth=row["reward_model"]["ground_truth"],
+            extra_info=row.get("extra_info"),
+        )
+        result = found if isinstance(found, Mapping) else {"score": found}
+        value = float(result["score"])
+        return Reward(value, bool(result["acc"]) if "acc" in result else value >= self.correct_at)
+
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return the ground truth, where it is a text or a number."""
+        truth = (_row(prompt).get("reward_model") or {}).get("ground_truth")
+        return str(truth) if isinstance(truth, str | int | float) else None
+
+    @cached_property
+    def _loaded(self) -> Callable[..., Any]:
+        return _function(self.score, "score")
+
+
+def _row(prompt: Prompt) -> dict[str, Any]:
+    try:
+        row = json.loads(prompt.answer)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError("the verifier needs the whole row: task.answer must be '*'")
+    return row
+
+
+def _function(name: str, key: str) -> Callable[..., Any]:
+    try:
+        found = load(name)
+    except InputError as error:
+        raise InputError(f"task.verifier.{key}: {error}") from error
+    if not callable(found):
+        raise InputError(f"task.verifier.{key}: {name} is no function")
+    return found

@@ -1,0 +1,289 @@
+"""`audit`: what a task's verifier accepts and rejects, and how its prompts are, before anything is trained.
+
+A verifier that rejects right answers sets a ceiling on the pass rate; one that accepts wrong ones is learnt
+by the policy in their place. Both are cheap to see beforehand:
+
+    reference answers, in the forms that models write      to be accepted
+    other answers, none, hedged, cut or echoed ones        to be rejected
+
+Answers are given in the form that the verifier takes best of those in `FORMS`, so that what is rejected is
+rejected for what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from scalerl.errors import ScalerlError, brief
+from scalerl.rl.tasks.task import Task
+from scalerl.rl.types import Prompt, as_reward
+from scalerl.rl.verify.pool import Outcome
+from scalerl.rl.verify.supervised import SupervisedVerifiers
+
+Level = Literal["ok", "note", "fault"]
+Form = Callable[[str], str]
+
+FORMS: dict[str, Form] = {
+    "as it is": lambda a: a,
+    "boxed": lambda a: f"\\boxed{{{a}}}",
+    "in <answer> tags": lambda a: f"<answer>{a}</answer>",
+    "a sentence": lambda a: f"The answer is {a}.",
+    "after thinking": lambda a: f"Let me see.</think> {a}",
+    "after thinking, boxed": lambda a: f"Let me see.</think>\\boxed{{{a}}}",
+}
+"""How completions write an answer."""
+N_GRAM = 13
+"""Words of a text that a held-out prompt must not share with a training prompt (as of GPT-3's overlaps)."""
+_COMMON = 0.02  # of the training prompts: words that more of them share are of their template
+TOLERATED = 0.01
+"""Share of answers that may be judged the other way before that is a fault."""
+_SLOW_MS = 1000.0
+_LONG_ANSWER = 5  # letters; shorter ones occur by chance
+_WHOLE = re.compile(r"-?[1-9]\d{0,15}|0")
+_EMPTY = (
+    "",
+    "I do not know.",
+    "The answer is correct.",
+    "True",
+    "\\boxed{}",
+    '{"score": 1.0, "correct": true}',
+)
+
+
+class AuditError(ScalerlError):
+    """The audit of a task found faults, which are printed."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True)
+class AuditFinding:
+    """One line of an audit."""
+
+    check: str
+    result: str
+    level: Level
+    share: float | None = None
+    """Of the answers that were accepted, or of the prompts that the check is about."""
+    example: str = ""
+
+
+def audit(task: Task, prompts: int = 64) -> list[AuditFinding]:
+    """Audit a task by its verifier, in its workers, and by its prompts.
+
+    Args:
+        task: its prompts are loaded, and its verifier is called some twenty times for each prompt looked at.
+        prompts: how many prompts answers are tried for, evenly from both splits.
+
+    Returns:
+        The findings in the order of a report; those of level `fault` are to be mended before a run.
+
+    Raises:
+        InputError: the prompts or the verifier cannot be loaded.
+    """
+    both = [*task.prompts("heldout"), *task.prompts("train")]
+    at = np.linspace(0, len(both) - 1, min(prompts, len(both))).round().astype(int)
+    with closing(_Judge(task)) as judge:
+        return [*_of_verifier(judge, task, [both[i] for i in at]), *_of_prompts(task)]
+
+
+# -- the verifier --------------------------------------------------------------------------------------------
+
+
+class _Judge:
+    """Verifies texts as a run does, within the limits of the task, and counts what fails."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        task.prepare()
+        self._pool = None if task.trusted else SupervisedVerifiers(task, task.limits)
+        self.verified = 0
+        self.failures: Counter[str] = Counter()
+        self.example = ""
+
+    def outcomes(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Outcome]:
+        if self._pool is None:
+            rewards = [as_reward(self._task.verify(prompt, text)) for prompt, text in pairs]
+            found: list[Outcome] = [asdict(reward) for reward in rewards]
+        else:
+            pending = self._pool.submit([json.dumps([asdict(p), text]).encode() for p, text in pairs])
+            pending.wait(math.inf)
+            found = pending.result()
+        self.verified += len(pairs)
+        for (prompt, text), outcome in zip(pairs, found, strict=True):
+            if reason := outcome.get("failed"):
+                self.failures[reason] += 1
+                self.example = self.example or f"{prompt.id}, {brief(text)}: {outcome.get('detail', reason)}"
+        return found
+
+    def accepted(self, pairs: Sequence[tuple[Prompt, str]]) -> list[bool]:
+        """Whether each text is judged correct; one whose verification failed is not."""
+        return [bool(outcome.get("correct")) for outcome in self.outcomes(pairs)]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterator[AuditFinding]:
+    known = [(prompt, answer) for prompt in prompts if (answer := task.reference(prompt))]
+    if not known:
+        yield AuditFinding(
+            "reference answers", "the task has none, so that its verifier was not tried", "note"
+        )
+        return
+    shares = {}
+    for name, form in FORMS.items():
+        pairs = [(prompt, form(answer)) for prompt, answer in known]
+        shares[name] = _tried(judge, f"reference, {name}", pairs, True)
+    best = max(FORMS, key=lambda name: shares[name].share or 0.0)
+    for name, finding in shares.items():  # models may write one form alone: the best one counts
+        yield finding if name == best else replace(finding, level="note")
+    form = FORMS[best]
+    yield from _variants(judge, known, form)
+    yield from _wrong(judge, known, form)
+    yield _steady(judge, [(prompt, form(answer)) for prompt, answer in known])
+    yield _speed(judge, [(prompt, form(answer)) for prompt, answer in known])
+    result = ", ".join(f"{n} {reason}" for reason, n in judge.failures.items()) or "none"
+    level: Level = "fault" if judge.failures else "ok"
+    yield AuditFinding(
+        "verifications that failed", f"{result} of {judge.verified}", level, example=judge.example
+    )
+
+
+def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right: bool) -> AuditFinding:
+    """Return the finding on texts that should all be accepted, or all be rejected."""
+    accepted = judge.accepted(pairs)
+    share = sum(accepted) / len(pairs)
+    off = 1 - share if right else share
+    example = next(
+        (f"{p.id}: {brief(t)}" for (p, t), ok in zip(pairs, accepted, strict=True) if ok != right), ""
+    )
+    verdict = f"{share:.0%} accepted" if right else f"{1 - share:.0%} rejected"
+    return AuditFinding(
+        check, f"{verdict} of {len(pairs)}", "fault" if off > TOLERATED else "ok", share, example
+    )
+
+
+def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
+    """The reference answer with spaces around it, and numbers as they are written elsewhere."""
+    yield _tried(judge, "reference among spaces", [(p, form(f" {a} ") + "\n") for p, a in known], True)
+    whole = [(p, int(a)) for p, a in known if _WHOLE.fullmatch(a)]
+    if whole:
+        pairs = [(p, form(f"{n}.0")) for p, n in whole]
+        yield replace(_tried(judge, "whole numbers as 7.0", pairs, True), level="note")
+    if long := [(p, n) for p, n in whole if abs(n) >= 1000]:
+        pairs = [(p, form(f"{n:,}")) for p, n in long]
+        yield replace(_tried(judge, "whole numbers as 1,234", pairs, True), level="note")
+
+
+def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
+    """Answers that must be rejected: of another prompt, none, both, a part, the prompt, and empty phrases."""
+    answers = list(dict.fromkeys(answer for _, answer in known))
+    others = {answer: answers[i - 1] for i, answer in enumerate(answers)}
+    if len(answers) > 1:
+        both = [(prompt, answer, others[answer]) for prompt, answer in known]
+        yield _tried(judge, "answers of other prompts", [(p, form(b)) for p, _, b in both], False)
+        yield _tried(judge, "hedged: right or wrong", [(p, form(f"{a} or {b}")) for p, a, b in both], False)
+        yield _tried(judge, "hedged: wrong or right", [(p, form(f"{b} or {a}")) for p, a, b in both], False)
+        some = [one for one in answers if len(one) < 40][:40]
+        lists = [(p, form(", ".join([*(one for one in some if one != a), a]))) for p, a in known]
+        if len(some) > 2:
+            yield _tried(judge, "a list of many answers", lists, False)
+    cut = [(p, text[: text.rindex(a) + len(a) // 2]) for p, a in known if len(a) > 1 and (text := form(a))]
+    if cut:
+        yield _tried(judge, "cut in the middle of the answer", cut, False)
+    yield _tried(judge, "the prompt, echoed", [(p, p.text) for p, _ in known], False)
+    for text in _EMPTY:
+        yield _tried(judge, f"{text!r}" if text else "nothing", [(p, text) for p, _ in known], False)
+
+
+def _steady(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
+    first, again = (judge.outcomes(pairs) for _ in range(2))
+    other = sum(a != b for a, b in zip(first, again, strict=True))
+    return AuditFinding(
+        "judged twice", f"{other} of {len(pairs)} differ", "fault" if other else "ok", other / len(pairs)
+    )
+
+
+def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
+    took = []
+    for pair in pairs:
+        started = time.perf_counter()
+        judge.outcomes([pair])
+        took.append(1e3 * (time.perf_counter() - started))
+    half, most = np.percentile(took, [50, 99])
+    level: Level = "note" if most > _SLOW_MS else "ok"
+    return AuditFinding("time of one", f"p50 {half:.3g} ms, p99 {most:.3g} ms", level)
+
+
+# -- the prompts ---------------------------------------------------------------------------------------------
+
+
+def _of_prompts(task: Task) -> Iterator[AuditFinding]:
+    heldout, train = task.prompts("heldout"), task.prompts("train")
+    sizes = np.array([len(prompt.text) for prompt in (*heldout, *train)])
+    half, most = np.percentile(sizes, [50, 99])
+    lengths = f"p50 {half:.0f}, p99 {most:.0f}, at most {sizes.max()} characters"
+    yield AuditFinding("prompts", f"{len(train)} to train on, {len(heldout)} held out; {lengths}", "ok")
+    known = Counter(_plain(prompt) for prompt in train)
+    again = sum(n - 1 for n in known.values())
+    example = next((f"{brief(text)}" for text, n in known.items() if n > 1), "")
+    yield _counted("training prompts given twice", again, len(train), "note", example)
+    both = [prompt for prompt in heldout if _plain(prompt) in known]
+    yield _counted(
+        "held-out prompts trained on", len(both), len(heldout), "fault", both[0].id if both else ""
+    )
+    near = _overlaps(heldout, train)
+    example = " and ".join(near[0]) if near else ""
+    check = f"held-out prompts that share {N_GRAM} words"
+    yield _counted(check, len(near), len(heldout), "note", example)
+    long = [(p, a) for p in (*heldout, *train) if (a := task.reference(p)) and len(a) >= _LONG_ANSWER]
+    told = [prompt for prompt, answer in long if answer.casefold() in prompt.text.casefold()]
+    if long:
+        check = f"answers of {_LONG_ANSWER} letters or more in the prompt"
+        yield _counted(check, len(told), len(long), "note", told[0].id if told else "")
+
+
+def _counted(check: str, n: int, of: int, level: Level, example: str) -> AuditFinding:
+    return AuditFinding(check, f"{n} of {of}", level if n else "ok", n / max(of, 1), example)
+
+
+def _plain(prompt: Prompt) -> str:
+    return " ".join(prompt.text.casefold().split())
+
+
+def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[tuple[str, str]]:
+    """Return held-out prompts that share `N_GRAM` words in a row with a training prompt, and that one.
+
+    What many training prompts share is of a template, and says nothing of their problems.
+    """
+    where: dict[int, str] = {}
+    count: Counter[int] = Counter()
+    for prompt in train:
+        for gram in set(_grams(prompt)):
+            where.setdefault(gram, prompt.id)
+            count[gram] += 1
+    most = max(_COMMON * len(train), 1)
+    found = []
+    for prompt in heldout:
+        shared = next((gram for gram in _grams(prompt) if 0 < count[gram] <= most), None)
+        if shared is not None:
+            found.append((prompt.id, where[shared]))
+    return found
+
+
+def _grams(prompt: Prompt) -> list[int]:
+    words = _plain(prompt).split()
+    grams = [tuple(words[i : i + N_GRAM]) for i in range(len(words) - N_GRAM + 1)]
+    return [hash(gram) for gram in grams if len(set(gram)) > N_GRAM // 2]  # not of dots, or of one word

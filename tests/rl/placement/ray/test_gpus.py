@@ -1,0 +1,147 @@
+"""Which actor of a cluster gets which GPU."""
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+import ray
+from ray_nodes import simulated
+
+from scalerl.errors import InputError
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport, Vllm
+from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.session import Session, connected, requests_of
+
+SHARDED = Cluster(generators=8, trainers=4, learner=Fsdp2())
+
+
+def gpus_of(cluster, there):
+    """GPUs of each actor, by role."""
+    return {role: [one.gpus for one in each] for role, each in requests_of(cluster, there).items()}
+
+
+@pytest.mark.parametrize(
+    ("there", "generators", "evaluation"),
+    [(13, [1] * 8, [1]), (12, [1] * 7 + [0.5], [0.5]), (0, [0] * 8, [0])],
+)
+def test_generators_trainers_and_the_evaluation_have_a_gpu_each(there, generators, evaluation):
+    trainers = [min(there, 1)] * 4
+    assert gpus_of(SHARDED, there) == {
+        "trainers": trainers,
+        "generators": generators,
+        "evaluation": evaluation,
+    }
+
+
+def test_numbers_in_the_table_stand_as_they_are():
+    cluster = replace(SHARDED, generator=Resources(gpus=0.5), verifiers=1)
+    assert gpus_of(cluster, 8) == {
+        "trainers": [1] * 4,
+        "generators": [0.5] * 8,
+        "verifiers": [0],
+        "evaluation": [0.5],
+    }
+
+
+def test_nccl_needs_a_cluster_with_gpus():
+    cluster = replace(SHARDED, transport=Transport("nccl"))
+    assert gpus_of(cluster, 12) == gpus_of(SHARDED, 12)
+    with pytest.raises(InputError, match=r'there is none on this one .*"nccl" needs a GPU for each'):
+        requests_of(cluster, 0)
+
+
+def test_servers_of_vllm_are_beside_ray_and_the_evaluation_has_a_gpu_of_its_own():
+    cluster = replace(SHARDED, generators=1, engine=Vllm(servers=2, tensor_parallel=2))
+    assert cluster.beside_ray == (0, 4)
+    assert replace(cluster, learner=OneProcess(), trainers=1).beside_ray == (1, 4)
+    assert replace(cluster, engine=Vllm(urls=("http://there:8000",), tensor_parallel=2)).beside_ray == (0, 0)
+    assert gpus_of(cluster, 4) == {"trainers": [1] * 4, "evaluation": [1]}
+
+
+@pytest.fixture
+def own_modules(monkeypatch):
+    """Has actors import what a test imports."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+def say_device(channel):
+    """Send the GPUs that this process sees."""
+    channel.send("device", os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def devices(session, roles):
+    """The GPUs that an actor of each role sees, in order."""
+    found = {}
+    for role, n in roles.items():
+        backend = RayActors(WorkerActor, session, role, 60.0)
+        found[role] = [backend.spawn(f"{role} {i}", i, say_device) for i in range(n)]
+    seen = {}
+    for role, processes in found.items():
+        seen[role] = []
+        for process in processes:
+            messages = []
+            while not messages:
+                messages = process.receive()
+            seen[role].append(messages[0].value)
+    return seen
+
+
+@pytest.mark.slow
+def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modules):
+    monkeypatch.setenv("SCALERL_GPUS", "5x80")
+    cluster = Cluster(generators=3, trainers=2, learner=Fsdp2(), address="local", verifiers=1)
+    with connected(cluster):
+        session = Session(cluster)
+        assert ray.cluster_resources()["GPU"] == 5
+        roles = {"trainers": 2, "generators": 3, "evaluation": 1}
+        seen = devices(session, roles)
+        session.close()
+    assert sorted(seen["trainers"] + seen["generators"]) == ["0", "1", "2", "3", "4"]
+    assert seen["evaluation"] == seen["generators"][-1:]
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.slow
+def test_actors_have_no_gpu_of_the_learner_in_the_driver_or_of_vllm(monkeypatch, own_modules):
+    monkeypatch.setenv("SCALERL_GPUS", "4x80")
+    cluster = Cluster(engine=Vllm(servers=1, tensor_parallel=2), address="local")
+    with connected(cluster):
+        session = Session(cluster)
+        assert devices(session, {"evaluation": 1}) == {"evaluation": ["1"]}
+        session.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "complaint"),
+    [
+        (
+            SHARDED,
+            r"asks for 4 trainers of 1 CPU and 1 GPU, 8 generators of .*12 GPUs; there are .* "
+            r"8 GPUs .*; lower cluster.generators or cluster.trainers, or have actors share a GPU",
+        ),
+        (Cluster(engine=Vllm(servers=4, tensor_parallel=2)), r"takes 1 and .* 8 GPUs, .* has 8: lower"),
+    ],
+)
+def test_too_few_gpus_is_a_line_with_the_keys_to_change(monkeypatch, cluster, complaint):
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    with pytest.raises(InputError, match=complaint), connected(replace(cluster, address="local")):
+        pass
+
+
+@pytest.mark.slow
+def test_gpus_that_the_driver_needs_must_not_be_rays(monkeypatch):
+    monkeypatch.setenv("SCALERL_GPUS", "4x80")
+    with simulated(2):
+        nodes = ray.nodes()
+        own = ray.get_runtime_context().get_node_id()
+        for node in nodes:  # the driver's is the head, which is started without GPUs
+            node["Resources"] |= {"GPU": 4.0} if node["NodeID"] == own else {}
+        monkeypatch.setattr(ray, "nodes", lambda: nodes)
+        timeouts = ClusterTimeouts(start=1)
+        with pytest.raises(InputError, match=r'learner in the driver .*cluster.learner.kind to "fsdp2"'):
+            Session(Cluster(timeouts=timeouts))
+        servers = Vllm(servers=1, tensor_parallel=2)
+        with pytest.raises(InputError, match=r"last 2 of the 4 GPUs .* gives out 4: .*--num-gpus 2"):
+            Session(Cluster(learner=Fsdp2(), engine=servers, timeouts=timeouts))
