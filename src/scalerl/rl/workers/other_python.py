@@ -47,9 +47,9 @@ class OtherPython(Backend):
             environment["CUDA_VISIBLE_DEVICES"] = device
         self._logs.mkdir(parents=True, exist_ok=True)
 
-        def start(theirs: Connection) -> _Process:
+        def start(theirs: Connection) -> _GroupLeader:
             with self.log(number).open("ab") as log:
-                return _Process([self._python, "-c", _RUN], theirs, environment, log)
+                return _GroupLeader([self._python, "-c", _RUN], theirs, environment, log)
 
         process = ChildProcess(name, start)
         process.send((target, arguments))
@@ -60,7 +60,7 @@ class OtherPython(Backend):
         Processes().wait(processes, seconds)
 
 
-class _Process:
+class _GroupLeader:
     """What `ChildProcess` requires of a process of multiprocessing."""
 
     def __init__(
