@@ -19,7 +19,7 @@ test: setup lint
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -s
 
-# Against vLLM itself: two starts of a server, each a minute or two.
+# Against vLLM itself: three starts, each a minute or two.
 test-vllm: setup vllm
 	$(BIN)/python -m pytest -m slow -s -rs tests/rl/engine/vllm/test_vllm.py
 

@@ -6,8 +6,8 @@ import json
 import example_files
 import pytest
 
-from scalerl.cli._amounts import amount, amounts
 from scalerl.cli.main import main
+from scalerl.cli.shared.amounts import amount, amounts
 from scalerl.errors import InputError
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import example_files
 import pytest
 
-from scalerl.cli._text import print_table
 from scalerl.cli.main import _parser, main
+from scalerl.cli.shared.text import print_table
 from scalerl.errors import ScalerlError
 
 COMMANDS: Any = next(action.choices for action in _parser()._actions if action.metavar == "COMMAND")

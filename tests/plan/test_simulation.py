@@ -220,6 +220,16 @@ def test_training_waits_where_evaluations_come_faster_than_they_are_made():
     assert seconds(100.0).wait_for_evaluation == pytest.approx(0.7, abs=0.03)
 
 
+def test_generators_that_evaluate_sample_nothing_else_meanwhile():
+    asked = replace(job(PipelineRL(0)), evaluate_every=2, evaluated_by_generators=True)
+
+    def seconds(of_one, generators):
+        return simulate(asked, replace(SECOND, evaluate=of_one), generators, 1, steps=80).seconds_per_step
+
+    assert seconds(100.0, 1) - seconds(0.0, 1) == pytest.approx(100 / 2)
+    assert seconds(100.0, 2) - seconds(0.0, 2) == pytest.approx(100 / 2 / 2)
+
+
 def test_the_best_split_is_where_both_roles_are_busy():
     rates = replace(SECOND, decode=Decode(1.0), trainer=Trainer(0.5))
     # Generation takes 80 s of a generator of one row; training, 40 s of a trainer.

@@ -60,7 +60,7 @@ def when_step(folder, n, do):
     """Do something in a thread once the record of a run has so many steps."""
 
     def wait():
-        until(lambda: steps_of(folder) >= n, 240)
+        until(lambda: steps_of(folder) >= n, 900)
         do()
 
     thread = threading.Thread(target=wait, daemon=True)

@@ -7,12 +7,32 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.rl.engine.vllm.protocol import LENGTH
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
+from scalerl.rl.types import Prompt
 
 KEY = "sesame"
+CLOSE, DIGIT, STOP = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index("7"), VOCABULARY.index(END)
+TOKENS = [DIGIT, CLOSE, DIGIT, STOP]
+PROMPTS = [Prompt(f"p/{i}", "3 + 4 =", "7") for i in range(4)]
+_SEEDS = count()
+
+
+def collect(generator: Any, n: int) -> Any:
+    """Return the next `n` groups of a generator, once they are complete."""
+    while generator.ready < n:
+        generator.work()
+    return generator.take(n)
+
+
+def submit(generator: Any, prompts: Any = PROMPTS, samples: int = 2) -> None:
+    """Have groups sampled."""
+    for prompt in prompts:
+        generator.submit(prompt, 0, samples)
 
 
 class FaultyServer:
@@ -34,7 +54,7 @@ class FaultyServer:
             "head_dtype": "float32",
             "logprobs_mode": "processed_logprobs",
             "max_num_seqs": 8,
-            "async_scheduling": False,
+            "seed": next(_SEEDS),
             "v2_model_runner": False,
             "length_control": True,
             "data_parallel": 1,

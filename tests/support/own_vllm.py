@@ -1,11 +1,11 @@
-"""Servers of vLLM that tests start on this machine, and the base model that they serve."""
+"""Workers of vLLM that tests start on this machine, and the base model that they serve."""
 
 from pathlib import Path
 
 import pytest
 
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.vllm.server import VENV
+from scalerl.rl.engine.vllm.launch import VENV
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
@@ -18,6 +18,24 @@ needs_vllm = [
     pytest.mark.filterwarnings("ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make vllm"),
 ]
+
+
+class Borrowed:
+    """A worker of another generator, which starts and stops it."""
+
+    log = None
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def reach(self, seconds):
+        """It is there."""
+
+    async def close(self):
+        """It goes on."""
 
 
 def build(folder):

@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, examples, whole
-from scalerl.cli._text import print_json, print_table
+from scalerl.cli.shared.arguments import add_shared, examples, whole
+from scalerl.cli.shared.text import print_json, print_table
 
 if TYPE_CHECKING:
     from scalerl.rl.tasks.task import Task

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from scalerl.cli._amounts import amount
-from scalerl.cli._arguments import add_shared, examples
-from scalerl.cli._data import (
+from scalerl.cli.shared.amounts import amount
+from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
     fit_options,
@@ -17,7 +17,7 @@ from scalerl.cli._data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli._text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli._arguments import examples
+from scalerl.cli.shared.arguments import examples
 
 _SHELLS = ("bash", "zsh", "tcsh", "fish")
 

@@ -6,7 +6,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from scalerl.cli._arguments import add_shared, examples
+from scalerl.cli.shared.arguments import add_shared, examples
 from scalerl.cli.train import JSON_HELP, run_training
 
 # Ten of its 17 steps would be warm-up; a curve in compute forecasts nothing while the learning rate rises.

@@ -7,9 +7,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._amounts import amount, amounts
-from scalerl.cli._arguments import add_shared, examples, positive
-from scalerl.cli._data import (
+from scalerl.cli.shared.amounts import amount, amounts
+from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.data import (
     add_data_arguments,
     add_prior,
     check_options,
@@ -18,7 +18,7 @@ from scalerl.cli._data import (
     read_siblings,
     settle_amounts,
 )
-from scalerl.cli._text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, examples
-from scalerl.cli._data import add_source_arguments, read_options
-from scalerl.cli._text import print_json, print_table, print_warnings
+from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.data import add_source_arguments, read_options
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
 from scalerl.files import folder_name
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from scalerl.cli import (
     train,
     watch,
 )
-from scalerl.cli._arguments import Parser, examples
+from scalerl.cli.shared.arguments import Parser, examples
 from scalerl.errors import ScalerlError
 from scalerl.tty import Unfailing
 

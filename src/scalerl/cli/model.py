@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from scalerl.cli._arguments import examples
+from scalerl.cli.shared.arguments import examples
 
 _NAMES = ("smollm2",)
 

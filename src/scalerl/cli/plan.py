@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, examples, positive, whole
-from scalerl.cli._text import print_json, print_table, print_warnings
+from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
 from scalerl.errors import InputError, counted
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._amounts import amount
-from scalerl.cli._arguments import add_shared, examples
-from scalerl.cli._data import (
+from scalerl.cli.shared.amounts import amount
+from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
     check_one_axis,
@@ -21,7 +21,7 @@ from scalerl.cli._data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli._text import print_json, print_warnings
+from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from scalerl.cli._arguments import add_shared, examples, positive, whole
+from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
 from scalerl.errors import InputError
 
 

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._amounts import amount
-from scalerl.cli._arguments import add_shared, examples, whole
-from scalerl.cli._text import print_json, print_table, print_warnings
+from scalerl.cli.shared.amounts import amount
+from scalerl.cli.shared.arguments import add_shared, examples, whole
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, examples, positive, whole
-from scalerl.cli._text import print_json
+from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
+from scalerl.cli.shared.text import print_json
 from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scalerl.cli._arguments import add_shared, examples, positive
-from scalerl.cli._data import add_data_arguments, axes_of, read_options
-from scalerl.cli._text import print_warnings
+from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
+from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
 from scalerl.tty import console_for

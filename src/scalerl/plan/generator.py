@@ -52,10 +52,14 @@ class SimulatedGenerator:
 
     def install(self, now: float, version: int, seconds: float) -> float:
         """Sample with `version` once it has been installed; return when that is done."""
-        self._pass(now)
-        self._hold(seconds)
+        self.pause(now, seconds)
         self._versions.append((self._steps, version))
         return self._held_until
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Do something else for some seconds."""
+        self._pass(now)
+        self._hold(seconds)
 
     def go_on(self, now: float) -> list[SimulatedGroup]:
         """Decode until `now` and refill the slots; return the groups that were completed since."""

@@ -81,6 +81,8 @@ class PlannedJob:
     cut: Truncation
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
+    evaluated_by_generators: bool = False
+    """Whether all generators make the evaluations, in place of an evaluator (servers of vLLM)."""
     overlapped: bool = False
     """Whether groups are collected while the trainers step, as with a learner sharded over a cluster."""
 
@@ -123,5 +125,6 @@ class PlannedJob:
             recipe.schedule,
             cut,
             max(every, 1.0),
+            recipe.cluster is not None and recipe.cluster.engine.kind == "vllm",
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )

@@ -84,7 +84,8 @@ class Rates:
     driver: DriverRates = field(default_factory=DriverRates)
     weights: WeightRates = field(default_factory=WeightRates)
     evaluate: float = 0.0
-    """Seconds of an evaluation, which has devices of its own."""
+    """Seconds of an evaluation by one evaluator, on devices of its own; by one generator, where generators
+    evaluate, which share it."""
     devices_per_generator: int = 1
     source: str = "given"
     """Where the figures are from, in words."""

@@ -241,6 +241,11 @@ class Simulation:
             self._go_on(i)
         self._at(max(done), self._count_installed, version)
 
+    def _evaluate(self, seconds: float) -> None:
+        for i, generator in enumerate(self.generators):
+            generator.pause(self.now, seconds)
+            self._go_on(i)
+
     def _count_installed(self, version: int) -> None:
         self._installed = version
 
@@ -340,6 +345,10 @@ class Simulation:
         every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
         due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
         if not (due and seconds):
+            return 0.0
+        if self._job.evaluated_by_generators:
+            # Once they have the version; meanwhile they install no other, and admission holds training back.
+            self._at(max(self.now, self._link_free), self._evaluate, seconds / len(self.generators))
             return 0.0
         while under_way and under_way[0] <= self.now:
             under_way.popleft()

@@ -10,7 +10,7 @@ from scalerl.errors import InputError
 from scalerl.rl.config.devices import Assignment, Gpu, assign, visible_gpus
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Local
-from scalerl.rl.workers.child import ChildProcess
+from scalerl.rl.workers.child import ChildProcess, spawned
 
 GIB = 2**30
 
@@ -115,7 +115,7 @@ def say_device(channel):
 @pytest.mark.parametrize("device", ["3", None])
 def test_a_process_sees_the_device_that_it_was_given(monkeypatch, device):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    child = ChildProcess("probe", say_device, device=device)
+    child = ChildProcess("probe", spawned("probe", say_device, device=device))
     try:
         assert child.channel.poll(60)
         assert child.channel.recv() == (device or "3,4")

@@ -204,10 +204,10 @@ def test_the_key_of_the_largest_term_is_named():
 
 def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
     of = recipe("decode_slots=1000000", "cluster.engine.kind=vllm", "evaluation.decode_slots=4")
-    trainer, server, evaluation = memory_of(of, shape(), of_gpus(24 * GIB))
+    trainer, server = memory_of(of, shape(), of_gpus(24 * GIB))  # which evaluates, too
     assert server.processes[0][0].role == "vLLM server"
     assert server.capacity == round(0.85 * 24 * GIB)
-    assert all(device.fits for device in (server, trainer, evaluation))
+    assert all(device.fits for device in (server, trainer))
 
 
 def test_a_model_of_another_form_is_refused_with_those_that_are_known():

@@ -58,10 +58,20 @@ def test_an_hour_of_two_servers_on_four_gpus_each_and_four_trainers_is_twelve():
     assert seconds["idle"] == pytest.approx(12 * 3600 - 3600 * 4 - 900 * 4)
     assert seconds["startup"] == pytest.approx(200 * 4)
     assert counters.waited_seconds == pytest.approx(600 * 4)
-    assert counters.devices == {"generate": 8, "train": 4, "evaluate": 0.5}
-    counters.add_evaluation(60, 10)  # off the axis, and on half of a device
-    assert counters.evaluate_seconds == pytest.approx(30)
+    assert counters.devices == {"generate": 8, "train": 4, "evaluate": 8}
+    counters.add_evaluation(60, 0)  # off the axis, and on both servers
+    assert counters.evaluate_seconds == pytest.approx(60 * 8)
     assert gpu_hours(counters) == pytest.approx(12)
+
+
+def test_an_evaluation_of_its_own_actor_is_counted_with_what_that_requests():
+    cluster = Cluster(generator=Resources(gpus=0.5))
+    counters = RunCounters(1, 1, HeldDevices.on_cluster(cluster), apart=True)
+    counters.add_evaluation(60, 10)
+    assert counters.devices["evaluate"] == 0.5
+    assert counters.evaluate_seconds == pytest.approx(30)
+    assert counters.startup_seconds == pytest.approx(5)
+    assert gpu_hours(counters) == 0
 
 
 def test_a_shared_device_is_counted_once():

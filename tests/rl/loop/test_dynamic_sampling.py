@@ -18,7 +18,7 @@ from scalerl.rl.learner.learner import StepStats
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.types import Done, Reward
+from scalerl.rl.types import Counters, Done, Reward
 
 P = 2  # groups a step of the recipe
 SCHEDULES = [PipelineRL(k=0), PipelineRL(k=1), PipelineRL(k=4), OffPolicy(k=1), OffPolicy(k=3)]
@@ -35,6 +35,7 @@ class Generator:
     def __init__(self, make_rollout, lag):
         self._make, self._lag, self._groups = make_rollout, lag, deque()
         self.installed = self.newest = self.submitted = 0
+        self.counters = Counters()
 
     def submit(self, prompt, epoch, n_samples):
         made = self._make(version=self.installed, prompt=str(self.submitted))

@@ -11,6 +11,7 @@ from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import head_of, hidden_states, load_model, log_probs_TV
+from scalerl.rl.model.weights import WeightStream
 
 
 def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
@@ -98,8 +99,8 @@ def test_the_head_in_float32_is_made_once_for_each_version(tiny_recipe, uneven_p
     model, made = generator.model, []
     monkeypatch.setattr(module, "head_of", lambda *args: made.append(head_of(*args)) or made[-1])
     for version in (1, 2):
-        weights = [(name, p.detach() * (1 + 0.3 * version)) for name, p in model.named_parameters()]
-        generator.update(weights, version)
+        weights = {name: p.detach() * (1 + 0.3 * version) for name, p in model.named_parameters()}
+        generator.update(WeightStream.of(weights), version)
         generator.submit(uneven_prompts[0], 0, 2)
         ((rollout, _),) = generator.collect(1)
         assert len(made) == version

@@ -1,6 +1,7 @@
 """SmolLM2 from its package: what can go wrong before it is there, and, slowly, the model itself."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ def test_the_model_of_the_package_adds_and_ends_its_turn(tmp_path):
     seen = []
     folder = smollm2.build_smollm2(tmp_path / "model", seen.append)
     assert [progress.text for progress in seen][-1] == "dequantising to float32"
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    model: Any = load_model(folder)
+    tokenizer = load_tokenizer(folder)
     assert end_tokens(tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     shots = "2 + 3 = 5\n4 + 1 = 5\n7 + 2 = 9\n3 + 3 = "
     ids = torch.tensor([tokenizer(shots)["input_ids"]])

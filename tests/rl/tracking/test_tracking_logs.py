@@ -100,7 +100,7 @@ def test_tensorboard_has_tables_of_completions(run):
         arrays = [make_ndarray(event.tensor_proto) for event in events.Tensors(f"samples/{source}")]
         found = [[cell.decode().removeprefix("    ") for cell in row] for a in arrays for row in a[1:]]
         assert sorted(found) == sorted([str(cell) for cell in row] for row in rows)
-        page = text_array_to_html(arrays[0], enable_markdown=True)
+        page = str(text_array_to_html(arrays[0], enable_markdown=True))
         assert page.count("<tr>") == len(arrays[0])
         assert "<code>" in page
 

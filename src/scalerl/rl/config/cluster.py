@@ -36,32 +36,36 @@ class Fsdp2:
 
 @dataclass(frozen=True)
 class Vllm:
-    """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
+    """Completions are sampled by vLLM: in workers that are started here, or by the servers at `urls`."""
 
     urls: tuple[str, ...] = ()
     """Servers that others have started, as docs/vllm.md says: http://, https:// (with /v1 or without), or
     unix:// and a socket. Each is one engine: no balancer in front of several."""
     servers: int = 1
-    """Servers to start on this machine, where there are no `urls`."""
+    """Workers to start on this machine, where there are no `urls`."""
     python: str = ""
     """The Python of the environment that has vLLM; else $SCALERL_VLLM_PYTHON, else .vllm-venv (make vllm)."""
     api_key_env: str = "SCALERL_VLLM_API_KEY"
-    """The environment variable with the key of the servers at `urls`; our own have a random one."""
+    """The environment variable with the key of the servers at `urls`."""
     tensor_parallel: int = 1
-    """GPUs of each server, as GPU-hours count them. One that is started here gets the last of the machine, as
-    the trainer has the first; those at `urls` must have as many."""
+    """GPUs of each, as GPU-hours count them. Workers get the last of the machine, as the trainer has the
+    first; the servers at `urls` must have as many."""
     gpu_memory: float = 0.85
-    """The share of a GPU's memory that a server started here takes."""
+    """The share of a GPU's memory that a worker takes."""
     cpu_cache_gib: int = 1
-    """Of KV cache, where a server started here computes on CPUs."""
+    """Of KV cache, where a worker computes on CPUs."""
     arguments: tuple[str, ...] = ()
-    """More arguments for the servers that are started here."""
-    transport: Literal["file", "nccl"] = "file"
-    """How weights get there: safetensors files in memory that server and trainer both see, or NCCL."""
+    """More arguments for the workers, as those of `vllm serve`."""
+    request_seeds: bool = False
+    """Whether completions of training have a seed each, so that one that is sampled again by the same weights
+    is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
+    transport: Literal["file", "ipc", "nccl"] = "file"
+    """How weights get there: safetensors files in memory that both see, or vLLM's own transfer, by CUDA IPC
+    to workers on the GPUs of this machine, or by NCCL. The latter two were never run."""
     weights_folder: str = "/dev/shm"
-    """Where those files and the servers' sockets are; for servers at `urls`, a folder that they can read."""
+    """Where those files are; for servers at `urls`, a folder that they can read."""
     start_seconds: float = 600.0
-    """How long a server may take to start, or one at `urls` to come back."""
+    """How long a worker may take to start, or a server at `urls` to come back."""
     request_seconds: float = 3600.0
     """How long one completion may take."""
     answer_seconds: float = 120.0
@@ -77,6 +81,8 @@ class Vllm:
             raise ValueError("gpu_memory must be a share between 0 and 1")
         if bad := [url for url in self.urls if not _is_server(url)]:
             raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")
+        if self.urls and self.transport == "ipc":
+            raise ValueError('transport "ipc" is for workers on this machine; "file" and "nccl" are for urls')
         if len({url.rstrip("/").removesuffix("/v1") for url in self.urls}) < len(self.urls):
             raise ValueError("urls must be of different servers")
 

@@ -44,7 +44,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class HeldDevices:
-    """Devices that one process of each role is counted with: all of its own, or its part of a shared one."""
+    """Devices that one process of each role is counted with: all of its own, or its part of a shared one.
+
+    Where servers of vLLM evaluate too, the evaluator is all of them: what they do of it is no generation.
+    """
 
     generator: float = 1.0
     trainer: float = 1.0
@@ -53,13 +56,13 @@ class HeldDevices:
     @classmethod
     def on_cluster(cls, cluster: Cluster) -> HeldDevices:
         """Return those of actors, by their resource requests, and of servers of vLLM."""
+        sharded = cluster.learner.kind != "one"
+        trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
+        if isinstance(engine := cluster.engine, Vllm):
+            each = float(engine.tensor_parallel)
+            return cls(generator=each, trainer=trainer, evaluator=each * cluster.processes)
         of_actor = cluster.generator.gpus_or(1.0) or 1.0
-        engine, sharded = cluster.engine, cluster.learner.kind != "one"
-        return cls(
-            generator=float(engine.tensor_parallel) if isinstance(engine, Vllm) else of_actor,
-            trainer=(cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0,
-            evaluator=of_actor,
-        )
+        return cls(generator=of_actor, trainer=trainer, evaluator=of_actor)
 
 
 @dataclass(frozen=True)

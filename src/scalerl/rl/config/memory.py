@@ -302,7 +302,7 @@ def _on_cluster(
         keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
         server = RoleMemory("vLLM server", held, {}, keys)
         name = f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each"
-        generating = DeviceMemory(name, round(memory * engine.gpu_memory), ((server,),))
+        return [*devices, DeviceMemory(name, round(memory * engine.gpu_memory), ((server,),))]
     return [*devices, *[generating] * (alone > 0), last]
 
 

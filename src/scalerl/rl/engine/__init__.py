@@ -4,7 +4,7 @@
     sampling.py   settings, random numbers and requests of completions
     generator.py  decode slots, admission into them, the length rule; engine.py the model and its KV cache
     ordered.py    groups completed in any order, taken in order of admission
-    vllm/         the same by servers of vLLM
+    vllm/         the same by vLLM, in workers (worker.py runs in each) or servers
 
 It may import `scalerl.rl.kernels`, `scalerl.rl.model`, `scalerl.rl.sync` and what is below.
 """

@@ -22,7 +22,7 @@ from scalerl.errors import ScalerlError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import TorchGenerator
-from scalerl.rl.types import Prompt, Weights
+from scalerl.rl.types import Prompt, Reward, Rollout, Weights
 from scalerl.rl.verify.samples import sample_row, spread_over
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -58,6 +58,32 @@ class Evaluate(Protocol):
     def close(self) -> None:
         """Stop its processes; evaluations that are not done are lost."""
         ...
+
+
+def result_of(
+    version: int,
+    groups: Sequence[tuple[Rollout, ...]],
+    verdicts: Sequence[Sequence[Reward]],
+    seconds: float,
+    tokenizer: Any,
+    n_kept: int,
+) -> EvaluationResult:
+    """Return the outcome of completions by prompt and their verdicts; the text of `n_kept` is kept."""
+    rollouts = [rollout for group in groups for rollout in group]
+    return EvaluationResult(
+        version=version,
+        correct_P=np.array([sum(reward.correct for reward in rewards) for rewards in verdicts]),
+        failed=float(np.mean([bool(reward.failed) for rewards in verdicts for reward in rewards])),
+        truncated=float(np.mean([r.truncated for r in rollouts])),
+        interrupted=float(np.mean([r.interrupted for r in rollouts])),
+        mean_length=float(np.mean([r.length for r in rollouts])),
+        entropy=-float(np.concatenate([r.logp_T[r.sampled_T] for r in rollouts]).mean(dtype=np.float64)),
+        seconds=seconds,
+        samples=tuple(
+            sample_row("evaluation", version, groups[i][0], verdicts[i][0], tokenizer)
+            for i in spread_over(len(groups), n_kept)
+        ),
+    )
 
 
 _LOOK = 0.5  # seconds between two calls of `beat` while completions are verified
@@ -121,22 +147,8 @@ class Evaluator:
         pending = self._verifier.start(groups)
         while not pending.wait(_LOOK):  # each verdict has a time limit of its own
             self._go_on(of, of)
-        verdicts = pending.result()
-        rollouts = [rollout for group in groups for rollout in group]
-        return EvaluationResult(
-            version=version,
-            correct_P=np.array([sum(reward.correct for reward in rewards) for rewards in verdicts]),
-            failed=float(np.mean([bool(reward.failed) for rewards in verdicts for reward in rewards])),
-            truncated=float(np.mean([r.truncated for r in rollouts])),
-            interrupted=float(np.mean([r.interrupted for r in rollouts])),
-            mean_length=float(np.mean([r.length for r in rollouts])),
-            entropy=-float(np.concatenate([r.logp_T[r.sampled_T] for r in rollouts]).mean(dtype=np.float64)),
-            seconds=time.perf_counter() - started,
-            samples=tuple(
-                sample_row("evaluation", version, groups[i][0], verdicts[i][0], generator.tokenizer)
-                for i in spread_over(len(groups), self._n_kept)
-            ),
-        )
+        seconds = time.perf_counter() - started
+        return result_of(version, groups, pending.result(), seconds, generator.tokenizer, self._n_kept)
 
     def _go_on(self, done: int, of: int) -> None:
         self._beat(done, of)

@@ -1,7 +1,8 @@
 """Weights on their way to vLLM's servers.
 
     FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
-    NcclTransport    vLLM's own transfer between GPUs, with one group for each server
+    IpcTransport     vLLM's own transfer by CUDA IPC, to workers of this machine
+    NcclTransport    vLLM's own transfer by NCCL, with one group for each server
 
 Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
 in this process.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import pickle
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,59 +24,99 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.cuda import nccl
+from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.sync.vllm_client import Client, ServerLostError
+from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.types import Weights
 
 
-class FileTransport:
-    """Brings the newest weights to servers, several at a time; files are written for the first that loads."""
+class _HeldVersions:
+    """The newest weights, and those that evaluations are made of."""
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        self._held: dict[int, Weights] = {}
+        self._users = Counter[int]()
+        """Of each version: evaluations that need it, and servers that load it."""
+        self.offer(weights, version)
+
+    def offer(self, weights: Weights, version: int) -> None:
+        """Take new weights, which are not yet loaded when this returns; training needs none before them."""
+        self._held[version] = hold(weights)
+        self.version = version
+        self._forget_unused()
+
+    def keep(self, weights: Weights, version: int) -> None:
+        """Have weights at hand until `release`, whichever are offered meanwhile."""
+        self._users[version] += 1
+        self._held.setdefault(version, hold(weights))
+
+    @asynccontextmanager
+    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
+        both stay until the block ends."""
+        version = choose()
+        yield version, self._held[version]
+
+    def forget(self, server: VllmClient) -> None:
+        """Drop what is kept for a server that is lost."""
+
+    def release(self, version: int) -> None:
+        """End what `keep` began."""
+        self._users[version] -= 1
+        self._forget_unused()
+
+    def _unused(self, versions: Iterable[int]) -> list[int]:
+        return [v for v in versions if v != self.version and not self._users[v]]
+
+    def _forget_unused(self) -> None:
+        for version in self._unused(self._held):
+            del self._held[version]
+
+
+class FileTransport(_HeldVersions):
+    """Brings weights to servers, several at a time; files are written for the first that loads a version."""
 
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
         self._folder = folder
         self._lock = asyncio.Lock()
-        self._readers: dict[int, int] = {}
         self._written: dict[int, Path] = {}
-        self.offer(weights, version)
-
-    def offer(self, weights: Weights, version: int) -> None:
-        """Take new weights, which are not yet loaded when this returns; those before are of no use."""
-        self._weights: Weights | None = hold(weights)
-        self.version = version
+        super().__init__(weights, version)
 
     @asynccontextmanager
-    async def newest(self) -> AsyncIterator[tuple[int, Path]]:
-        """Yield the newest version and the source that `load` reads; both stay until the block ends."""
+    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
+        """See `_HeldVersions`."""
         async with self._lock:
-            version, weights = self.version, self._weights
+            version = choose()
+            self._users[version] += 1
             if version not in self._written:
-                assert weights is not None
                 # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
                 # received. Under the lock, so that servers that ask at the same time share one copy.
-                self._written[version] = await asyncio.to_thread(self._write, weights, version)
-                del weights
-                if version == self.version:
-                    self._weights = None  # later servers read the files; this is a model's worth of memory
-            self._readers[version] = self._readers.get(version, 0) + 1
+                self._written[version] = await asyncio.to_thread(self._write, self._held[version], version)
+                del self._held[version]  # later servers read the files; this is a model's worth of memory
         try:
             yield version, self._written[version]
         finally:
-            self._readers[version] -= 1
-            for old in [v for v in self._written if v != self.version and not self._readers.get(v)]:
-                shutil.rmtree(self._written.pop(old), ignore_errors=True)
+            self.release(version)
 
-    async def load(self, server: Client, source: Path, seconds: float) -> Any:
+    def keep(self, weights: Weights, version: int) -> None:
+        """See `_HeldVersions`; what is in files already is not held once more."""
+        super().keep(weights, version)
+        if version in self._written:
+            del self._held[version]
+
+    def _forget_unused(self) -> None:
+        super()._forget_unused()
+        for version in self._unused(list(self._written)):
+            shutil.rmtree(self._written.pop(version), ignore_errors=True)
+
+    async def load(self, server: VllmClient, source: Path, seconds: float) -> dict[str, int]:
         """Have a paused server load the weights; return the progress of its completions."""
-        # vLLM's own timeout is the first to end, so that its message comes back instead of a dropped request.
-        call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
-        return await server.request("/collective_rpc", call, seconds=2 * seconds)
-
-    def forget(self, server: Client) -> None:
-        """Drop what is kept for a server that is lost."""
+        return await server.call("install", str(source), seconds=seconds)
 
     def _write(self, weights: Weights, version: int) -> Path:
         path = self._folder / f"version-{version}"
@@ -94,7 +137,87 @@ class FileTransport:
         return path
 
 
-class NcclTransport:
+class IpcTransport(_HeldVersions):
+    """Hands weights to workers of this machine in the memory of their GPUs; methods as of `FileTransport`.
+
+    Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/ipc_engine.py`), and never run:
+    no machine with vLLM and GPUs was at hand. vLLM opens a buffer only on the GPU of its own rank: this
+    process copies each bucket to every GPU of the worker, and vLLM copies it from there into its model.
+
+    Raises:
+        InputError: there is no GPU here.
+    """
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        if not torch.cuda.is_available():
+            raise InputError('transport = "ipc" needs GPUs; "file" does not')
+        self._ready = set[VllmClient]()
+        super().__init__(weights, version)
+
+    async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
+        """See `FileTransport`."""
+
+        async def transfer(method: str, **info: Any) -> None:
+            await server.call("transfer", method, info, seconds=seconds)
+
+        if server not in self._ready:
+            await transfer("init_weight_transfer_engine", init_info={"packed": True})
+            self._ready.add(server)
+        await transfer("start_weight_update")
+        buckets = in_buckets(source)
+        # In a thread: the weights of a sharded learner come from an object store.
+        while bucket := await asyncio.to_thread(next, buckets, None):
+            for part in by_dtype(bucket):
+                buffers = await asyncio.to_thread(_on_gpus, part, server.gpus)
+                await transfer("update_weights", update_info=update_info(part, buffers))
+                del buffers  # vLLM has its own copy
+        await transfer("finish_weight_update")
+        return await server.call("progress", seconds=seconds)
+
+    def forget(self, server: VllmClient) -> None:
+        """See `FileTransport`."""
+        self._ready.discard(server)
+
+
+def update_info(bucket: Mapping[str, Tensor], buffers: Sequence[Tensor]) -> dict[str, Any]:
+    """Return what vLLM's IPCWeightTransferUpdateInfo has of a bucket that is packed in each of `buffers`."""
+    handles = {}
+    for buffer in buffers:
+        _, handle = reduce_tensor(buffer)
+        handles[str(torch.cuda.get_device_properties(buffer.device).uuid)] = handle
+    return {
+        "names": list(bucket),
+        "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in bucket.values()],
+        "shapes": [list(weight.shape) for weight in bucket.values()],
+        "tensor_sizes": [weight.nbytes for weight in bucket.values()],
+        # As a text: vLLM's own messages do not carry handles.
+        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+    }
+
+
+def by_dtype(bucket: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the tensors of each dtype: vLLM views each at its place, which its dtype must be aligned to."""
+    parts: dict[torch.dtype, dict[str, Tensor]] = {}
+    for name, weight in bucket.items():
+        parts.setdefault(weight.dtype, {})[name] = weight
+    return list(parts.values())
+
+
+def back_to_back(bucket: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """Return the bytes of all tensors of a bucket in their order, without gaps, on a device."""
+    return torch.cat([w.detach().to(device).contiguous().view(-1).view(torch.uint8) for w in bucket.values()])
+
+
+def _on_gpus(bucket: Mapping[str, Tensor], gpus: Sequence[int]) -> list[Tensor]:
+    buffers = []
+    for gpu in gpus:
+        with torch.cuda.device(gpu):
+            buffers.append(back_to_back(bucket, torch.device("cuda", gpu)))
+            torch.cuda.synchronize()  # before another process reads it
+    return buffers
+
+
+class NcclTransport(_HeldVersions):
     """Sends weights from the trainer's GPU to those of vLLM; its methods are those of `FileTransport`.
 
     Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/nccl_engine.py`), and never run:
@@ -110,19 +233,10 @@ class NcclTransport:
     def __init__(self, weights: Weights, version: int) -> None:
         if not torch.cuda.is_available():
             raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
-        self._groups: dict[Client, Any] = {}
-        self.offer(weights, version)
+        self._groups: dict[VllmClient, Any] = {}
+        super().__init__(weights, version)
 
-    def offer(self, weights: Weights, version: int) -> None:
-        """See `FileTransport`."""
-        self._weights, self.version = hold(weights), version
-
-    @asynccontextmanager
-    async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
-        """See `FileTransport`."""
-        yield self.version, self._weights
-
-    async def load(self, server: Client, source: Weights, seconds: float) -> Any:
+    async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
         """See `FileTransport`."""
         if server not in self._groups:
             self._groups[server] = await self._join(server, seconds)
@@ -131,31 +245,31 @@ class NcclTransport:
             "dtype_names": [spec.dtype for spec in source.plan],
             "shapes": [list(spec.shape) for spec in source.plan],
         }
-        await server.request("/start_weight_update", {}, seconds=seconds)
+        await server.call("transfer", "start_weight_update", {}, seconds=seconds)
         await asyncio.gather(
-            server.request("/update_weights", {"update_info": info}, seconds=seconds),
+            server.call("transfer", "update_weights", {"update_info": info}, seconds=seconds),
             _in_thread(server, seconds, _broadcast, source, self._groups[server]),
         )
-        await server.request("/finish_weight_update", {}, seconds=seconds)
-        return await server.progress(seconds)
+        await server.call("transfer", "finish_weight_update", {}, seconds=seconds)
+        return await server.call("progress", seconds=seconds)
 
-    def forget(self, server: Client) -> None:
+    def forget(self, server: VllmClient) -> None:
         """See `FileTransport`."""
         self._groups.pop(server, None)
 
-    async def _join(self, server: Client, seconds: float) -> Any:
-        world = (await server.request("/get_world_size", seconds=seconds))["world_size"] + 1
+    async def _join(self, server: VllmClient, seconds: float) -> Any:
+        world = await server.call("world_size", seconds=seconds) + 1
         name = nccl.unique_id()
         info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
         info |= {"packed": False}
         _, group = await asyncio.gather(
-            server.request("/init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
+            server.call("transfer", "init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
             _in_thread(server, seconds, _first_sum, world, name),
         )
         return group
 
 
-async def _in_thread(server: Client, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
+async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
     """Return what `do` returns in a daemon thread: NCCL may never return from a peer that was lost.
 
     Raises:

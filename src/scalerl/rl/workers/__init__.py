@@ -2,7 +2,8 @@
 trackers and the runs of a study are its users.
 
     pool.py          the pool; supervision.py has deadlines, back-off, and time without a poll
-    backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing
+    backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing,
+                     other_python.py that of a Python with other packages
     process.py       signals; ranks.py makes ranks fail together
     ray/             the Ray cluster of a run: its session, the backend of actors, the timeline
 

@@ -49,9 +49,8 @@ class Processes(Backend):
         kind = name.removeprefix("the ").partition(" ")[0]
         device = self._devices[number] if self._devices else None
         how = {"device": device, "context": self._context, "parent": self._parents}
-        process = ChildProcess(
-            kind, _run, time.perf_counter(), self._outlive, target, *self._inherited, **how
-        )
+        begin = time.perf_counter(), self._outlive, target, *self._inherited
+        process = ChildProcess(kind, spawned(kind, _run, *begin, **how), self._context)
         process.name = name
         process.send(arguments)
         return process
@@ -63,38 +62,22 @@ class Processes(Backend):
 
 
 class ChildProcess(WorkerProcess):
-    """Runs `target(connection, *arguments)` in a process of its own.
+    """A process of this machine, and one end of a connection to it.
 
     A pipe takes 64 KiB, and a process that is stopped or hangs takes nothing more. Messages are therefore
     sent by a thread: the driver never waits for a reader.
     """
 
-    def __init__(
-        self,
-        name: str,
-        target: Callable[..., None],
-        *arguments: Any,
-        device: str | None = None,
-        context: Any = None,
-        parent: bool = False,
-    ) -> None:
-        """`arguments` must be few: Python waits until a process has read them, even one that has exited.
-
-        The process sees no GPU but `device`, which may name several; all that this one sees where it is None.
-        See `Processes` for the others.
+    def __init__(self, name: str, start: Callable[[Connection], Any], context: Any = None) -> None:
+        """`start` starts a process with the other end, and returns it (a `multiprocessing.Process`, say).
 
         Raises:
             OSError: no process can be started.
         """
         self.name = name
-        context = context or get_context("spawn")
-        self.channel, theirs = context.Pipe()
-        run = target if device is None else partial(_run_on, device, target)
-        # A daemon must have no children; the interpreter waits at its end for all others.
-        args = (theirs, *arguments)
-        self._process = context.Process(target=run, name=name, args=args, daemon=not parent)
+        self.channel, theirs = (context or get_context("spawn")).Pipe()
         with masked_signals():
-            self._process.start()
+            self._process = start(theirs)
         theirs.close()
         self.pid, self.placed_at = self._process.pid or 0, time.monotonic()
         self._outbox, self._ends = Outbox(self.channel), 0.0
@@ -148,6 +131,32 @@ class ChildProcess(WorkerProcess):
         return f"its process exited with status {status}"
 
 
+def spawned(
+    name: str,
+    target: Callable[..., None],
+    *arguments: Any,
+    device: str | None = None,
+    context: Any = None,
+    parent: bool = False,
+) -> Callable[[Connection], Any]:
+    """Return the start of a process by multiprocessing that runs `target(connection, *arguments)`.
+
+    `arguments` must be few: Python waits until a process has read them, even one that has exited. The process
+    sees no GPU but `device`, which may name several; all that this one sees where it is None. See `Processes`
+    for the others.
+    """
+    run = target if device is None else partial(_run_on, device, target)
+
+    def start(theirs: Connection) -> Any:
+        # A daemon must have no children; the interpreter waits at its end for all others.
+        args, make = (theirs, *arguments), (context or get_context("spawn")).Process
+        process = make(target=run, name=name, args=args, daemon=not parent)
+        process.start()
+        return process
+
+    return start
+
+
 class Outbox:
     """A thread that sends what is put here through one end of a pipe, and closes that end last."""
 
@@ -183,29 +192,32 @@ class Outbox:
 # -- in the process of a worker -----------------------------------------------------------------------------
 
 
-class _ChildChannel:
+class ChildChannel:
     """See `scalerl.rl.workers.backend.Channel`."""
 
     def __init__(self, connection: Connection, began: float) -> None:
         self._connection, self._outbox, self.began = connection, Outbox(connection), began
 
     def receive(self) -> Any:
+        """See `Channel.receive`."""
         try:
             return self._connection.recv()
         except OSError as error:
             raise EOFError from error
 
     def send(self, kind: str, value: Any = None) -> None:
+        """See `Channel.send`."""
         self._outbox.put(message(kind, value))
 
     def close(self) -> None:
+        """Close the channel once all is sent."""
         self._outbox.close()
         self._outbox.join(_FLUSH)
 
 
 def _run(connection: Connection, began: float, outlive: float, target: Target, *inherited: Any) -> None:
     follow_the_parent(outlive)
-    channel = _ChildChannel(connection, began)
+    channel = ChildChannel(connection, began)
     try:
         arguments = channel.receive()
     except EOFError:  # the run has ended

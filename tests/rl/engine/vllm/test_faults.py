@@ -13,73 +13,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
+from faulty_server import (
+    DIGIT,
+    PROMPTS,
+    TOKENS,
+    FaultyServer,
+    after,
+    collect,
+    drop,
+    first,
+    slow,
+    status,
+    submit,
+)
 from safetensors.torch import load_file
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
-from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
-from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.engine.vllm.launch import environment, find_python, gpus_of_workers
+from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
-from scalerl.rl.types import Prompt
 from scalerl.rl.workers.ray.timeline import Timeline
-
-CLOSE, DIGIT, STOP = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index("7"), VOCABULARY.index(END)
-TOKENS = [DIGIT, CLOSE, DIGIT, STOP]
-PROMPTS = [Prompt(f"p/{i}", "3 + 4 =", "7") for i in range(4)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(llama_folder):
-    return load_tokenizer(llama_folder)
-
-
-@pytest.fixture(scope="module")
-def weights(llama_folder):
-    return weights_of(load_model(llama_folder))
-
-
-@pytest.fixture
-def peer(tokenizer):
-    server = FaultyServer(tokenizer, TOKENS)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
-    """A function that makes a generator over servers; it ends with the test."""
-    made = []
-    monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
-    monkeypatch.setattr(server_pool, "CHECK_EVERY", 0.1)
-
-    def make(*peers, slots=8, length=rule, timeline=None, **changes):
-        settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
-        settings = replace(settings, **{"start_seconds": 20.0, "answer_seconds": 5.0, **changes})
-        sampling = Sampling(1.0, True, 0, 24, length, STOP)
-        how = {"slots": slots, "timeline": timeline}
-        made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, **how))
-        return made[-1]
-
-    yield make
-    for generator in made:
-        generator.close()
-
-
-def collect(generator, n):
-    while generator.ready < n:
-        generator.work()
-    return generator.take(n)
-
-
-def submit(generator, prompts=PROMPTS, samples=2):
-    for prompt in prompts:
-        generator.submit(prompt, 0, samples)
 
 
 def refusal(generator):
@@ -105,9 +61,7 @@ def test_groups_come_back_in_order_with_what_was_sampled(peer, connect):
         assert not rollout.truncated
     assert generator.in_flight == 0
     assert generator.counters.tokens == 8 * len(TOKENS)
-    seeds = [body["seed"] for body in peer.bodies]
-    assert len(set(seeds)) == 8
-    assert all(isinstance(seed, int) for seed in seeds)
+    assert not any("seed" in body for body in peer.bodies)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +120,6 @@ def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
         ("head_dtype", "bfloat16", '--hf-overrides \'{"head_dtype": "float32"}\''),
         ("logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
         ("max_num_seqs", 7, "--max-num-seqs 8 (it has 7)"),
-        ("async_scheduling", True, "--no-async-scheduling"),
         ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("length_control", False, "--logits-processors scalerl.rl.engine.vllm.served:LengthProcessor"),
         (
@@ -233,6 +186,27 @@ def test_a_dropped_connection_to_a_server_that_is_well_costs_nothing(peer, conne
     assert (generator.restarts, generator.counters.restarted) == (0, 0)
 
 
+def test_two_servers_of_one_seed_are_refused_where_completions_have_none_of_their_own(
+    peer, connect, tokenizer
+):
+    """Their first completions would be the same."""
+    twin = FaultyServer(tokenizer, TOKENS)
+    try:
+        twin.flags["seed"] = peer.flags["seed"]
+        assert re.search(
+            f"has the --seed of vLLM at .* .{twin.flags['seed']}.: start each with another",
+            refusal(connect(peer, twin)),
+        )
+        generator = connect(peer, twin, request_seeds=True)
+        submit(generator)
+        collect(generator, 4)
+        seeds = [body["seed"] for body in [*peer.bodies, *twin.bodies]]
+        assert len(set(seeds)) == 8
+        assert all(isinstance(seed, int) for seed in seeds)
+    finally:
+        twin.close()
+
+
 @contextmanager
 def died(peer, generator, tokenizer):
     """The server has ended, which the generator knows, and another is in its place."""
@@ -247,7 +221,7 @@ def died(peer, generator, tokenizer):
 
 
 def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(peer, connect, tokenizer):
-    generator = connect(peer, slots=3)
+    generator = connect(peer, slots=3, request_seeds=True)
     submit(generator, PROMPTS[:1])
     collect(generator, 1)
     peer.held.clear()
@@ -276,7 +250,7 @@ def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer,
 
 
 def test_an_update_marks_what_had_begun_and_calls_back_what_had_not(peer, connect, weights):
-    generator = connect(peer, slots=2)
+    generator = connect(peer, slots=2, request_seeds=True)
     peer.held.clear()
     submit(generator, PROMPTS[:1])
     while len(peer.bodies) < 2:
@@ -418,6 +392,7 @@ def test_no_key_and_nobody_there(connect, peer, monkeypatch):
         ({"urls": ("localhost:8000",)}, "urls must begin with http"),
         ({"urls": ("http:///v1",)}, "urls must begin with http"),
         ({"urls": ("http://a:8000", "http://a:8000/v1/")}, "urls must be of different servers"),
+        ({"urls": ("http://a:8000",), "transport": "ipc"}, "ipc. is for workers on this machine"),
         ({"servers": 0}, "servers must be at least 1"),
         ({"gpu_memory": 1.5}, "gpu_memory"),
         ({"request_seconds": 0}, "request_seconds"),
@@ -502,7 +477,7 @@ def test_weights_travel_bucket_by_bucket_in_their_own_dtype(
     for name, weight in weights:
         assert found[name].dtype == torch.bfloat16
         assert torch.equal(found[name], weight)
-    assert generator._pool._weights._weights is None  # they are let go of
+    assert not generator._pool._weights._held  # they are let go of
 
 
 def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoint(peer, connect, weights):
@@ -517,30 +492,31 @@ def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoin
 @pytest.mark.parametrize(
     ("servers", "each", "visible", "devices"),
     [
-        (2, 1, "", [("6",), ("7",)]),
-        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", [("8", "GPU-ab"), ("MIG-c", "9")]),
-        (1, 8, "", [tuple("01234567")]),
+        (2, 1, "", ["6", "7"]),
+        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", ["8,GPU-ab", "MIG-c,9"]),
+        (1, 8, "", ["0,1,2,3,4,5,6,7"]),
     ],
 )
-def test_servers_take_the_last_gpus(servers, each, visible, devices, monkeypatch, tmp_path):
+def test_workers_take_the_last_gpus(servers, each, visible, devices, monkeypatch):
     """The trainer computes on the first."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     settings = Vllm(servers=servers, tensor_parallel=each)
-    placed = place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=8)
-    assert [server.devices for server in placed] == devices
+    assert gpus_of_workers(settings, gpus=8) == devices
+    assert gpus_of_workers(settings, gpus=0) == [None] * servers
     with pytest.raises(InputError, match="this machine has 1"):
-        place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=1)
+        gpus_of_workers(settings, gpus=1)
     if servers * each == 8:
         with pytest.raises(InputError, match="one for the trainer"):
-            place_servers(replace(settings, transport="nccl"), "m", [], tmp_path, tmp_path, "k", gpus=8)
+            gpus_of_workers(replace(settings, transport="nccl"), gpus=8)
 
 
-def test_a_server_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
+def test_a_worker_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
     """Installed beside torch and transformers, it would bring the trainer's along."""
-    path = environment(tmp_path / "path")["PYTHONPATH"]
+    path, again = (environment(tmp_path / "path", Vllm(), "m", gpus=False)["PYTHONPATH"] for _ in range(2))
     assert [child.name for child in Path(path).iterdir()] == ["scalerl"]
-    assert environment(tmp_path / "path")["PYTHONPATH"] == path
-    code = "import scalerl.rl.engine.vllm.launch, sys; print(scalerl.__file__)"
+    assert again == path
+    code = "import scalerl.rl.engine.vllm.worker, sys; print(scalerl.__file__)"
+    code += "; assert not {'torch', 'pydantic', 'transformers'} & set(sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
@@ -557,10 +533,10 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_an_error_in_the_task_of_a_completion_ends_the_run(peer, connect, monkeypatch):
-    def parse_answer(*args):
+    def completed_of(*args):
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(server_pool, "parse_answer", parse_answer)
+    monkeypatch.setattr(server_pool, "completed_of", completed_of)
     generator = connect(peer)
     generator.submit(PROMPTS[0], 0, 1)
     with pytest.raises(WorkerError, match="cannot go on: ZeroDivisionError: nobody has thought of this"):

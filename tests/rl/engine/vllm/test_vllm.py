@@ -1,6 +1,6 @@
-"""Against vLLM itself, on CPUs: what its servers sample, before, during and after updates, and when they die.
+"""Against vLLM itself, on CPUs: what it samples, before, during and after updates, and when it dies.
 
-Slow: a server takes a minute or two to start. `make vllm` sets up what they need.
+Slow: a worker takes a minute or two to start. `make vllm` sets up what they need.
 """
 
 import os
@@ -17,7 +17,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
+import torch
+from own_vllm import POSITIONS, PYTHON, SETTINGS, Borrowed, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
 from weight_arrays import arrays
 
@@ -28,11 +29,14 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.engine.vllm.launch import environment
+from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
+from scalerl.rl.sync.vllm_weights import back_to_back, by_dtype, update_info
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt
 
@@ -63,54 +67,73 @@ def served(base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(served, base_weights, tmp_path_factory):
-    """A generator with a server of its own, which the others use too, before it is killed."""
+    """A generator with a worker of its own, which the others use too, before it is killed."""
     sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
     logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
     longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
-    settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
+    settings = replace(SETTINGS, arguments=longer, request_seeds=True)  # longer than it needs for itself
     started = time.perf_counter()
     generator = VllmGenerator(
         settings, sampling, tokenizer, str(served), base_weights, slots=SLOTS, logs=logs
     )
     generator.wait_until_started()
-    print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
+    print(f"\nthe worker started in {time.perf_counter() - started:.0f} s")
     yield generator
     generator.close()
 
 
-@pytest.fixture(scope="module")
-def server(own):
-    """Where it is, and its key."""
-    key = own._servers[0].client._http.headers["Authorization"].removeprefix("Bearer ")
-    return SimpleNamespace(socket=own._folder / "0.sock", key=key)
-
-
 @contextmanager
-def connected(server, base, base_weights):
-    """A function that makes a generator over that server, as over one that others have started."""
+def connected(own, base, base_weights, **settings):
+    """A function that makes a generator over the worker of `own`, or over a server."""
     made = []
-    settings = replace(SETTINGS, urls=(f"unix://{server.socket}",))
+    clients = None if settings else [Borrowed(own._servers[0].client)]
+    settings = replace(SETTINGS, request_seeds=True, **settings)
 
     def make(length=RULE, weights=base_weights, slots=SLOTS, **changes):
-        sampling = Sampling(TEMPERATURE, True, 0, 48, length, STOP)
-        sampling = replace(sampling, **changes)
-        made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, slots=slots))
+        sampling = replace(Sampling(TEMPERATURE, True, 0, 48, length, STOP), **changes)
+        how = {"slots": slots, "clients": clients}
+        made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, **how))
         return made[-1]
 
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SCALERL_VLLM_API_KEY", server.key)
-        try:
-            yield make
-        finally:
-            for generator in made:
-                generator.close()
+    try:
+        yield make
+    finally:
+        for generator in made:
+            generator.close()
 
 
 @pytest.fixture
-def connect(server, base, base_weights):
+def connect(own, base, base_weights):
     """See `connected`."""
-    with connected(server, base, base_weights) as make:
+    with connected(own, base, base_weights) as make:
         yield make
+
+
+@pytest.fixture
+def connect_over_http(served, base, base_weights, tmp_path, monkeypatch):
+    """See `connected`; the server is started as docs/vllm.md says."""
+    key, socket = "sesame", tmp_path / "socket"
+    required = Requirements(None, (), {}, POSITIONS, "float32", True, SLOTS)
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", served, "--uds", socket]
+    command += [*required.flags(), "--enable-prompt-tokens-details", "--enforce-eager", *SETTINGS.arguments]
+    own = environment(tmp_path / "path", SETTINGS, str(served), gpus=False)
+    own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": key}
+    monkeypatch.setenv("SCALERL_VLLM_API_KEY", key)
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [str(word) for word in command],
+            env=os.environ | own,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as server,
+    ):
+        try:
+            with connected(None, base, base_weights, urls=(f"unix://{socket}",)) as make:
+                yield make
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def collect(generator, n):
@@ -119,10 +142,14 @@ def collect(generator, n):
     return [rollout for group in generator.take(n) for rollout in group]
 
 
-@pytest.mark.parametrize("rule", [LONG_INTERRUPTED, LONG])
+@pytest.mark.parametrize(
+    ("rule", "over"),
+    [(LONG_INTERRUPTED, "connect"), (LONG, "connect"), (LONG_INTERRUPTED, "connect_over_http")],
+)
 def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale_cache(
-    server, connect, base, base_weights, rule
+    base, base_weights, rule, over, request
 ):
+    connect = request.getfixturevalue(over)
     versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 41))]
     generator, version = connect(rule, slots=5, end_token=NEVER), 0  # few at once, so that all of it lasts
     generator.update(versions[version := 1], version)
@@ -239,18 +266,11 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         generator.close()
 
 
-def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own, server):
+def test_nothing_listens_beyond_this_machine(own):
     (pid,) = own.pids
     members = members_of(pid)
-    assert len(members) >= 3  # the server, its engine, a worker
-    inodes = set()
-    for member in members:
-        assert b"VLLM_API_KEY" not in Path(f"/proc/{member}/cmdline").read_bytes()
-        for fd in Path(f"/proc/{member}/fd").iterdir():
-            inodes.add(str(fd.readlink()))
-    key = server.key.encode()
-    assert not any(key in Path(f"/proc/{member}/cmdline").read_bytes() for member in members)
-    assert key in Path(f"/proc/{pid}/environ").read_bytes()
+    assert len(members) >= 3  # the worker, its engine, a rank of that
+    inodes = {str(fd.readlink()) for member in members for fd in Path(f"/proc/{member}/fd").iterdir()}
     assert listening(inodes) <= {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
 
 
@@ -276,13 +296,13 @@ def listening(inodes):
 
 
 @pytest.fixture(scope="module")
-def restarted(own, server, served, base, base_weights):
+def restarted(own, served, base, base_weights):
     """What the server samples from one prompt and one seed before an update, after it, and after its death.
 
     It is killed with completions in flight, and comes back from a folder that has the updated weights.
     """
     updated = perturbed(base_weights, 1)
-    with connected(server, base, base_weights) as connect:
+    with connected(own, base, base_weights) as connect:
         generator = connect()
         generator.submit(prompt_of(7), 0, 8)
         before = collect(generator, 1)
@@ -362,3 +382,37 @@ def test_a_trainer_that_is_killed_leaves_no_server_and_no_files_behind(base, tmp
         assert time.monotonic() < until
         time.sleep(0.2)
     assert not Path(folder).exists()
+
+
+UNPACKED = """
+import sys
+import torch
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
+bucket, parts = torch.load(sys.argv[1])
+found = {}
+for packed, info in parts:
+    info = IPCWeightTransferUpdateInfo(**info)
+    assert info.ipc_handles == {}
+    dtypes = [getattr(torch, name) for name in info.dtype_names]
+    found |= unpack_tensor(packed, info.names, info.shapes, dtypes, info.tensor_sizes)
+assert found.keys() == bucket.keys()
+for name, weight in bucket.items():
+    assert found[name].dtype == weight.dtype
+    assert torch.equal(found[name], weight), name
+"""
+
+
+def test_a_bucket_for_the_transfer_by_ipc_is_what_vllm_unpacks(tmp_path):
+    """But for the handles, which a machine without GPUs does not have."""
+    bucket = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).bfloat16(),
+        "c": torch.randn(4, 6).T,
+        "d": torch.tensor(2.5),
+    }
+    parts = [(back_to_back(p, torch.device("cpu")), update_info(p, [])) for p in by_dtype(bucket)]
+    torch.save((bucket, parts), tmp_path / "bucket")
+    own = environment(tmp_path / "path", replace(SETTINGS, transport="ipc"), str(tmp_path), gpus=False)
+    command = [str(PYTHON), "-c", UNPACKED, str(tmp_path / "bucket")]
+    subprocess.run(command, env=os.environ | own, check=True)

@@ -1,5 +1,6 @@
 """Weights in Ray's object store, and who fetches what from where."""
 
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_nodes import simulated
 
 from scalerl.errors import LearnerLostError
+from scalerl.rl.loop.activity import Activities
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.ray.parts import RayParts
 from scalerl.rl.sync import object_store as parcel
@@ -84,7 +86,7 @@ def test_an_evaluation_of_weights_that_are_gone_is_not_tried_again(recipe, small
 
     with simulated(1, 3), ExitStack() as closing:
         parts = RayParts(recipe, str(small_base), closing, ".")
-        evaluate = parts.evaluate()
+        evaluate = parts.evaluate(threading.Event(), Activities())
         actor: Any = Rank
         rank = actor.remote()
         stored = StoredWeights([ray.get(rank.put.remote())], 60.0)

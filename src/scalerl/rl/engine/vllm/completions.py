@@ -1,19 +1,22 @@
-"""Completions that vLLM returned: parsed, held against the length rule, and made rollouts.
+"""Completions: what vLLM samples them by, and what it returned, held against the length rule.
 
 Shapes in names: T tokens of a completion.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.errors import WorkerError, brief
+from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.engine.sampling import Request, Sampling
+from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
+from scalerl.rl.sync.vllm_client import SampledTokens
 from scalerl.rl.types import Rollout
 
 
@@ -30,22 +33,37 @@ class Completed:
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-def parse_answer(name: str, answer: Any, request: Request, marks: list[tuple[int, int]]) -> Completed | None:
-    """Return the completion; None where the request was aborted.
+def sampling_params(
+    sampling: Sampling, request: Request, seeded: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what a completion is sampled by, as vLLM's SamplingParams names it, and their `extra_args`."""
+    params: dict[str, Any] = {
+        "max_tokens": sampling.length.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "logprobs": 0,
+        "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
+        "stop_token_ids": list(sampling.end_tokens),
+        "skip_special_tokens": False,
+    }
+    if seeded:
+        params["seed"] = int(request.key.view(np.int64))  # vLLM's seeds are signed
+    if not sampling.length.phrase:
+        return params, {}
+    rule = {"rule": rule_to_json(sampling.length), "interrupt_at": request.interrupt_at}
+    return params, {LENGTH: json.dumps(rule | {"end_tokens": sampling.end_tokens})}
+
+
+def completed_of(
+    name: str, answer: SampledTokens, request: Request, marks: list[tuple[int, int]]
+) -> Completed:
+    """Return what the engine of this name answered to a request.
 
     Raises:
-        WorkerError: the answer is not that of a vLLM server.
+        WorkerError: not every token has a log-probability.
     """
-    try:
-        (choice,) = answer["choices"]
-        if choice["finish_reason"] == "abort":
-            return None
-        token_T = np.array(choice["token_ids"], dtype=np.int64)
-        logp_T = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
-        # vLLM leaves the details out, or has null there, where nothing was cached.
-        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise WorkerError(f"{name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
+    token_T, logp_T, cached = answer
     if token_T.shape != logp_T.shape or token_T.ndim != 1 or not np.isfinite(logp_T).all():
         raise WorkerError(f"{name}: its answer has not one finite log-probability for each token")
     return Completed(request, token_T, logp_T, marks, cached)

@@ -1,4 +1,4 @@
-"""Generation by vLLM: a `Generator` whose completions are sampled by servers over HTTP.
+"""Generation by vLLM: a `Generator` whose completions are sampled in workers, or by servers over HTTP.
 
 this thread          groups, counters, order of admission; what a resume needs
 the pool's thread    servers, updates in flight, requests (`scalerl.rl.engine.vllm.server_pool`)
@@ -14,8 +14,12 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import count, groupby
+from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -28,23 +32,24 @@ from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
-from scalerl.rl.engine.sampling import GroupRequest, RequestFactory, Sampling
+from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
+from scalerl.rl.engine.vllm.launch import place_workers
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
-from scalerl.rl.engine.vllm.server import find_python, place_servers
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import (
     Event,
     Installed,
     LostTokens,
     Restarted,
+    ServedEvaluation,
     ServerState,
     Times,
 )
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
-from scalerl.rl.sync.vllm_client import Client
-from scalerl.rl.types import Counters, Weights
+from scalerl.rl.sync.vllm_client import VllmClient
+from scalerl.rl.types import Counters, Rollout, Weights
 
 
 class VllmGenerator(OrderedGroups):
@@ -67,13 +72,14 @@ class VllmGenerator(OrderedGroups):
         slots: int,
         precision: str = "float32",
         logs: str | Path = ".",
-        purpose: str = "train",
         timeline: Any = None,
+        clients: Sequence[VllmClient] | None = None,
     ) -> None:
-        """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
-        `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or were lost."""
+        """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
+        records what each server did, and which joined or were lost; `clients` are engines in place of those
+        that the settings name."""
         super().__init__(version)
-        self.sampling, self._settings = sampling, settings
+        self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
@@ -86,8 +92,6 @@ class VllmGenerator(OrderedGroups):
         """Servers that were lost and started again."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        if not settings.urls:
-            find_python(settings)
         try:
             folder = tempfile.mkdtemp(prefix="scalerl-", dir=settings.weights_folder)
         except OSError as error:
@@ -100,23 +104,24 @@ class VllmGenerator(OrderedGroups):
         shape = shape_of(model.config.get_text_config())
         positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         required = Requirements(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, slots)
-        if settings.urls:
-            self._servers = _remote_servers(settings)
-        else:
-            logs = Path(logs).absolute()
-            self._servers = _own_servers(settings, str(model_folder), required, self._folder, logs)
-        _allow_connections(slots * len(self._servers))
+        if clients is None and settings.urls:
+            clients = _servers_at(settings)
+            _allow_connections(slots * len(clients))
+        elif clients is None:
+            where = self._folder, Path(logs).absolute(), cuda.device_count()
+            clients = place_workers(settings, str(model_folder), required.flags(), *where)
+        self._servers = [ServerState(i, client) for i, client in enumerate(clients)]
         self._installed = [-1] * len(self._servers)
         self._lost: set[int] = set()
         """Servers that were lost, and do not take part again yet."""
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
         # A server may have cached these prompts for another run, by other weights of the same version.
-        salt = f"{purpose}-{secrets.token_hex(4)}"
+        self._salt, self._evaluations = secrets.token_hex(4), count()
         self._pool = ServerPool(
             settings,
             sampling,
             required,
-            salt,
+            f"train-{self._salt}",
             self._folder,
             self._servers,
             weights,
@@ -134,21 +139,19 @@ class VllmGenerator(OrderedGroups):
         version: int = 0,
         *,
         logs: str | Path,
-        evaluation: bool = False,
         timeline: Any = None,
     ) -> VllmGenerator:
-        """Return the generator of a recipe, for training, or for evaluations with their own seed and caches.
+        """Return the generator of a recipe.
 
         Raises:
             InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
         """
         tokenizer = load_tokenizer(model_folder)
-        seed = recipe.evaluation.seed if evaluation else recipe.seed
         # The shape alone: the weights are in the learner and on the servers.
         shape = empty_model(model_folder, dtype_of(recipe.precision))
         return cls(
             settings,
-            sampling_of(recipe, shape, tokenizer, seed),
+            sampling_of(recipe, shape, tokenizer, recipe.seed),
             tokenizer,
             str(model_folder),
             weights,
@@ -156,7 +159,6 @@ class VllmGenerator(OrderedGroups):
             slots=recipe.decode_slots,
             precision=recipe.precision,
             logs=logs,
-            purpose="evaluation" if evaluation else "train",
             timeline=timeline,
         )
 
@@ -173,6 +175,40 @@ class VllmGenerator(OrderedGroups):
         """Offer new weights; completions in flight go on with them and their old KV cache."""
         self.version = version
         self._pool.offer(weights, version)
+
+    def evaluate(
+        self, requests: Sequence[Request], weights: Weights, version: int
+    ) -> Future[list[tuple[Rollout, ...]]]:
+        """Have completions sampled by `weights`, and by no others, beside those of training.
+
+        They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
+        of training. The future has them by group and sample; it fails with what ends the generator.
+        """
+        salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
+        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests))
+        result: Future[list[tuple[Rollout, ...]]] = Future()
+
+        def finish(done: Future[list[Completed]]) -> None:
+            try:
+                completed = sorted(done.result(), key=lambda completed: completed.request)
+                rollouts = [(one.request.seq_no, rollout_of(one, self.sampling)) for one in completed]
+                groups = groupby(rollouts, key=itemgetter(0))
+                found = [tuple(rollout for _, rollout in group) for _, group in groups]
+            except ScalerlError as error:
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(error)
+            else:
+                if result.set_running_or_notify_cancel():
+                    result.set_result(found)
+
+        evaluation.done.add_done_callback(finish)
+        self._pool.evaluate(evaluation, weights)
+        return result
+
+    @property
+    def evaluated_seconds(self) -> float:
+        """Seconds that servers have spent on evaluations, summed over them."""
+        return sum(server.times.evaluated for server in self._servers)
 
     @property
     def installed(self) -> int:
@@ -196,6 +232,11 @@ class VllmGenerator(OrderedGroups):
         return sum_of([self._before, spent])
 
     @property
+    def n_servers(self) -> int:
+        """Servers that there are, whether or not they take part."""
+        return len(self._servers)
+
+    @property
     def alive(self) -> int:
         """Servers that take part."""
         return sum(version >= 0 for version in self._installed)
@@ -211,8 +252,8 @@ class VllmGenerator(OrderedGroups):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes of the servers that were started here; None where one has exited."""
-        return [server.process.pid for server in self._servers if server.process]
+        """The processes of the workers that were started here; None where one has exited."""
+        return [server.client.pid for server in self._servers if server.client.log]
 
     def close(self) -> None:
         """Stop the servers that were started here; completions in flight are lost."""
@@ -295,27 +336,14 @@ def _allow_connections(n: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _remote_servers(settings: Vllm) -> list[ServerState]:
+def _servers_at(settings: Vllm) -> list[VllmClient]:
+    from scalerl.rl.engine.vllm.http_client import HttpClient
+
     key, key_name = environ.get(settings.api_key_env, ""), f"${settings.api_key_env}"
-    servers: list[ServerState] = []
+    clients: list[VllmClient] = []
     for url in settings.urls:
         socket = url.removeprefix("unix://") if url.startswith("unix://") else None
         # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
         where = {"socket": socket} if socket else {"url": url.rstrip("/").removesuffix("/v1")}
-        client = Client(f"vLLM at {url}", key, key_name, **where)
-        servers.append(ServerState(len(servers), client, None))
-    return servers
-
-
-def _own_servers(
-    settings: Vllm, model_folder: str, required: Requirements, folder: Path, logs: Path
-) -> list[ServerState]:
-    key = secrets.token_hex(16)
-    servers: list[ServerState] = []
-    for process in place_servers(
-        settings, model_folder, required.flags(), folder, logs, key, cuda.device_count()
-    ):
-        name = f"vLLM server {process.index}"
-        client = Client(name, key, "nothing: it was started here", socket=process.socket)
-        servers.append(ServerState(process.index, client, process))
-    return servers
+        clients.append(HttpClient(f"vLLM at {url}", key, key_name, **where))
+    return clients

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.errors import WorkerError, brief
 from scalerl.rl.engine.vllm.protocol import LENGTH_CONTROL, WORKER
-from scalerl.rl.sync.vllm_client import Client, ServerLostError
+from scalerl.rl.sync.vllm_client import VllmClient
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,13 @@ class Requirements:
     slots: int
 
     def flags(self) -> list[str]:
-        """Return the arguments that any server must be started with, our own and others'."""
+        """Return the arguments that any engine must be started with."""
         head = {"head_dtype": "float32"} if self.fp32_logits else {}
         return [
             *("--dtype", self.precision),
             *("--max-num-seqs", str(self.slots), "--max-model-len", str(self.positions)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", WORKER, "--logits-processors", LENGTH_CONTROL),
-            # The weights change between two steps: none is under way then, and every token is counted.
-            "--no-async-scheduling",
-            "--enable-prompt-tokens-details",
             *(("--hf-overrides", json.dumps(head)) if head else ()),
         ]
 
@@ -50,8 +47,6 @@ class Requirements:
             yield "--logprobs-mode processed_logprobs"
         if found["max_num_seqs"] < self.slots:
             yield f"--max-num-seqs {self.slots} (it has {found['max_num_seqs']})"
-        if found["async_scheduling"]:
-            yield "--no-async-scheduling"
         if found["v2_model_runner"]:
             yield "VLLM_USE_V2_MODEL_RUNNER=0"
         if not found["length_control"]:
@@ -64,18 +59,14 @@ class Requirements:
             yield "no --speculative-config (its drafts follow neither new weights nor forced tokens)"
 
 
-async def check_server(client: Client, required: Requirements, seconds: float) -> str:
-    """Check that it is a vLLM server as required, and return the name of its model.
+async def check_server(client: VllmClient, required: Requirements, seconds: float) -> int:
+    """Check that it is an engine as required, and return its seed.
 
     Raises:
         WorkerError: it is another server, serves another model, or was started with other arguments.
         ServerLostError: it does not answer.
     """
-    models = await client.request("/v1/models", seconds=seconds)
-    try:
-        name, longest = models["data"][0]["id"], int(models["data"][0]["max_model_len"])
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise WorkerError(f"{client.name}: {brief(models)} from /v1/models: not a vLLM server") from None
+    name, longest = await client.call("limits", seconds=seconds)
     if longest < required.positions:
         raise WorkerError(
             f"{client.name}: {name} takes {longest} tokens, the recipe needs {required.positions} "
@@ -83,35 +74,20 @@ async def check_server(client: Client, required: Requirements, seconds: float) -
         )
     for text in required.texts:
         ours = required.tokenizer(text, add_special_tokens=False)["input_ids"]
-        body = {"model": name, "prompt": text, "add_special_tokens": False}
-        theirs = await client.request("/tokenize", body, seconds=seconds)
-        if not isinstance(theirs, dict) or theirs.get("tokens") != ours:
+        if await client.call("tokenize", text, seconds=seconds) != ours:
             raise WorkerError(
                 f"{client.name}: {name} has another tokenizer ({brief(text)} is {brief(ours)} here): "
                 "serve the model that the recipe names"
             )
-    await _check_flags(client, required, seconds)
-    paused = await client.request("/is_paused", seconds=seconds)
-    if isinstance(paused, dict) and paused.get("is_paused"):  # a trainer was killed during an update
-        await client.request("/resume", {}, seconds=seconds)
-    return name
-
-
-async def _check_flags(client: Client, required: Requirements, seconds: float) -> None:
-    answer: Any = None
+    found = await client.call("describe", seconds=seconds)
     try:
-        answer = await client.request("/collective_rpc", {"method": "scalerl_describe"}, seconds=seconds)
-        found = answer["results"][0]
         other = {name: n for name, n in found["shape"].items() if n != required.shape[name]}
-        wrong = list(required.mismatches(found))
-    except ServerLostError as error:
-        if not await client.is_well():
-            raise
-        raise WorkerError(f"{error}: start it with --worker-extension-cls {WORKER}") from error
-    except (KeyError, IndexError, TypeError):
-        raise WorkerError(f"{client.name}: {brief(answer)} from /collective_rpc: not our extension") from None
+        wrong, seed = list(required.mismatches(found)), int(found["seed"])
+    except (KeyError, TypeError):
+        raise WorkerError(f"{client.name}: {brief(found)} from its worker: not our extension") from None
     if other:
         ours = {name: required.shape[name] for name in other}
         raise WorkerError(f"{client.name}: it serves another model ({other}, and {ours} here)")
     if wrong:
         raise WorkerError(f"{client.name}: start it with {', '.join(wrong)}")
+    return seed

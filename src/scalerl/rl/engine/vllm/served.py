@@ -65,7 +65,7 @@ class Worker:
             "head_dtype": str(model.head_dtype).removeprefix("torch."),
             "logprobs_mode": model.logprobs_mode,
             "max_num_seqs": scheduler.max_num_seqs,
-            "async_scheduling": bool(scheduler.async_scheduling),
+            "seed": model.seed,
             "v2_model_runner": bool(config.use_v2_model_runner),
             "shape": shape_of(model.hf_text_config),
             "length_control": LENGTH_CONTROL in (model.logits_processors or ()),

@@ -1,12 +1,13 @@
 """The servers, each kept running and up to date, in an event loop of a thread of its own.
 
-    waiting      requests in order of admission; one is sent as soon as a server has a free decode slot
-    supervise    one task a server: start or reach it; install weights as they are offered, until it is lost;
-                 then again, with its completions in flight sampled anew
+    queue        requests in order of admission, and the version that a server is to have for them; one is
+                 sent as soon as a server has a free decode slot
+    supervise    one task a server: start or reach it; install that version, until it is lost; then again,
+                 with its completions in flight sampled anew
     complete     one task a completion
 
-An update in flight: no completion is sent; `/pause?mode=keep` returns once no step is under way, and leaves
-the KV cache as it is; the worker extension loads the weights, and returns how many tokens each completion
+An update in flight: no completion is sent; the pause returns once no step is under way, and leaves the KV
+cache as it is; the worker extension loads the weights, and returns how many tokens each completion
 has of those that had started: the tokens of the old version. One that had not started is aborted, and sent
 again under the new version, so that the version in its cache salt is the one that reads its prompt;
 `/resume`.
@@ -16,28 +17,31 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import json
 import logging
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
+from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
-from scalerl.rl.engine.vllm.completions import parse_answer
-from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
+from scalerl.rl.engine.vllm.completions import completed_of, sampling_params
+from scalerl.rl.engine.vllm.request_queue import RequestQueue
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
-from scalerl.rl.engine.vllm.server_state import Event, Flight, Installed, Restarted, ServerState
+from scalerl.rl.engine.vllm.server_state import (
+    Event,
+    Flight,
+    Installed,
+    Restarted,
+    ServedEvaluation,
+    ServerState,
+)
 from scalerl.rl.sync.vllm_client import ServerLostError
-from scalerl.rl.sync.vllm_weights import FileTransport, NcclTransport
+from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
 
 _LOG = logging.getLogger("scalerl")
@@ -49,8 +53,6 @@ CHECK_EVERY = 5.0
 """Seconds between two checks of a server: whether it is well, and how far its completions are."""
 ABORTS, ABORT_SECONDS = 500, 0.02
 """How often completions are aborted that have not started, and how long each abort is waited for."""
-_NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
-"""vLLM's own name of a request, around ours."""
 
 
 class ServerPool:
@@ -71,9 +73,8 @@ class ServerPool:
         self._settings, self._sampling, self._required = settings, sampling, required
         self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
         self._first: tuple[Weights, int] | None = (weights, version)
-        self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
-        self._waiting: list[Request] = []
-        self._drops: Counter[Request] = Counter()
+        self._queue = RequestQueue(version)
+        self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
@@ -84,17 +85,34 @@ class ServerPool:
 
     def submit(self, requests: list[Request]) -> None:
         """Queue completions."""
-        self._call(lambda: self._queue(requests))
+
+        def submit() -> None:
+            self._queue.add(requests)
+            self._send_waiting()
+
+        self._call(submit)
 
     def offer(self, weights: Weights, version: int) -> None:
         """Have all servers install new weights."""
 
         def offer() -> None:
             self._weights.offer(weights, version)
-            for server in self._servers:
-                server.wake.set()
+            self._queue.newest = version
+            self._wake()
 
         self._call(offer)
+
+    def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
+        """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
+
+        def begin() -> None:
+            self._weights.keep(weights, evaluation.version)
+            self._queue.add_evaluation(evaluation)
+            self._wake()
+            self._send_waiting()
+
+        self._call(begin)
+        self._queue.announce(evaluation)
 
     def close(self) -> None:
         """Stop the servers that were started here, and close the connections to the others."""
@@ -108,26 +126,26 @@ class ServerPool:
     # -- in the loop -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ended: ScalerlError = WorkerError("generation by vLLM was stopped")
         try:
             asyncio.run(self._main())
-        except ScalerlError as error:
-            self._report(error)
         except BaseException as error:
-            _LOG.debug("vLLM's thread", exc_info=True)
-            self._report(WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}"))
+            ended = error if isinstance(error, ScalerlError) else _unexpected(error)
+            self._report(ended)
         finally:
             self._ready.set()
+            self._queue.end(ended)
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         assert self._first is not None
         weights, version = self._first
         self._first = None  # a model's worth of memory
-        self._weights = (
-            NcclTransport(weights, version)
-            if self._settings.transport == "nccl"
-            else FileTransport(self._folder, weights, version)
-        )
+        transport = self._settings.transport
+        if transport == "file":
+            self._weights = FileTransport(self._folder, weights, version)
+        else:
+            self._weights = (IpcTransport if transport == "ipc" else NcclTransport)(weights, version)
         del weights
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ready.set()
@@ -142,29 +160,40 @@ class ServerPool:
             for task in [stop, *tasks, *flights]:
                 task.cancel()
             await asyncio.gather(stop, *tasks, *flights, return_exceptions=True)
-            for server in self._servers:
-                await server.client.close()
-            processes = [server.process for server in self._servers if server.process]
-            await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
+            await asyncio.gather(*(server.client.close() for server in self._servers))
 
-    def _queue(self, requests: list[Request]) -> None:
-        for request in requests:
-            heapq.heappush(self._waiting, request)
+    def _queue_again(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            self._queue.put_back(flight)
         self._send_waiting()
+        self._wake()
 
     def _send_waiting(self) -> None:
         """Send what waits to servers with free decode slots, those with the fewest completions first."""
-        while self._waiting:
-            free = [s for s in self._servers if s.open and len(s.flights) < self._required.slots]
-            if not free:
-                return
+        for waiting, evaluation in self._queue:
+            self._send(waiting, evaluation)
+
+    def _send(self, waiting: list[Request], evaluation: ServedEvaluation | None) -> None:
+        def takes(server: ServerState) -> bool:
+            fits = server.installed == evaluation.version if evaluation else server.trains
+            return server.open and fits and len(server.flights) < self._required.slots
+
+        salt = evaluation.salt if evaluation else self._salt
+        while waiting and (free := [server for server in self._servers if takes(server)]):
             server = min(free, key=lambda s: len(s.flights))
             self._sent += 1
-            name = f"{self._salt}.{self._sent}"
-            flight = Flight(heapq.heappop(self._waiting), name, [(0, server.installed)])
+            name, marks = f"{salt}.{self._sent}", [(0, server.installed)]
+            flight = Flight(heapq.heappop(waiting), name, marks, evaluation=evaluation)
             server.flights[name] = flight
             server.count_work()
             flight.task = asyncio.create_task(self._complete(server, flight))
+
+    def _wake(self) -> None:
+        """Send no more to servers that have another version than they are to have, and wake them."""
+        for server in self._servers:
+            server.open &= server.installed == self._queue.target(server)
+            if not server.open:
+                server.wake.set()
 
     # -- a completion ----------------------------------------------------------------------------------------
 
@@ -177,54 +206,36 @@ class ServerPool:
                 self._failure.set_exception(error)
 
     async def _sample(self, server: ServerState, flight: Flight) -> None:
-        body, seconds = self._body(server, flight), self._settings.request_seconds
+        request, seconds = flight.request, self._settings.request_seconds
+        salt = f"{flight.name.rpartition('.')[0]}-{flight.marks[0][1]}"
+        seeded = self._settings.request_seeds or flight.evaluation is not None
+        wanted = flight.name, request.prompt_T, salt, *sampling_params(self._sampling, request, seeded)
         try:
-            answer = await server.client.request("/v1/completions", body, seconds=seconds)
-            completed = parse_answer(server.client.name, answer, flight.request, flight.marks)
+            answer = await server.client.call("complete", *wanted, seconds=seconds)
         except ServerLostError as error:
             await self._handle_drop(server, flight, error)
             return
         self._remove(server, flight)
-        if completed is None:  # it was aborted
-            self._queue([flight.request])
+        if answer is None:  # it was aborted
+            self._queue_again([flight])
             return
+        completed = completed_of(server.client.name, answer, request, flight.marks)
         server.proven, server.losses = True, 0
-        self._drops.pop(flight.request, None)
-        self._report(completed)
+        self._drops.pop(flight.key, None)
+        if flight.evaluation is None:
+            self._report(completed)
+        elif self._queue.complete(flight.evaluation, completed):
+            self._weights.release(flight.evaluation.version)
         self._send_waiting()
-
-    def _body(self, server: ServerState, flight: Flight) -> dict[str, Any]:
-        sampling, request = self._sampling, flight.request
-        body = {
-            "model": server.model,
-            "prompt": request.prompt_T.tolist(),
-            "max_tokens": sampling.length.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "seed": int(request.key.view(np.int64)),  # vLLM's seeds are signed
-            "logprobs": 0,
-            "return_token_ids": True,
-            "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
-            "stop_token_ids": list(sampling.end_tokens),
-            "skip_special_tokens": False,
-            "cache_salt": f"{self._salt}-{flight.marks[0][1]}",
-            "request_id": flight.name,
-        }
-        if self._rule:
-            control = {"rule": self._rule, "interrupt_at": request.interrupt_at}
-            body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_tokens": sampling.end_tokens})}
-        return body
+        self._wake()
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
         """Send the request again where the server is well; else count the server as lost."""
-        request = flight.request
-        self._drops[request] += 1
-        if self._drops[request] < MAX_TRIES and server.lost is None and await server.client.is_well():
-            if flight.seen:
-                self._report(flight.loss)
+        self._drops[flight.key] += 1
+        if self._drops[flight.key] < MAX_TRIES and server.lost is None and await server.client.is_well():
+            self._report_loss(flight)
             self._remove(server, flight)
-            self._queue([request])
+            self._queue_again([flight])
             return
         server.lost = server.lost or error
         server.wake.set()
@@ -250,50 +261,44 @@ class ServerPool:
             WorkerError: it was lost too often.
         """
         why, log = str(error), ""
-        if server.process:
-            why, log = f"{why} ({server.process.exit_reason()})", f"; its log is {server.process.log}"
-            server.process.kill()
+        if server.client.log:
+            why, log = f"{why} ({server.client.exit_reason()})", f"; its log is {server.client.log}"
+        server.client.kill()
         server.losses += 1
         # A server that has completed nothing is likely to be wrong, but may be lost before its first.
         if server.losses > (MAX_LOSSES if server.proven else int(server.installed >= 0)):
             times = f" {server.losses} times in a row" if server.losses > 1 else ""
             raise WorkerError(f"{why}: the server failed{times}{log}")
-        requests = [flight.request for flight in server.flights.values()]
-        _LOG.warning("%s: it is started again, with %d completions", why, len(requests))
-        for flight in server.flights.values():
-            if flight.seen:
-                self._report(flight.loss)
+        flights = list(server.flights.values())
+        _LOG.warning("%s: it is started again, with %d completions", why, len(flights))
+        for flight in flights:
+            self._report_loss(flight)
             if flight.task:
                 flight.task.cancel()
         server.flights.clear()
         self._weights.forget(server.client)
         server.count_time()
         server.open, server.rejoining, server.lost, server.installed = False, True, None, -1
-        self._report(Restarted(server.index, {request.seq_no for request in requests}, why))
-        self._queue(requests)
+        groups = {flight.request.seq_no for flight in flights if not flight.evaluation}
+        self._report(Restarted(server.index, groups, why))
+        self._queue_again(flights)
+
+    def _report_loss(self, flight: Flight) -> None:
+        """Have the tokens counted that training loses."""
+        if flight.seen and not flight.evaluation:
+            self._report(flight.loss)
 
     async def _reach(self, server: ServerState) -> None:
-        """Start a server of our own, and wait until it answers."""
+        """Start a worker, or wait until a server answers, and check what it is."""
         settings = self._settings
-        server.count_time(starting=True)
-        if server.process:
-            await asyncio.to_thread(server.process.start)
-        until, warned = time.monotonic() + settings.start_seconds, False
-        while True:
-            try:
-                await server.client.request("/health", seconds=5.0)
-                break
-            except ServerLostError as error:
-                if server.process and not server.process.pid:
-                    raise ServerLostError(f"{server.client.name} ended as it started") from error
-                if time.monotonic() > until:
-                    why = f"{error}; {settings.start_seconds:g} s were waited for it"
-                    raise ServerLostError(why) from error
-                if not warned and not server.process:
-                    _LOG.warning("%s: waiting for it", error)
-                warned = True
-                await asyncio.sleep(0.5)
-        server.model = await check_server(server.client, self._required, settings.answer_seconds)
+        server.count_time(starting=1.0)
+        await server.client.reach(settings.start_seconds)
+        server.seed = await check_server(server.client, self._required, settings.answer_seconds)
+        twins = [s for s in self._servers if s is not server and s.seed == server.seed]
+        if twins and not settings.request_seeds:
+            # By one seed the first completions of both would have the same random numbers.
+            what = f"{server.client.name} has the --seed of {twins[0].client.name} ({server.seed})"
+            raise WorkerError(f"{what}: start each with another, or set request_seeds")
 
     async def _serve(self, server: ServerState) -> None:
         """Install what is offered, until the server is lost."""
@@ -301,14 +306,12 @@ class ServerPool:
             server.wake.clear()
             if server.lost:
                 raise server.lost
-            if server.installed != self._weights.version:
-                server.open = False
-                seconds = await self._install(server)
-                if server.rejoining and server.installed != self._weights.version:
-                    continue  # others may have a newer version: what was admitted since must not be staler
-                server.open, server.rejoining = True, False
-                self._report(Installed(server.index, server.installed, seconds))
-                self._send_waiting()
+            version = self._queue.target(server)
+            server.open = server.installed == version
+            if not server.open and not self._queue.must_drain(server, version):
+                await self._install(server)
+                continue
+            self._send_waiting()
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.wake.wait(), CHECK_EVERY)
                 continue
@@ -317,19 +320,22 @@ class ServerPool:
     async def _check(self, server: ServerState) -> None:
         """Check that the server is well, and see how far its completions are: these are lost with it."""
         seconds = self._settings.answer_seconds
-        await server.client.request("/health", seconds=seconds)
+        await server.client.call("check", seconds=seconds)
         if server.flights:
-            server.see(_parse_progress(server, await server.client.progress(seconds)))
+            server.see(await server.client.call("progress", seconds=seconds))
 
-    async def _install(self, server: ServerState) -> float:
-        """Install the newest weights; return the seconds from the pause to its end."""
+    async def _install(self, server: ServerState) -> None:
+        """Install the version that it is to have, and report whether training samples by it."""
         client, seconds = server.client, self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
-            server.count_time(holding=True, working=True)
-        async with self._weights.newest() as (version, source):
+            server.count_time(holding=1.0, working=1.0)
+        async with self._weights.chosen(lambda: self._queue.target(server)) as (version, source):
+            # It may have changed meanwhile.
+            if version == server.installed or self._queue.must_drain(server, version):
+                server.count_work()
+                return
             started = time.perf_counter()
-            pause = {"mode": "keep", "clear_cache": "false"}
-            await client.request("/pause", {}, params=pause, seconds=seconds)
+            await client.call("pause", seconds=seconds)
             try:
                 progress = await self._load(server, source)
                 server.see(progress)
@@ -338,15 +344,20 @@ class ServerPool:
                         flight.marks.append((progress[flight.name], version))
                 await self._abort_unstarted(server, progress)
             finally:
-                await client.request("/resume", {}, seconds=seconds)
+                await client.call("resume", seconds=seconds)
+            # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
+            least = self._queue.newest if server.rejoining else server.reported
+            server.trains = self._queue.is_offered(version) and version >= least
         server.installed = version
         server.count_work()
-        return time.perf_counter() - started
+        if server.trains:
+            server.rejoining, server.reported = False, version
+            self._report(Installed(server.index, version, time.perf_counter() - started))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""
         try:
-            answer = await self._weights.load(server.client, source, self._settings.answer_seconds)
+            return await self._weights.load(server.client, source, self._settings.answer_seconds)
         except ServerLostError as error:
             if not await server.client.is_well():
                 raise
@@ -354,7 +365,6 @@ class ServerPool:
                 f"{error}: the weights could not be installed (another model, or a server without "
                 "--worker-extension-cls; see its log)"
             ) from error
-        return _parse_progress(server, answer)
 
     async def _abort_unstarted(self, server: ServerState, started: Mapping[str, int]) -> None:
         """Queue again the completions that had not started, and wait for those that have just ended."""
@@ -363,23 +373,17 @@ class ServerPool:
             flights = [flight for flight in flights if flight.name in server.flights]
             if not flights:
                 return
-            body = {"request_ids": [f"cmpl-{flight.name}-0" for flight in flights]}
-            await server.client.request("/abort_requests", body, seconds=self._settings.answer_seconds)
+            names = [flight.name for flight in flights]
+            await server.client.call("abort", names, seconds=self._settings.answer_seconds)
             tasks = [flight.task for flight in flights if flight.task]
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         for flight in [flight for flight in flights if flight.name in server.flights]:
             if flight.task:
                 flight.task.cancel()
             self._remove(server, flight)
-            self._queue([flight.request])
+            self._queue_again([flight])
 
 
-def _parse_progress(server: ServerState, answer: Any) -> dict[str, int]:
-    """Return the tokens of completions by the names of their flights."""
-    progress: dict[str, int] = {}
-    try:
-        for worker in answer["results"]:
-            progress |= {found[1]: n for key, n in worker.items() if (found := _NAME.fullmatch(key))}
-    except (KeyError, TypeError, AttributeError):
-        raise WorkerError(f"{server.client.name}: {brief(answer)} from /collective_rpc") from None
-    return progress
+def _unexpected(error: BaseException) -> WorkerError:
+    _LOG.debug("vLLM's thread", exc_info=error)
+    return WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")

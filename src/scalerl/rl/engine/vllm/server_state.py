@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request
 from scalerl.rl.engine.vllm.completions import Completed
-from scalerl.rl.engine.vllm.server import ServerProcess
-from scalerl.rl.sync.vllm_client import Client, ServerLostError
+from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,21 @@ Event = Completed | Installed | LostTokens | Restarted | ScalerlError
 """An event of the pool; after an error there are no more."""
 
 
+@dataclass(eq=False)
+class ServedEvaluation:
+    """Completions that are all sampled by one version of the weights, by any of the servers."""
+
+    version: int
+    waiting: list[Request]
+    """Those that no server has, in their order (a heap)."""
+    salt: str
+    n_requests: int
+    offered: bool = False
+    """Training samples by this version, too."""
+    completed: list[Completed] = field(default_factory=list)
+    done: Future[list[Completed]] = field(default_factory=Future)
+
+
 @dataclass
 class Flight:
     """A request on its way to a server, or being sampled there."""
@@ -55,6 +70,13 @@ class Flight:
     seen: int = 0
     """Tokens that it was last seen to have."""
     task: asyncio.Task[None] | None = None
+    evaluation: ServedEvaluation | None = None
+    """What it is a part of; None for one of training."""
+
+    @property
+    def key(self) -> tuple[int, Request]:
+        """What it is, however often it is sent."""
+        return id(self.evaluation), self.request
 
     @property
     def loss(self) -> LostTokens:
@@ -64,15 +86,18 @@ class Flight:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds that a server worked, took part and was starting, until `at`, and which of these go on."""
+    """Seconds that a server worked, took part, evaluated and was starting, until `at`, and which part of each
+    second from then on is one of these: what it evaluates takes a part of its work and of its time."""
 
     worked: float = 0.0
     held: float = 0.0
+    evaluated: float = 0.0
     startup: float = 0.0
     at: float = 0.0
-    working: bool = False
-    holding: bool = False
-    starting: bool = False
+    working: float = 0.0
+    holding: float = 0.0
+    evaluating: float = 0.0
+    starting: float = 0.0
 
     def until(self, now: float) -> Times:
         """Return the same until `now`."""
@@ -81,6 +106,7 @@ class Times:
             self,
             worked=self.worked + seconds * self.working,
             held=self.held + seconds * self.holding,
+            evaluated=self.evaluated + seconds * self.evaluating,
             startup=self.startup + seconds * self.starting,
             at=now,
         )
@@ -88,15 +114,19 @@ class Times:
 
 @dataclass
 class ServerState:
-    """A server: started here as a process, or reached by its client alone."""
+    """A server: a worker that is started here, or a server that others have started."""
 
     index: int
-    client: Client
-    process: ServerProcess | None
-    model: str = ""
+    client: VllmClient
+    seed: int | None = None
+    """Of its sampler; None before it is known."""
     installed: int = -1
     open: bool = False
     """Completions are sent to it."""
+    trains: bool = False
+    """Those of training, too."""
+    reported: int = -1
+    """The newest version that was reported as installed: training is sampled by none before it."""
     rejoining: bool = False
     """It was lost, and does not take part again yet."""
     proven: bool = False
@@ -117,15 +147,26 @@ class ServerState:
             if times is self._times:  # it has not changed before `now`
                 return times.until(now)
 
-    def count_time(self, *, working: bool = False, holding: bool = False, starting: bool = False) -> None:
-        """Count the seconds from now on as these."""
+    def count_time(
+        self, *, working: float = 0.0, holding: float = 0.0, evaluating: float = 0.0, starting: float = 0.0
+    ) -> None:
+        """Count from now on these parts of each second."""
         times = self._times.until(time.perf_counter())
         # One assignment of a new object: a reader in another thread sees the old or the new.
-        self._times = replace(times, working=working, holding=holding, starting=starting)
+        self._times = replace(
+            times, working=working, holding=holding, evaluating=evaluating, starting=starting
+        )
 
     def count_work(self) -> None:
-        """Count the seconds from now on as work where completions are in flight."""
-        self.count_time(holding=True, working=bool(self.flights))
+        """Count the seconds from now on as work where completions are in flight, by what these are for."""
+        evaluating = self.evaluating / len(self.flights) if self.flights else 0.0
+        working = 1.0 - evaluating if self.flights else 0.0
+        self.count_time(holding=1.0 - evaluating, working=working, evaluating=evaluating)
+
+    @property
+    def evaluating(self) -> int:
+        """Completions of evaluations in flight."""
+        return sum(flight.evaluation is not None for flight in self.flights.values())
 
     def see(self, progress: Mapping[str, int]) -> None:
         """Record how many tokens completions have, by the names of their flights."""

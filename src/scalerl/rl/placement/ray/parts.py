@@ -6,7 +6,7 @@ import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
@@ -67,6 +67,10 @@ class RayParts:
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Return the generators, with the weights of `learner` as `version`."""
+        self._generator = self._start_generator(learner, version)
+        return self._generator
+
+    def _start_generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         recipe, model = self._recipe, self._model_folder
         check_sampler(recipe, model, learner.model)
         engine, weights = recipe.on_cluster.engine, learner.weights()
@@ -102,11 +106,15 @@ class RayParts:
         return self._keep(load_verifier(self._recipe, tokenizer))
 
     def evaluate(self, stop: threading.Event, activities: Any) -> Evaluate:
-        """Return the evaluator, in an actor that has the resources of a generator.
+        """Return the evaluator: by the servers of vLLM, or in an actor with the resources of a generator.
 
         `stop` is not needed there; `activities` are `scalerl.rl.loop.activity.Activities`.
         """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
+        if isinstance(cluster.engine, Vllm):
+            from scalerl.rl.placement.evaluate_served import ServedEvaluator
+
+            return self._keep(ServedEvaluator(recipe, cast(Any, self._generator)))
 
         def pack(weights: Weights) -> StoredWeights:
             return store(weights, cluster.transport.bucket_mib, limits.weights)

@@ -190,7 +190,7 @@ def requests_of(cluster: Cluster, gpus: float) -> Requests:
         "trainers": (fixed.trainer,) * cluster.trainers * (cluster.learner.kind != "one"),
         "generators": generators * (cluster.engine.kind == "torch"),
         "verifiers": (fixed.verifier,) * cluster.verifiers,
-        "evaluation": (last,),
+        "evaluation": (last,) * (cluster.engine.kind == "torch"),
     }
     return {role: each for role, each in requests.items() if each}
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli._amounts import Amount, amount
-from scalerl.cli._arguments import add_shared, finite, pass_rate, positive, whole
-from scalerl.cli._text import print_warnings
+from scalerl.cli.shared.amounts import Amount, amount
+from scalerl.cli.shared.arguments import add_shared, finite, pass_rate, positive, whole
+from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
-from scalerl.cli._amounts import amount
+from scalerl.cli.shared.amounts import amount
 from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}

@@ -1,0 +1,110 @@
+"""Workers with another Python: what they are sent, and how they and what they have started end."""
+
+import gc
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import echoing
+import pytest
+
+import scalerl
+from scalerl.rl.workers.other_python import OtherPython
+from scalerl.rl.workers.supervision import WorkerLostError
+
+PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
+
+
+@pytest.fixture
+def backend(tmp_path):
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+    return OtherPython(sys.executable, environment, tmp_path, ["0,1", None])
+
+
+def receive(backend, process):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        backend.wait([process], 0.1)
+        if found := process.receive():
+            return [(kind, value) for kind, value, _ in found]
+    raise AssertionError("it sends nothing")
+
+
+def is_running(pid):
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def ended(pid):
+    until = time.monotonic() + 20
+    while is_running(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return True
+
+
+def test_it_is_sent_messages_and_sends_some(backend, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for number, devices in enumerate(["0,1", None]):
+        process = backend.spawn("echo", number, echoing.echo, "hello")
+        assert receive(backend, process) == [("started", ("hello", sys.executable, devices))]
+        process.send({"a": [1, 2]})
+        assert receive(backend, process) == [("echo", {"a": [1, 2]})]
+        process.close()
+        process.join()
+        assert ended(process.pid)
+
+
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_what_it_has_started_ends_with_it(backend, how):
+    process = backend.spawn("echo", 0, echoing.echo, "hello")
+    receive(backend, process)
+    process.send("sleep")
+    ((_, child),) = receive(backend, process)
+    assert is_running(child)
+    getattr(process, how)()
+    process.join()
+    assert ended(child)
+
+
+def test_one_that_does_not_end_by_itself_is_killed(backend):
+    process = backend.spawn("stay", 0, echoing.stay)
+    receive(backend, process)
+    process.close(0.2)
+    process.join()
+    assert ended(process.pid)
+
+
+@pytest.mark.parametrize(("message", "says"), [("exit", "exited with status 3"), (None, "killed by SIGKILL")])
+def test_a_lost_one_says_how_it_ended_and_the_next_is_not_concerned(backend, message, says):
+    process = backend.spawn("echo", 0, echoing.echo, "hello")
+    receive(backend, process)
+    if message:
+        process.send(message)
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerLostError, match=says):
+        receive(backend, process)
+    process.kill()
+    following = backend.spawn("echo", 0, echoing.echo, "again")
+    del process
+    gc.collect()  # which closes what the first had open
+    time.sleep(0.5)
+    assert receive(backend, following)[0][0] == "started"
+    following.send("here")
+    assert receive(backend, following) == [("echo", "here")]
+    following.kill()
+
+
+def test_an_error_is_in_its_log_and_reported(backend, tmp_path):
+    process = backend.spawn("echo", 1, echoing.echo, "hello")
+    receive(backend, process)
+    process.send("fail")
+    ((kind, why),) = receive(backend, process)
+    assert (kind, why) == ("lost", "ValueError: as asked")
+    process.kill()
+    assert "ValueError: as asked" in (tmp_path / "vllm-1.log").read_text()
