@@ -87,6 +87,9 @@ class Recipe:
         default_factory=ForcedInterruption
     )
     end_of_thinking: str = "</think>"
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, beside the end tokens of the model: a token that begins with one is the
+    last. The verifier sees it."""
     temperature: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
@@ -113,6 +116,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:
             raise ValueError("temperature must be between 0.01 and 100")
+        if "" in self.stop:
+            raise ValueError("stop: an empty text would end every completion")
         at_least(1, decode_slots=self.decode_slots)
         at_least(0, seed=self.seed)
         for name, choice in choices_of(Recipe).items():

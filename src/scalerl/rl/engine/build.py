@@ -15,7 +15,14 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_sampling
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
-from scalerl.rl.model.causal_lm import end_tokens, load_tokenizer, model_of, prompt_tokens, unknown_word
+from scalerl.rl.model.causal_lm import (
+    end_tokens,
+    load_tokenizer,
+    model_of,
+    prompt_tokens,
+    stop_tokens,
+    unknown_word,
+)
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.tasks.task import check_task
@@ -71,7 +78,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         length,
         tokenizer.eos_token_id,
         recipe.engine.kind,
-        end_tokens(tokenizer)[1:],
+        (*end_tokens(tokenizer)[1:], *stop_tokens(tokenizer, recipe.stop)),
     )
 
 

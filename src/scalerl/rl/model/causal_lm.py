@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import InputError, ScalerlError, brief_error, counted, first_line
+from scalerl.errors import InputError, ScalerlError, brief, brief_error, counted, first_line
 from scalerl.model_config import read_model_config
 from scalerl.rl.config.devices import ASSUMED, Gpu, visible_gpus
 from scalerl.rl.config.recipe import Recipe
@@ -93,6 +93,22 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
     """
     more = _generation_end_tokens(tokenizer.name_or_path) - {tokenizer.eos_token_id}
     return (tokenizer.eos_token_id, *sorted(more))
+
+
+def stop_tokens(tokenizer: Any, stop: Sequence[str]) -> tuple[int, ...]:
+    """Return the tokens whose text begins with one of `stop`.
+
+    Raises:
+        InputError: no token begins with one of them: it cannot be seen by one token.
+    """
+    if not stop:
+        return ()
+    ids = range(len(tokenizer))
+    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    for text in stop:
+        if not any(one.startswith(text) for one in texts):
+            raise InputError(f"stop: no token of {tokenizer.name_or_path} begins with {brief(text)}")
+    return tuple(i for i in ids if texts[i].startswith(tuple(stop)))
 
 
 @functools.cache
