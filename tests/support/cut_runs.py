@@ -59,6 +59,8 @@ def record_and_weights(folder: Path) -> tuple[dict[str, str], bytes]:
         for row in rows:
             for key in ("time", "device_seconds", "wall_seconds", "idle_seconds", "weight_sync"):
                 row.pop(key, None)
+        if name == "samples.jsonl":  # an evaluation that was given up is written after the next steps
+            rows.sort(key=lambda row: (row["step"], row["source"]))  # and all else keeps its order
         record[name] = json.dumps(rows)
     return record, (folder / "checkpoints" / "final" / "model.safetensors").read_bytes()
 

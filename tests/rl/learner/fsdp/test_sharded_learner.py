@@ -239,7 +239,8 @@ def test_half_a_checkpoint_is_none(ranks, fsdp_recipe, sampled_batches, tmp_path
 def test_a_rank_that_is_lost_is_told_and_not_waited_for(tmp_path, fsdp_recipe, sampled_batches, how):
     ranks = Ranks(tmp_path, timeout=4.0)
     batch = sampled_batches(fsdp_recipe.model, 1)[0]
-    first, _ = ranks(2, learner_work.lose_one, fsdp_recipe, batch, how, allow_failure=True)
+    recipe = replace(fsdp_recipe, learner=replace(fsdp_recipe.learner, timeout=4.0))
+    first, _ = ranks(2, learner_work.lose_one, recipe, batch, how, allow_failure=True)
     assert "WorkerError: learner: another of its processes has ended, or was silent for 4 s" in first
 
 

@@ -51,12 +51,12 @@ def test_nccl_needs_a_cluster_with_gpus():
         requests_of(cluster, 0)
 
 
-def test_servers_of_vllm_are_beside_ray_and_the_evaluation_has_a_gpu_of_its_own():
+def test_servers_of_vllm_are_beside_ray_and_evaluate():
     cluster = replace(SHARDED, generators=1, engine=Vllm(servers=2, tensor_parallel=2))
     assert cluster.beside_ray == (0, 4)
     assert replace(cluster, learner=OneProcess(), trainers=1).beside_ray == (1, 4)
     assert replace(cluster, engine=Vllm(urls=("http://there:8000",), tensor_parallel=2)).beside_ray == (0, 0)
-    assert gpus_of(cluster, 4) == {"trainers": [1] * 4, "evaluation": [1]}
+    assert gpus_of(cluster, 4) == {"trainers": [1] * 4}
 
 
 @pytest.fixture

@@ -137,6 +137,7 @@ class RayRanks(WorkerPool[PoolWorker]):
     """
 
     noun, role = "trainer", "train"
+    _stop: threading.Event | None = None
 
     def __init__(self, cluster: Cluster, session: Session, seconds: float, events: Events) -> None:
         """`seconds` is how long ranks wait for each other."""
@@ -148,7 +149,6 @@ class RayRanks(WorkerPool[PoolWorker]):
         self._lock = threading.Lock()
         """A checkpoint's thread waits for ranks while the driver does too."""
         self._numbers = count()
-        self._stop: threading.Event | None = None
         self.returned: dict[tuple[int, int], Any] = {}
         """By number of the call, and rank."""
         self.start()
