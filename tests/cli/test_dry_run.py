@@ -88,12 +88,12 @@ def test_gpus_are_split_by_hand_or_by_the_planner(model, monkeypatch, capsys):
 
 
 def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch, capsys):
-    """16 bytes a weight of 8 billion are more than one GPU has."""
+    """16 bytes a weight of 8 billion are more than one GPU has, and more than two have beside activations."""
     monkeypatch.setenv("SCALERL_GPUS", "8x80")
     how = ("scalerl_8x80gb", "--set", f"model={model('Qwen3-8B')}", "--set", "placement.kind=inline")
-    how += ("--set", "evaluation.decode_slots=2", "--set", "decode_slots=16")
+    how += ("--set", "evaluation.decode_slots=2", "--set", "decode_slots=12")
     found = dry_run(capsys, *how, "--gpus", 8)
-    assert found["recipe"]["placement"]["trainers"] >= 2
+    assert found["recipe"]["placement"]["trainers"] >= 3
     assert all(device["fits"] for device in found["devices"])
 
 
@@ -104,14 +104,14 @@ def test_the_planner_counts_the_gpus_of_vllm_servers(model, monkeypatch, capsys)
     vllm = ("--set", "cluster.engine.kind=vllm", "--set", "cluster.engine.tensor_parallel=2")
     found = dry_run(capsys, *how, *vllm)
     cluster = found["recipe"]["cluster"]
-    # All but one, which is the evaluation's.
-    assert 2 * cluster["engine"]["servers"] + cluster["trainers"] in (10, 11)
+    # All, as servers evaluate too; one may be left over beside pairs.
+    assert 2 * cluster["engine"]["servers"] + cluster["trainers"] in (11, 12)
     assert cluster["learner"]["kind"] == ("fsdp2" if cluster["trainers"] > 1 else "one")
     monkeypatch.setenv("SCALERL_GPUS", "12x80")
     cluster = dry_run(capsys, *how)["recipe"]["cluster"]
     assert cluster["generators"] + cluster["trainers"] == 12  # the evaluation is beside a generator
     monkeypatch.setenv("SCALERL_GPUS", "12x80")
-    assert main(["train", *map(str, (*how[:-1], 3)), *vllm, "--dry-run"]) == 2
+    assert main(["train", *map(str, (*how[:-1], 2)), *vllm, "--dry-run"]) == 2
     assert "a generator takes 2 and a trainer 1, and there are 2" in capsys.readouterr().err
 
 

@@ -36,9 +36,7 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     from scalerl.plan.rates import load_rates
     from scalerl.plan.split import quick_split
 
-    shape, each = shape_of(recipe), 1
-    if vllm is not None:  # whose GPUs an evaluation cannot share: it has one of its own
-        n, each = n - 1, vllm.tensor_parallel
+    shape, each = shape_of(recipe), vllm.tensor_parallel if vllm else 1
 
     def on(generators: int, trainers: int) -> Recipe:
         if cluster is None:
