@@ -280,6 +280,8 @@ find_backend({backend!r})
 def test_a_sandbox_with_a_hole_is_refused(sandbox):
     """The trial that a backend must pass finds what does not hold: a folder of the host is there."""
     hole = str(Path(find.__file__).parent)
+    if hole.startswith("/tmp/"):
+        pytest.skip("this package is below /tmp, of which the sandbox has its own")
     python = replace(sandbox.python, read=(*sandbox.python.read, (hole, hole)))
     assert find._probe(sandbox.backend, python) == "its sandbox does not hold files"
 

@@ -136,6 +136,8 @@ def test_what_takes_too_long_or_too_much_is_wrong_and_no_failure(code_task, back
 def test_packages_are_those_of_the_python_that_is_named(code_task):
     row = {"prompt": "Print the sum of 1 and 2 by numpy.", "tests": [{"input": "", "output": "3"}]}
     program = "import numpy\nprint(numpy.add(1, 2))"
+    if sys.prefix.startswith("/tmp/"):
+        pytest.skip("this Python is below /tmp, of which the sandbox has its own")
     backend_or_skip("auto")
     task = code_task(row, python=sys.executable)
     assert rewards(task, row, program) == [RIGHT]
