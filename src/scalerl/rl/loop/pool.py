@@ -6,7 +6,7 @@ Prompts are drawn without replacement, pass after pass, each pass shuffled by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +26,20 @@ class _Deck:
     drawn: int = 0
     passes: int = 0
     queue: list[Prompt] = field(default_factory=list)
+    retired: set[str] = field(default_factory=set)
 
-    def draw(self, retired: Set[str]) -> Prompt:
+    @property
+    def left(self) -> int:
+        """Prompts that can still be drawn."""
+        return len(self.prompts) - len(self.retired)
+
+    def draw(self) -> Prompt:
         """Return the next prompt that is not retired; there must be one."""
         while True:
             while self.queue:
                 # Looked at here, as the queue of the pass was filled before some of its prompts were retired.
                 prompt = self.queue.pop()
-                if prompt.id not in retired:
+                if prompt.id not in self.retired:
                     self.drawn += 1
                     return prompt
             # Made anew for each pass, so that a resume needs none of its state.
@@ -59,7 +65,6 @@ class PromptPool:
     # By prompt: the epoch is part of the key of random numbers, so that each draw samples anew.
     _epochs: Counter[str] = field(default_factory=Counter)
     _history: dict[str, History] = field(default_factory=dict)
-    _retired: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -67,22 +72,21 @@ class PromptPool:
             return
         of: dict[str, list[Prompt]] = {name: [] for name in self.weights}
         for prompt in self.prompts:
-            of[prompt.id.partition("/")[0]].append(prompt)
+            of[_task_of(prompt.id)].append(prompt)
         weights = enumerate(self.weights.items(), start=1)
         self._decks = {name: _Deck(of[name], weight, [self.seed, i]) for i, (name, weight) in weights}
 
     @property
     def left(self) -> int:
         """Prompts that can still be drawn."""
-        return len(self.prompts) - len(self._retired)
+        return sum(deck.left for deck in self._decks.values())
 
     def draw(self) -> tuple[Prompt, int] | None:
         """Return the next prompt and its epoch; None when every prompt has been retired."""
-        if not self.left:
+        open_ = [deck for deck in self._decks.values() if deck.left]
+        if not open_:
             return None
-        retired = Counter(name.partition("/")[0] for name in self._retired) if self.weights else {}
-        open_ = [deck for name, deck in self._decks.items() if len(deck.prompts) > retired.get(name, 0)]
-        prompt = min(open_, key=lambda deck: (deck.drawn + 1) / deck.weight).draw(self._retired)
+        prompt = min(open_, key=lambda deck: (deck.drawn + 1) / deck.weight).draw()
         self._epochs[prompt.id] += 1
         return prompt, self._epochs[prompt.id] - 1
 
@@ -91,7 +95,7 @@ class PromptPool:
         history = self._history.setdefault(group.prompt.id, History())
         history.add(int(group.correct_G.sum()), len(group.correct_G))
         if self.curriculum.retires(history):
-            self._retired.add(group.prompt.id)
+            self._deck_of(group.prompt.id).retired.add(group.prompt.id)
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""
@@ -103,7 +107,7 @@ class PromptPool:
             "decks": decks,
             "epochs": dict(self._epochs),
             "history": {name: dict(vars(history)) for name, history in self._history.items()},
-            "retired": sorted(self._retired),
+            "retired": sorted(set().union(*(deck.retired for deck in self._decks.values()))),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -117,4 +121,13 @@ class PromptPool:
         self._history = {
             name: History(h["correct"], h["n"], tuple(h["latest"])) for name, h in state["history"].items()
         }
-        self._retired = set(state["retired"])
+        for name in state["retired"]:
+            self._deck_of(name).retired.add(name)
+
+    def _deck_of(self, prompt: str) -> _Deck:
+        return self._decks[_task_of(prompt) if self.weights else ""]
+
+
+def _task_of(prompt: str) -> str:
+    """Return the task of a mixture that a prompt is of, by its id."""
+    return prompt.partition("/")[0]
