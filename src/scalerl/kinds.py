@@ -159,16 +159,17 @@ def values_of(made: Any) -> dict[str, Any]:
     values = {}
     for item in (item for item in fields(made) if item.init):
         value = getattr(made, item.name)
-        values[item.name] = _plain(value, f"{type(made).__name__}.{item.name}")
-        if item.name in choices:
-            several = choices[item.name].each
-            for plain, one in zip(
-                values[item.name].values() if several else [values[item.name]],
-                value.values() if several else [value],
-                strict=True,
-            ):
-                plain["kind"] = kind_of(one)
+        if item.name not in choices:
+            values[item.name] = _plain(value, f"{type(made).__name__}.{item.name}")
+        elif choices[item.name].each:
+            values[item.name] = {name: _chosen(one) for name, one in value.items()}
+        else:
+            values[item.name] = _chosen(value)
     return values
+
+
+def _chosen(value: Any) -> dict[str, Any]:
+    return values_of(value) | {"kind": kind_of(value)}
 
 
 def _plain(value: Any, name: str) -> Any:

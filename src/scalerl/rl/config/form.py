@@ -90,14 +90,12 @@ class Form(Generic[T]):
             if key in choices and isinstance(value, Mapping):
                 if choices[key].each:
                     checked[key] = {
-                        name: self._one(choices[key], table, source, f"{prefix}{key}.{name}.", whole)
+                        name: self._chosen(choices[key], table, source, f"{prefix}{key}.{name}.", whole)
                         for name, table in value.items()
                     }
-                    continue
-                made = _own(choices[key], value, source, f"{prefix}{key}.")
-                if made is not None:
-                    checked[key] = made
-                    continue
+                else:
+                    checked[key] = self._chosen(choices[key], value, source, f"{prefix}{key}.", whole)
+                continue
             for table in _entries(value):
                 if isinstance(table, Mapping):
                     for variant in _fitting(_variants(hints[key]), table):
@@ -106,15 +104,15 @@ class Form(Generic[T]):
                             checked[key] = inner
         return checked
 
-    def _one(self, choice: Choice, table: Any, source: str, prefix: str, whole: Mapping[str, Any]) -> Any:
-        """Return one of the tables of a choice of several by name, checked, or its object."""
+    def _chosen(self, choice: Choice, table: Any, source: str, prefix: str, whole: Mapping[str, Any]) -> Any:
+        """Return a table of a choice, checked, or the object of a kind of the user's own."""
         if not isinstance(table, Mapping):
             raise InputError(f"{source}: {prefix[:-1]}: expected a table, found {brief(table)}")
         made = _own(choice, table, source, prefix)
         if made is not None:
             return made
         checked = table
-        for variant in _fitting(get_args(choice.built_in), table):
+        for variant in _fitting(_variants(choice.built_in), table):
             checked = self._checked(variant, table, source, prefix, whole)
         return checked
 
@@ -179,7 +177,7 @@ def _may_be_bool(hint: Any) -> bool:
     return hint in (bool, Any) or any(_may_be_bool(part) for part in get_args(hint))
 
 
-def _fitting(variants: Sequence[Any], table: Mapping[str, Any]) -> Sequence[Any]:
+def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:
     """Return the variants to check a table by: that of its kind (a wrong kind is reported later)."""
     if len(variants) < 2:
         return variants
