@@ -28,7 +28,7 @@ import numpy as np
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import reading
-from scalerl.record.reader import RunRecord
+from scalerl.record.reader import RunRecord, mean_p_1mp
 
 FILE = "eval_prompts.jsonl"
 _LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh
@@ -45,9 +45,9 @@ def noise_between(record: RunRecord) -> float | None:
     variances: list[float] = []
     differences = 0
     before: tuple[Any, np.ndarray] | None = None
-    for row in _rows(record):
-        start = f"{record.task}/" if record.task else ""
-        key, correct_P = (row["prompt_set"], row["n"], row["id"]), _of(row, start) / row["n"]
+    for row in _rows(record, 1):
+        key = row["prompt_set"], row["n"], row["id"]
+        correct_P = (_of(row, record.task) if record.task else np.asarray(row["correct"])) / row["n"]
         if before is not None and before[0] == key:
             variances.append(float(np.var(correct_P - before[1], ddof=1)) / len(correct_P) / 2)
             differences += len(correct_P)
@@ -61,43 +61,35 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
     Raises:
         InputError: eval_prompts.jsonl cannot be read, has no prompts of this task, or not all evaluations.
     """
-    start, narrowed = f"{name}/", {}
-    for row in record.eval_prompts():
-        if not (isinstance(row.get("step"), int) and _is_whole(row)):
-            continue
-        share_P = _of(row, start) / row["n"]
-        if len(share_P):
-            spread = share_P * (1 - share_P) * row["n"] / max(row["n"] - 1, 1)  # unbiased for p (1 - p)
-            mean_p_1mp = float(spread.mean()) if row["n"] > 1 else math.nan
+    # These are of the evaluation as a whole.
+    unknown = dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan)
+    narrowed = {}
+    for row in _rows(record, 0):
+        correct_P, n = _of(row, name), row["n"]
+        if len(correct_P):
             narrowed[row["step"]] = {
-                "pass_rate": float(share_P.mean()), "n_prompts": len(share_P), "mean_p_1mp": mean_p_1mp,
-                # These are of the evaluation as a whole.
-                **dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan),
-            }  # fmt: skip
+                **unknown,
+                "pass_rate": float(correct_P.mean()) / n,
+                "n_prompts": len(correct_P),
+                "mean_p_1mp": mean_p_1mp(correct_P, n),
+            }
     if missing := [point.step for point in record.evals if point.step not in narrowed]:
-        there = sorted(_table_of_tasks(record))
-        which = f"; its tasks are {', '.join(there)}" if there else ""
+        which = f"; its tasks are {', '.join(sorted(record.tasks))}" if record.tasks else ""
         raise InputError(f"{record.path / FILE}: no prompts of task {name!r} at step {missing[0]}{which}")
     evals = tuple(replace(point, **narrowed[point.step]) for point in record.evals)
     return replace(record, evals=evals, forecasts=(), task=name)
 
 
-def _table_of_tasks(record: RunRecord) -> dict[str, Any]:
-    recipe = record.config.get("recipe")
-    task = recipe.get("task") if isinstance(recipe, dict) else None
-    tasks = task.get("tasks") if isinstance(task, dict) else None
-    return tasks if isinstance(tasks, dict) else {}
-
-
-def _of(row: dict[str, Any], start: str) -> np.ndarray:
-    """Return the successes of the prompts whose ids begin so, (P,)."""
+def _of(row: dict[str, Any], task: str) -> np.ndarray:
+    """Return the successes of the prompts of a task, (P,)."""
+    start = f"{task}/"
     return np.array([n for id, n in zip(row["id"], row["correct"], strict=True) if str(id).startswith(start)])
 
 
-def _rows(record: RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of the record's evaluations after step 0, one for each, in their order."""
+def _rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of the evaluations from step `first` on, one for each, in their order."""
     path = record.path / FILE
-    left = {point.step for point in record.evals if point.step > 0}
+    left = {point.step for point in record.evals if point.step >= first}
     with reading(path):
         if not path.is_file() or path.stat().st_size > limits.WHOLE.most:
             return

@@ -239,19 +239,23 @@ class RunRecord:
         return printable(str(named)) if named else name_of_path(self.path)
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks of a mixture; of any other run none."""
+        return tuple(_table(_table(_table(self.config, "recipe"), "task"), "tasks"))
+
+    @property
     def metric(self) -> Metric:
         """What its pass rates are: the metric of a log, or the pass rate on a task's held-out prompts."""
         if (read := Metric.parse(self.config.get("metric"))) is not None:
             return read
         task = _table(_table(self.config, "recipe"), "task")
         last = max(self.evals, key=lambda point: point.step, default=EvalPoint(0, 0.0))
-        tasks = () if self.task else tuple(_table(task, "tasks"))
         return Metric(
             f"{PASS_RATE_OF}{self.task}" if self.task else "pass_rate",
             dataset=self.task or _task_name(task),
             n_prompts=last.n_prompts,
             n_samples=last.n_samples,
-            others=tuple(f"{PASS_RATE_OF}{name}" for name in tasks),
+            others=() if self.task else tuple(f"{PASS_RATE_OF}{name}" for name in self.tasks),
         )
 
     @property
