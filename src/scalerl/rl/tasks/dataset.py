@@ -24,11 +24,10 @@ from scalerl.errors import InputError, brief, first_line
 from scalerl.jsonl import read_jsonl
 from scalerl.kinds import Choice
 from scalerl.rl.tasks.foreign import Trl, Verl
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import SLOT, Task, check_presentation
 from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-_SLOT = "{prompt}"
 _WHOLE_ROW = "*"
 _OF_THE_LOADER = (
     "add_generation_prompt",
@@ -83,10 +82,7 @@ class Dataset(Task):
     def __post_init__(self) -> None:
         if self.heldout < 1 or self.seed < 0 or (self.limit is not None and self.limit < 1):
             raise ValueError("heldout and limit must be at least 1, and seed not negative")
-        if self.template is not None and _SLOT not in self.template:
-            raise ValueError(f"template must hold {_SLOT}")
-        if self.system is not None and not self.chat_template:
-            raise ValueError("system needs chat_template = true")
+        check_presentation(self.template, self.system, self.chat_template)
         if self.chat_template_args and not self.chat_template:
             raise ValueError("chat_template_args needs chat_template = true")
         if taken := [name for name in self.chat_template_args if name in _OF_THE_LOADER]:
@@ -207,7 +203,7 @@ class Dataset(Task):
     def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
         number = row.number if self.id is None else row.get(self.id)
         last = messages[-1][1]
-        shown = [*messages[:-1], ("user", (self.template or _SLOT).replace(_SLOT, last))]
+        shown = [*messages[:-1], ("user", (self.template or SLOT).replace(SLOT, last))]
         text = "\n\n".join(content for role, content in shown if role != "system")
         if self.system is not None:
             shown.insert(0, ("system", self.system))

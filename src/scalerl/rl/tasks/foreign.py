@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from scalerl.errors import InputError
-from scalerl.kinds import load
-from scalerl.rl.tasks.verifiers import Verifier
+from scalerl.rl.tasks.verifiers import Verifier, load_function
 from scalerl.rl.types import Prompt, Reward
 
 ANSWERS = ("answer", "solution", "ground_truth", "target")
@@ -82,7 +80,7 @@ class Trl(Verifier):
 
     @cached_property
     def _loaded(self) -> list[Callable[..., list[float | None]]]:
-        return [_function(name, "functions") for name in self.functions]
+        return [load_function(name, "functions") for name in self.functions]
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Verl(Verifier):
 
     @cached_property
     def _loaded(self) -> Callable[..., Any]:
-        return _function(self.score, "score")
+        return load_function(self.score, "score")
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:
@@ -142,13 +140,3 @@ def _row(prompt: Prompt) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError("the verifier needs the whole row: task.answer must be '*'")
     return row
-
-
-def _function(name: str, key: str) -> Callable[..., Any]:
-    try:
-        found = load(name)
-    except InputError as error:
-        raise InputError(f"task.verifier.{key}: {error}") from error
-    if not callable(found):
-        raise InputError(f"task.verifier.{key}: {name} is no function")
-    return found

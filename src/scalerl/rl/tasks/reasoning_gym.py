@@ -21,11 +21,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from scalerl.errors import InputError, brief, brief_error
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import SLOT, Task, check_presentation
 from scalerl.rl.tasks.verifiers import answer_of, last_box
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-_SLOT = "{prompt}"
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -45,7 +44,7 @@ class ReasoningGym(Task):
     size: int = 2000
     heldout: int = 200
     seed: int = 0
-    template: str = _SLOT
+    template: str = SLOT
     """Text around the problem, which replaces `{prompt}`."""
     system: str | None = None
     chat_template: bool = True
@@ -59,10 +58,7 @@ class ReasoningGym(Task):
             raise ValueError(f"config.{min(taken)}: set task.{min(taken)}")
         if self.size < 1 or self.heldout < 1 or self.seed < 0:
             raise ValueError("size and heldout must be at least 1, and seed not negative")
-        if _SLOT not in self.template:
-            raise ValueError(f"template must hold {_SLOT}")
-        if self.system is not None and not self.chat_template:
-            raise ValueError("system needs chat_template = true")
+        check_presentation(self.template, self.system, self.chat_template)
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the problems of a split; the same text is asked once.
@@ -120,7 +116,7 @@ class ReasoningGym(Task):
         return {"heldout": prompts[: self.heldout], "train": prompts[self.heldout :]}
 
     def _prompt(self, number: int, entry: Mapping[str, Any]) -> Prompt:
-        text = self.template.replace(_SLOT, entry["question"].strip())
+        text = self.template.replace(SLOT, entry["question"].strip())
         system = [("system", self.system)] if self.system is not None else []
         messages = (*system, ("user", text)) if self.chat_template else None
         return Prompt(f"{self.name}/{number}", text, str(entry["answer"]), messages)

@@ -12,6 +12,21 @@ from typing import ClassVar, Protocol
 from scalerl.errors import InputError, brief
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
+SLOT = "{prompt}"
+"""What a template replaces by the problem."""
+
+
+def check_presentation(template: str | None, system: str | None, chat_template: bool) -> None:
+    """Check how a task shows its problems.
+
+    Raises:
+        ValueError: the template has no place for the problem, or a system prompt has no chat to be in.
+    """
+    if template is not None and SLOT not in template:
+        raise ValueError(f"template must hold {SLOT}")
+    if system is not None and not chat_template:
+        raise ValueError("system needs chat_template = true")
+
 
 class Task(Protocol):
     """Prompts and their verifier: a frozen dataclass, which every process can rebuild from its fields.

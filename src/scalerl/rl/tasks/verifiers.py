@@ -123,8 +123,7 @@ class Function(Verifier):
         Raises:
             InputError: there is no such function.
         """
-        if not callable(self._function):
-            raise InputError(f"task.verifier.name: {self.name} is no function")
+        _ = self._function
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Call the function."""
@@ -132,10 +131,22 @@ class Function(Verifier):
 
     @cached_property
     def _function(self) -> Callable[[Prompt, str], Any]:
-        try:
-            return load(self.name)
-        except InputError as error:
-            raise InputError(f"task.verifier.name: {error}") from error
+        return load_function(self.name, "name")
+
+
+def load_function(name: str, key: str) -> Callable[..., Any]:
+    """Return the function that `key` of a verifier names, `package.module:name` or `path/to/file.py:name`.
+
+    Raises:
+        InputError: there is no such function.
+    """
+    try:
+        found = load(name)
+    except InputError as error:
+        raise InputError(f"task.verifier.{key}: {error}") from error
+    if not callable(found):
+        raise InputError(f"task.verifier.{key}: {name} is no function")
+    return found
 
 
 def answer_of(text: str, after: str) -> str:
