@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,11 +56,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _task(text: str, overrides: list[str]) -> Task:
     """Return the task of a recipe, of a run folder, or in one line."""
-    from scalerl.rl.config.recipe import from_dict, load_recipe, overridden
+    from scalerl.rl.config.recipe import from_dict, load_recipe, overridden, packaged
 
     path = Path(text)
-    packaged = resources.files("scalerl") / "recipes" / f"{text}.toml"
-    if path.suffix == ".toml" or path.is_dir() or packaged.is_file():
+    if path.suffix == ".toml" or path.is_dir() or text in packaged():
         return load_recipe(text, overrides).task
     values = {"model": "none", "budget": {"kind": "steps", "amount": 1}, "task": text}
     return from_dict(overridden(values, overrides), text).task

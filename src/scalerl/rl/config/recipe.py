@@ -253,16 +253,19 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     if not path.is_file():
         if path.is_dir():
             raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
-        packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
-        if not packaged.is_file():
-            known = sorted(
-                f.name.removesuffix(".toml") for f in (resources.files("scalerl") / "recipes").iterdir()
-            )
+        known = packaged()
+        if str(source) not in known:
             raise InputError(
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
-        path = packaged
+        path = known[str(source)]
     return overridden(parse_toml(path, source), overrides)
+
+
+def packaged() -> dict[str, Traversable]:
+    """Return the files of the package's recipes by their names, in alphabetical order."""
+    files = sorted((resources.files("scalerl") / "recipes").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file for file in files}
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
