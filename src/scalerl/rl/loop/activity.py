@@ -48,7 +48,8 @@ class Activities:
                 self._tokens = tokens
                 self._now = replace(self._now, since=now)
             since, sampled = self._now.since, max(tokens - self._tokens, 0)
-            count = replace(count, since=since) if count else Count()
+            if count is None or math.isnan(count.since):  # one of another process has its own
+                count = replace(count, since=since) if count else Count()
             self._now = replace(
                 self._now, doing=doing, count=count, tokens=sampled, time=now, left=self._left()
             )
@@ -56,15 +57,7 @@ class Activities:
 
     def waits_for_evaluation(self) -> None:
         """Report that nothing is done but an evaluation, in another process."""
-        with self._lock:
-            if not self.due(EVALUATING):
-                return
-            now, count = time.time(), self._now.evaluating
-            since = self._now.since if self._now.doing == EVALUATING else now
-            self._now = replace(
-                self._now, doing=EVALUATING, count=count, tokens=0, since=since, time=now, left=self._left()
-            )
-            self._tell()
+        self.doing(EVALUATING, self._now.evaluating)
 
     def evaluating(self, done: int, of: int) -> None:
         """Note how far an evaluation in another process is, for the next report."""
