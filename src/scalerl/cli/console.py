@@ -141,7 +141,7 @@ class TrainingProgress(_Bar):
         else:
             print(f"{self._name}  {text}", file=sys.stderr, flush=True)
 
-    def base_model(self, progress: Any) -> None:
+    def building(self, progress: Any) -> None:
         """Show a `scalerl.rl.model.build.BuildProgress`."""
         self.show(progress.share, progress.text, line=progress.milestone)
 

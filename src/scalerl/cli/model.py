@@ -36,4 +36,4 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.rl.model.smollm2 import build_smollm2, smollm2_folder
 
     with TrainingProgress(args.name) as bar:
-        print(build_smollm2(args.output or smollm2_folder(), bar.base_model))
+        print(build_smollm2(args.output or smollm2_folder(), bar.building))

@@ -154,7 +154,7 @@ def run_training(
 
     with closing(place):
         with TrainingProgress("base model") as bar:
-            find_model(recipe, bar.base_model)  # builds it, so that training finds it in the cache
+            find_model(recipe, bar.building)  # builds it, so that training finds it in the cache
         try:
             with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
                 record = train(

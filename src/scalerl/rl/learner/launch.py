@@ -98,7 +98,7 @@ class _Leader:
         return WeightStream(plan, self._gathered)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """See `Ranks`: the other ranks are told by this one, before each micro-batch."""
+        """See `Ranks`: this rank tells the others, before each micro-batch."""
         self._rank.learner.watch(stop, report)
 
     def _gathered(self) -> Iterator[tuple[str, Tensor]]:

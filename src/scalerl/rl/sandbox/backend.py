@@ -102,7 +102,7 @@ def is_privileged() -> bool:
 
 
 def draw_id(kind: Literal["uid", "gid"]) -> int:
-    """Return a random id of a user or group that nobody has: from the upper half of those that there are."""
+    """Return a random unused id of a user or group, from the upper half of the range."""
     first, length = _ids(kind)
     return first + length // 2 + random.SystemRandom().randrange(length // 4)
 

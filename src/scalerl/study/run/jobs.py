@@ -52,7 +52,7 @@ class Job(PoolWorker):
 
 
 class JobPool(WorkerPool[Job]):
-    """Jobs in their order; `again` is told each outcome, and returns whether the job is to be done again."""
+    """Jobs in order; `again` takes the outcome of each, and returns whether to run it again."""
 
     noun, role = "job", "job"
 

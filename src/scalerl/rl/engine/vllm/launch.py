@@ -45,7 +45,7 @@ def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> 
     found = {
         "PYTHONPATH": str(folder),
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker extension reads the requests of the first
-        # Its processes reach each other over the loopback, and nobody else them.
+        # Its processes talk over the loopback, which no other machine reaches.
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOOPBACK_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -132,7 +132,7 @@ def _init(ray: Any, cluster: Cluster) -> None:
 
 @contextmanager
 def _gpus_for_actors(cluster: Cluster) -> Iterator[dict[str, int]]:
-    """Yield what Ray is told of this machine's GPUs; it sees those alone that the driver leaves to actors.
+    """Yield the GPUs to give to `ray.init`: those of this machine that the driver leaves to actors.
 
     Raises:
         InputError: there are fewer than the driver needs.
