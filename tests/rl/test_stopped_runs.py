@@ -15,7 +15,8 @@ from scalerl.record.activity import read_activity
 
 INTERRUPTED = 130
 STEPS = 3
-LONG_EVALUATION = small_demo(STEPS, 1, *("task.heldout_per_length=10", "evaluation.samples=800"))
+LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=800")
+"""Several times as long as a run needs to write what it is doing."""
 LONG_STEPS = small_demo(
     STEPS,
     1,

@@ -193,7 +193,7 @@ def test_a_generator_that_hangs_is_reported_and_replaced(recipe, start, caplog):
     loop, generator, _ = start(replace(recipe, timeouts=Timeouts(generator=6)), 1)
     steps = list(islice(loop, 2))
     os.kill(generator._workers[0].process.pid, signal.SIGSTOP)
-    steps += islice(loop, 6)
+    steps += islice(loop, recipe.schedule.k + 4)  # more than it can have sampled ahead
     assert generator.restarts == 1
     assert drawn(steps) == order_of_draws(recipe, len(steps) * P)
     told = "\n".join(caplog.messages)
