@@ -64,6 +64,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.name": ["gcd"],
     "task.config": [{}],
     "task.size": [5],
+    "task.question": [""],
     "task.tasks": [{name: {"kind": "chain", "k_max": 2, "train_per_length": 8} for name in "ab"}],
     "task.weights": [{}, {"a": 2.0, "b": 1.0}],
     "task.limits.seconds": [10.0],

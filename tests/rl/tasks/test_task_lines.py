@@ -183,6 +183,17 @@ def test_partial_credit_is_the_score_of_the_data_set():
     assert not almost.correct
 
 
+def test_a_text_of_the_metadata_is_asked_in_place_of_the_question():
+    whole = replace(task_of("task=reasoning-gym:chain_sum"), config=EASY["config"], heldout=3, size=5)
+    short = replace(whole, question="expression", template="1 + 1 = 2\n{prompt} =")
+    for asked, prompt in zip(whole.prompts("heldout"), short.prompts("heldout"), strict=True):
+        expression = asked.text.removeprefix("State the final answer to the following arithmetic problem: ")
+        assert prompt == replace(asked, text=f"1 + 1 = 2\n{expression}", messages=prompt.messages)
+        assert short.verify(prompt, f" {prompt.answer}").correct
+    with pytest.raises(InputError, match=r"task.question: chain_sum has .*expression.*, and no 'expresion'"):
+        replace(short, question="expresion").prompts("train")
+
+
 def test_what_is_wrong_in_a_data_set_of_reasoning_gym_is_said():
     few = replace(task_of("task=reasoning-gym:chain_sum"), config=EASY["config"], heldout=5000)
     with pytest.raises(InputError, match="different problems, and 5000 are held out"):

@@ -44,6 +44,8 @@ class ReasoningGym(Task):
     size: int = 2000
     heldout: int = 200
     seed: int = 0
+    question: str = ""
+    """A text of the problems' metadata to ask in place of their question, as `expression` of chain_sum."""
     template: str = SLOT
     """Text around the problem, which replaces `{prompt}`."""
     system: str | None = None
@@ -116,10 +118,18 @@ class ReasoningGym(Task):
         return {"heldout": prompts[: self.heldout], "train": prompts[self.heldout :]}
 
     def _prompt(self, number: int, entry: Mapping[str, Any]) -> Prompt:
-        text = self.template.replace(SLOT, entry["question"].strip())
+        text = self.template.replace(SLOT, self._asked(entry).strip())
         system = [("system", self.system)] if self.system is not None else []
         messages = (*system, ("user", text)) if self.chat_template else None
         return Prompt(f"{self.name}/{number}", text, str(entry["answer"]), messages)
+
+    def _asked(self, entry: Mapping[str, Any]) -> str:
+        if not self.question:
+            return entry["question"]
+        texts = {key: value for key, value in entry["metadata"].items() if isinstance(value, str)}
+        if self.question not in texts:
+            raise InputError(f"task.question: {self.name} has {', '.join(texts)}, and no {brief(self.question)}")
+        return texts[self.question]
 
 
 def _near(name: str, known: Iterable[str]) -> str:
