@@ -65,6 +65,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.config": [{}],
     "task.size": [5],
     "task.question": [""],
+    "task.correct": [None],
     "task.tasks": [{name: {"kind": "chain", "k_max": 2, "train_per_length": 8} for name in "ab"}],
     "task.weights": [{}, {"a": 2.0, "b": 1.0}],
     "task.limits.seconds": [10.0],

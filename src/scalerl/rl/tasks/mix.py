@@ -12,9 +12,10 @@ from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.reasoning_gym import ReasoningGym
 from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.taskset import OneTurn
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-OneTask = Chain | Dataset | Code | ReasoningGym
+OneTask = Chain | Dataset | Code | ReasoningGym | OneTurn
 """The tasks of the package that a mixture can hold."""
 
 

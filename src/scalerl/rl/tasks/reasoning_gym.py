@@ -128,7 +128,9 @@ class ReasoningGym(Task):
             return entry["question"]
         texts = {key: value for key, value in entry["metadata"].items() if isinstance(value, str)}
         if self.question not in texts:
-            raise InputError(f"task.question: {self.name} has {', '.join(texts)}, and no {brief(self.question)}")
+            raise InputError(
+                f"task.question: {self.name} has {', '.join(texts)}, and no {brief(self.question)}"
+            )
         return texts[self.question]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
     "code": lambda rest: {"kind": "code", "path": rest},
     "reasoning-gym": lambda rest: {"kind": "reasoning_gym", "name": rest},
+    "verifiers": lambda rest: {"kind": "verifiers", "id": rest},
     "trl": lambda rest: _rewarded({"kind": "trl", "functions": [rest]}),
     "verl": lambda rest: _rewarded({"kind": "verl", "score": rest}),
 }
@@ -21,6 +22,7 @@ def table_of(task: str) -> dict[str, Any]:
     reasoning-gym:NAME     problems of a data set of reasoning-gym
     trl:FILE.py:NAME       a reward function of TRL, on the data of `task.path`
     verl:FILE.py:NAME      a `compute_score` of verl, on the Parquet file `task.path`
+    verifiers:ID           a taskset of one turn, written for the package verifiers
     FILE.jsonl, .parquet   prompts and answers, verified as mathematics
     """
     start, _, rest = task.partition(":")
