@@ -115,7 +115,7 @@ class PlannedJob:
         if (control := recipe.length.interruption()) is not None:
             # The tokens of the phrase are guessed from its letters: there is no tokenizer here.
             phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN)
-            cut = Truncation(recipe.context.sampled + phrase, (control.low, control.high), phrase)
+            cut = Truncation(recipe.context.sampled + phrase, control.bounds(recipe.context.thinking), phrase)
         budget, evaluations = recipe.budget, recipe.evaluations
         every = budget.amount / evaluations if budget.kind == "steps" else recipe.evaluation.every or math.inf
         return cls(

@@ -44,7 +44,7 @@ from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.budget import amounts, spent
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
-from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations
+from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations, before_training
 from scalerl.rl.loop.parts import Load, parts_of
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.loop.pool import PromptPool
@@ -487,3 +487,6 @@ class _TrainingRun:
         self.sender.evaluation(point)
         self.sender.samples(samples)
         self.health.evaluation(point)
+        if point.step == 0:
+            for line in before_training(point):
+                _LOG.warning(line)

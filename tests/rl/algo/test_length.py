@@ -142,10 +142,6 @@ def test_the_rule_finds_its_tokens_or_says_what_is_wrong(llama_folder):
     choice = ForcedInterruption(low=2, high=6, phrase="! ! </think>")
     assert LengthRule.resolve(choice, tokenizer, 6, 3, "</think>") == LengthRule(6, 3, MARKER, PHRASE, (2, 6))
     assert LengthRule.resolve(NoLengthControl(), tokenizer, 6, 3, "</think>") == LengthRule(6, 3, MARKER)
-    with pytest.raises(InputError, match=r"length.phrase: must end with '</think>'"):
-        LengthRule.resolve(ForcedInterruption(low=2, high=6, phrase="! 3"), tokenizer, 6, 3, "</think>")
-    with pytest.raises(InputError, match=r"length.high: 7 exceeds context.thinking \(6\)"):
-        LengthRule.resolve(ForcedInterruption(low=2, high=7, phrase="</think>"), tokenizer, 6, 3, "</think>")
     with pytest.raises(InputError, match="end_of_thinking: this tokenizer cannot write '</done>'"):
         LengthRule.resolve(NoLengthControl(), tokenizer, 6, 3, "</done>")
 
@@ -155,6 +151,21 @@ def test_the_length_penalty_by_hand():
     rule = LengthPenalty(max_length=14, cache=2)
     assert [rule.penalty(n, True) for n in (1, 12, 13, 14, 20)] == [0, 0, -0.5, -1, -1]
     assert rule.penalty(20, False) == 0
+
+
+def test_lengths_that_are_not_given_are_those_of_the_context():
+    assert ForcedInterruption().within(12288, 2048) == ForcedInterruption(low=10240, high=12288)
+    assert ForcedInterruption(low=3).within(6, 1).bounds(6) == (3, 6)
+    assert ForcedInterruption(high=3).within(6, 1) == ForcedInterruption(low=2, high=3)
+    assert ForcedInterruption().within(1, 1) == ForcedInterruption(low=1, high=1)
+    assert LengthPenalty().within(12288, 2048) == LengthPenalty(max_length=14336, cache=2048)
+    assert LengthPenalty(max_length=4).within(9, 9) == LengthPenalty(max_length=4, cache=1)
+    with pytest.raises(ValueError, match=r"length.high: 7 exceeds context.thinking \(6\)"):
+        ForcedInterruption(low=2, high=7).within(6, 1)
+    with pytest.raises(ValueError, match=r"length.low: 7 exceeds context.thinking \(6\)"):
+        ForcedInterruption(low=7).within(6, 1)
+    with pytest.raises(ValueError, match="of no context yet"):
+        LengthPenalty().penalty(3, True)
 
 
 def test_the_penalty_is_taken_from_the_reward_and_not_from_what_is_correct(make_rollout):

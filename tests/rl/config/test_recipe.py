@@ -110,7 +110,9 @@ def test_overrides_come_last_and_reach_nested_keys(write):
             '[length]\nkind = "none"\nlow = 4\n',
             "unknown key 'length.low'; with length.kind = 'none' the keys are kind",
         ),
-        ("[length]\nhigh = 4\n", "length: low and high must satisfy"),  # of the default kind
+        ("[length]\nlow = 9\nhigh = 4\n", "length: low and high must satisfy"),  # of the default kind
+        ("[length]\nhigh = 12289\n", r"length.high: 12289 exceeds context.thinking \(12288\)"),
+        ('[length]\nphrase = "Stop."\n', "length.phrase: must end with '</think>'"),
         (
             '[length]\nkind = "penalty"\n',
             "length.kind: no kind 'penalty'; the kinds are forced_interruption, length_penalty, none, or",

@@ -9,9 +9,10 @@ Shapes in names: R rows, G completions of a group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -34,19 +35,38 @@ class LengthControl(Protocol):
 class ForcedInterruption:
     """End the thinking at a random length by inserting a phrase (ScaleRL section 2; arXiv 2510.13786).
 
-    The length is drawn per completion, uniformly in [`low`, `high`] thinking tokens. A completion that is
-    still thinking then gets the tokens of `phrase`, which must end with the end of thinking, and goes on to
-    its answer. Inserted tokens carry no gradient and count in no length.
+    The length is drawn per completion, uniformly in [`low`, `high`] thinking tokens. Where a recipe does not
+    say them they are 5/6 of `context.thinking` and all of it, the paper's share. A completion that is still
+    thinking then gets the tokens of `phrase`, which must end with the end of thinking, and goes on to its
+    answer. Inserted tokens carry no gradient and count in no length.
     """
 
-    low: int = 10240
-    high: int = 12288
+    low: int | None = None
+    high: int | None = None
     phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     kind: Literal["forced_interruption"] = "forced_interruption"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
+        high = math.inf if self.high is None else self.high
+        if not 1 <= (1 if self.low is None else self.low) <= high:
             raise ValueError("low and high must satisfy 1 <= low <= high")
+
+    def within(self, thinking: int, answer: int) -> Self:
+        """Return the same with the lengths of a context of so many tokens where it has none.
+
+        Raises:
+            ValueError: a length exceeds it.
+        """
+        low, high = self.bounds(thinking)
+        for name, length in (("high", high), ("low", low)):
+            if length > thinking:
+                raise ValueError(f"length.{name}: {length} exceeds context.thinking ({thinking})")
+        return replace(self, low=low, high=high)
+
+    def bounds(self, thinking: int) -> tuple[int, int]:
+        """Return `low` and `high`, or those of a context of so many thinking tokens."""
+        high = thinking if self.high is None else self.high
+        return max(1, high * 5 // 6) if self.low is None else self.low, high
 
     def penalty(self, length: int, correct: bool) -> float:
         """Length costs nothing."""
@@ -67,16 +87,26 @@ class LengthPenalty:
     Nothing up to max_length - cache sampled tokens, 1 from max_length on. Nobody is interrupted.
     """
 
-    max_length: int = 14336
-    cache: int = 2048
+    max_length: int | None = None
+    """The most that a completion may sample where it is not given, as in arXiv 2510.13786."""
+    cache: int | None = None
+    """A seventh of `max_length` where it is not given, as there."""
     kind: Literal["length_penalty"] = "length_penalty"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cache <= self.max_length:
+        longest = math.inf if self.max_length is None else self.max_length
+        if not 1 <= (1 if self.cache is None else self.cache) <= longest:
             raise ValueError("max_length and cache must satisfy 1 <= cache <= max_length")
+
+    def within(self, thinking: int, answer: int) -> Self:
+        """Return the same with the lengths of a context of so many tokens where it has none."""
+        longest = thinking + answer if self.max_length is None else self.max_length
+        return replace(self, max_length=longest, cache=self.cache or max(1, longest // 7))
 
     def penalty(self, length: int, correct: bool) -> float:
         """What is added to the reward, 0 or negative."""
+        if self.max_length is None or self.cache is None:
+            raise ValueError("max_length and cache are those of no context yet: within() gives them")
         return min(max((self.max_length - length) / self.cache - 1.0, -1.0), 0.0) if correct else 0.0
 
     def interruption(self) -> None:
@@ -170,7 +200,7 @@ class LengthRule:
         """Find the tokens of the phrase and of the end of thinking.
 
         Raises:
-            InputError: the tokenizer cannot write the end of thinking, or the phrase does not end with it.
+            InputError: the tokenizer cannot write the end of thinking.
         """
         written = end_of_thinking.strip()
         if not written:
@@ -185,11 +215,7 @@ class LengthRule:
         if forced is None:
             return cls(thinking, answer, marker)
         phrase = tuple(tokenizer(forced.phrase, add_special_tokens=False)["input_ids"])
-        if not forced.phrase.endswith(end_of_thinking):
-            raise InputError(f"length.phrase: must end with {end_of_thinking!r}")
-        if forced.high > thinking:
-            raise InputError(f"length.high: {forced.high} exceeds context.thinking ({thinking})")
-        return cls(thinking, answer, marker, phrase, (forced.low, forced.high))
+        return cls(thinking, answer, marker, phrase, forced.bounds(thinking))
 
 
 class LengthState:

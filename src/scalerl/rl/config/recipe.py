@@ -27,7 +27,7 @@ from scalerl.kinds import Choice, absolute, choices_of, values_of
 from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
 from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
-from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl
+from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster
@@ -127,6 +127,12 @@ class Recipe:
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
         _check_decay(self.optimiser, self.budget)
+        if isinstance(self.length, ForcedInterruption | LengthPenalty):
+            length = self.length.within(self.context.thinking, self.context.answer)
+            object.__setattr__(self, "length", length)
+        forced = self.length.interruption()
+        if forced is not None and not forced.phrase.endswith(self.end_of_thinking):
+            raise ValueError(f"length.phrase: must end with {self.end_of_thinking!r}")
 
     @property
     def processes(self) -> int:

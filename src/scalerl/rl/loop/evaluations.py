@@ -28,6 +28,8 @@ MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
 _MOMENT = 0.1
 """Seconds between two checks whether the run is to stop."""
+_MANY_CUT = 0.25
+"""Share of truncated completions of the untrained model that is worth a warning."""
 
 
 @dataclass
@@ -199,3 +201,20 @@ class Evaluations:
         self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
         self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
         self.on_point(point, result.samples)
+
+
+def before_training(point: EvalPoint) -> list[str]:
+    """Return what the evaluation of the untrained model says against training it as it is."""
+    lines: list[str] = []
+    if point.pass_rate == 0:
+        asked = f"{point.n_prompts:,} held-out prompts, {point.n_samples} completions each"
+        lines.append(
+            f"the model solves none of the {asked}: nothing is learnt from groups that are all wrong; "
+            "look at samples.jsonl, and try easier problems or another template"
+        )
+    if point.truncated >= _MANY_CUT:
+        lines.append(
+            f"{point.truncated:.0%} of the model's completions are cut, and fail: "
+            "raise context.thinking or context.answer, or end them by `stop`"
+        )
+    return lines
