@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from scalerl.cli.console import TrainingProgress, forecast_text
+from scalerl.cli.console import StudyProgressBar, TrainingProgress, forecast_text
 from scalerl.record.activity import Activity, Count
 from scalerl.rl.loop.progress import Progress
+from scalerl.study.run.runner import StudyProgress
 
 
 def test_a_forecast_on_the_progress_line():
@@ -71,6 +72,18 @@ def test_a_pipe_gets_a_line_now_and_then_before_the_first_step_too(monkeypatch):
     for part in ("90 s left", "pass rate 0.500", "1240 tokens/s", "12,400 tokens"):
         assert part.replace("1240 tokens/s", "1.2k tokens/s") in last
     assert last.startswith("mine   25%")
+
+
+def test_a_pipe_gets_a_line_now_and_then_on_the_runs_of_a_study(monkeypatch):
+    stream = Stream(terminal=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    now = StudyProgress(1, 6, (("base/seed0", 0.25, 0.298), ("grpo/seed0", 0.2, float("nan"))))
+    with StudyProgressBar("sums") as progress:
+        progress.update(now)
+        assert not stream.getvalue()
+        monkeypatch.setattr("scalerl.cli.console._QUIET", 0.0)
+        progress.update(now)
+    assert stream.getvalue() == "sums  1 of 6 runs  base/seed0 25%, 0.298  grpo/seed0 20%, -\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

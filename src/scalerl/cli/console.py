@@ -181,6 +181,7 @@ class StudyProgressBar(_Bar):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._runs: dict[str, TaskID] = {}
+        self._printed = time.monotonic()
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all runs, and one for each."""
@@ -190,6 +191,10 @@ class StudyProgressBar(_Bar):
         elif progress.notice:
             print(f"{self._name}  {progress.notice}  ({count})", file=sys.stderr, flush=True)
         if not self._live:
+            if progress.running and time.monotonic() - self._printed >= _QUIET:
+                self._printed = time.monotonic()
+                runs = (f"{name} {share:.0%}, {_rate(rate)}" for name, share, rate in progress.running)
+                print("  ".join([self._name, count, *runs]), file=sys.stderr, flush=True)
             return
         under_way = sum(share for _, share, _ in progress.running)
         self._bar.update(self._task, completed=(progress.done + under_way) / progress.runs, text=count)
