@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import re
@@ -32,6 +31,11 @@ _KERNEL = frozenset(
     )
 )
 """File systems whose files the kernel generates when they are read."""
+_UNIX_ONLY = ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
+_NO_WAIT, _NO_LINK, _NOT_INHERITED = (getattr(os, name, 0) for name in _UNIX_ONLY)
+"""Flags of `os.open`; 0 on Windows, whose files have no such thing and are not inherited anyway."""
+_BINARY = getattr(os, "O_BINARY", 0)
+"""Of Windows, which would translate line ends otherwise."""
 _T = TypeVar("_T")
 
 
@@ -43,11 +47,13 @@ def open_input(path: Path) -> BinaryIO:
         OSError: it cannot be opened.
     """
     check_input(path, pipes=True)
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # otherwise it waits for a writer
+    # Without waiting, as the opening of a pipe waits for a writer.
+    handle = os.open(path, os.O_RDONLY | _NO_WAIT | _NOT_INHERITED | _BINARY)
     try:
-        if stat.S_ISFIFO(os.fstat(handle).st_mode) and not _has_writer(handle, path):
-            raise InputError(f"{path}: a pipe, to which nothing was written in {_PIPE_SECONDS:g} s")
-        os.set_blocking(handle, True)
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            if not _has_writer(handle, path):
+                raise InputError(f"{path}: a pipe, to which nothing was written in {_PIPE_SECONDS:g} s")
+            os.set_blocking(handle, True)
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -123,7 +129,7 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
     aside = path.with_name(f".{secrets.token_hex(8)}.part")
     # A new file with a random name: an existing link, or a file of another process, is never written to.
     # The permissions are those of a plain `open`.
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _NOT_INHERITED | _BINARY, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors=errors) as file:
             file.writelines([text] if isinstance(text, str) else text)
@@ -144,9 +150,14 @@ def lock(folder: Path, busy: str) -> int:
     """Lock a folder for this process, until the returned handle is closed or the process exits.
 
     Raises:
-        InputError: another process has locked it (`busy` is the message), or its file system has no locks.
+        InputError: another process has locked it (`busy` is the message), or its file system has no locks,
+            or this is Windows.
         OSError: there is no such folder.
     """
+    try:
+        import fcntl  # absent on Windows, where logs can be read and fitted all the same
+    except ImportError:
+        raise InputError(f"{folder}: run folders are written on Linux and macOS only") from None
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
