@@ -291,7 +291,7 @@ def _lines(path: Path) -> int:
 
 
 def _sound(folder: Path) -> bool:
-    """Whether the record is what docs/run-folder.md says, by the checker of the tests."""
+    """Whether the record is what docs/reference/run-folder.md says, by the checker of the tests."""
     checker = [sys.executable, "-m", "record_checker", str(folder.resolve())]
     found = subprocess.run(checker, cwd=SUPPORT, capture_output=True, text=True, check=False)
     fates = Counter(fate for row in _rows(folder / "groups.jsonl") for fate in row["fate"])

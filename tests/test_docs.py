@@ -1,4 +1,4 @@
-"""docs/json.md lists every key that the commands print and no other; the guide shows what `fit` prints."""
+"""docs/reference/json.md lists every key that is printed and no other; the guide shows what `fit` prints."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from scalerl.study.verdict.verdict import judge_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 SECTIONS = dict(
-    re.findall(r"^## (scalerl .*?)\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text(), re.S | re.M)
+    re.findall(r"^## (scalerl .*?)\n(.*?)(?=^## |\Z)", (DOCS / "reference/json.md").read_text(), re.S | re.M)
 )
 NAMES: dict[str, str] = {family.name: "FAMILY" for family in FAMILIES} | dict.fromkeys(
     (OURS, *RIVALS, *BANK_RIVALS), "METHOD"
@@ -227,10 +227,11 @@ def test_every_key_of_train(small_base, tmp_path, capsys):
 
 
 def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):
-    guide, readme = (DOCS / "forecast.md").read_text(), (DOCS.parent / "README.md").read_text()
+    guide = (DOCS / "explanation/forecast.md").read_text()
+    example = (DOCS.parent / "examples" / "fit_a_log.py").read_text()
     shown = r"    scalerl (fit log.csv [^\n]*)\n\n```\n(.*?)```"
     command, output = re.findall(shown, guide, flags=re.S)[0]
-    arrays = re.findall(r"^(?:gpu_hours|pass_rate) = np.array\(\s*\[(.*?)\]", readme, flags=re.S | re.M)
+    arrays = re.findall(r"^(?:gpu_hours|pass_rate) = np.array\(\s*\[(.*?)\]", example, flags=re.S | re.M)
     rows = zip(*(array.split(", ") for array in arrays), strict=True)
     (tmp_path / "log.csv").write_text("\n".join(["gpu_hours,pass_rate", *map(",".join, rows)]))
     monkeypatch.chdir(tmp_path)
@@ -239,7 +240,7 @@ def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):
 
 
 def test_the_comparison_shown_is_that_of_the_example():
-    shown = re.findall(r"```\n(.*?)```", (DOCS / "compare.md").read_text(), flags=re.S)[0]
+    shown = re.findall(r"```\n(.*?)```", (DOCS / "explanation/compare.md").read_text(), flags=re.S)[0]
     example = DOCS.parent / "examples" / "compare_recipes.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
     check_alike(done.stdout, shown)
@@ -254,7 +255,7 @@ def test_what_is_said_of_the_papers_rule_is_what_its_benchmark_prints():
     results = (DOCS.parent / "benchmarks" / "RESULTS.md").read_text()
     table = re.findall(r"paper_rule.py\n\n```\n(.*?)\n```", results, flags=re.S)[0].splitlines()
     assert done.stdout.splitlines() == [*table[:5], *table[-2:]]
-    said = " ".join((DOCS / "compare.md").read_text().split())
+    said = " ".join((DOCS / "explanation/compare.md").read_text().split())
     without, noisy = (np.array([line.split() for line in of], float) for of in (table[1:5], table[5:-2]))
     apart = [f"{value:.3f}"[1:] for value in without[:, 1]]
     moved = [f"{value:.2f}"[1:] for value in without[:, 3]]

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -45,7 +46,30 @@ def check_alike(printed, shown):
     assert found == pytest.approx(said, rel=0.05, abs=0.005)
 
 
-@pytest.mark.parametrize("page", docs_examples.pages(), ids=relative)
+TRAINING = DOCS / "tutorials" / "train.md"
+SHORT = [page for page in docs_examples.pages() if page != TRAINING]
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_training_runs(tmp_path, monkeypatch):
+    """Minutes of training; what it prints is of the machine."""
+    monkeypatch.chdir(tmp_path)
+    docs_examples.run_page(TRAINING, lambda block, printed: None)
+    assert (tmp_path / "my-run" / "studies" / "three_arms" / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["forecast", "train"])
+def test_the_notebooks_are_the_tutorials(name, script):
+    """`python scripts/docs_notebooks.py` writes them; their cells are the blocks that run above."""
+    docs_notebooks = script("docs_notebooks")
+    notebook = json.loads(docs_notebooks.notebook_of(name).read_text())
+    page = (DOCS / "tutorials" / f"{name}.md").read_text()
+    assert notebook == docs_notebooks.notebook(page)
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(code) == len(list(docs_examples.blocks(page)))
+
+
+@pytest.mark.parametrize("page", SHORT, ids=relative)
 def test_examples_print_what_is_shown(page, tmp_path, monkeypatch):
     """`python tests/support/docs_examples.py PAGE` writes what they print now."""
     monkeypatch.chdir(tmp_path)
@@ -62,10 +86,11 @@ def test_examples_print_what_is_shown(page, tmp_path, monkeypatch):
 
 
 def test_the_pages_that_promise_examples_have_them():
-    """Every how-to, but for those that train, and every trainer; nothing is passed over without a reason."""
+    """Tutorials, trainers, and every how-to but those that train; nothing is passed over without a reason."""
     running = {relative(page) for page in docs_examples.pages()}
-    promised = {relative(page) for page in ALL if page.parent.name in ("trainers", "howto")} | {"start.md"}
-    assert promised - running == {"howto/index.md", "howto/resume.md"}
+    promised = {relative(page) for page in ALL if page.parent.name in ("tutorials", "trainers", "howto")}
+    training = "cluster code index plan resume studies tasks trackers train vllm watch python"
+    assert promised - running == {f"howto/{name}.md" for name in training.split()}
     for page in docs_examples.pages():
         text = page.read_text()
         assert len(list(docs_examples.blocks(text))) + text.count("<!-- not run: ") == (
@@ -117,7 +142,7 @@ def said_in_source():
 
 def test_messages_are_those_of_the_source():
     texts = said_in_source()
-    messages = re.findall(r"^### `(.+)`$", (DOCS / "faq.md").read_text(), re.M)
+    messages = re.findall(r"^### `(.+)`$", (DOCS / "reference/errors.md").read_text(), re.M)
     assert len(messages) > 50
     assert len(set(messages)) == len(messages)
     for message in messages:
@@ -184,7 +209,10 @@ def test_links_out_of_the_pages_become_paths(script):
     assert linked("[three](../examples/three_arms.toml)") == "three (`examples/three_arms.toml`)"
     assert linked("[examples/a.py](../examples/a.py)") == "`examples/a.py`"
     assert linked("[trl.py](../../src/trl.py)", "docs/trainers") == "`src/trl.py`"
-    assert linked("[json.md](json.md), [here](#a)") == "[What `--json` prints](json.md), [here](#a)"
+    assert (
+        linked("[json.md](json.md), [here](#a)", "docs/reference")
+        == "[What `--json` prints](json.md), [here](#a)"
+    )
     assert linked("[out](https://a.org/b)") == "[out](https://a.org/b)"
 
 
@@ -248,7 +276,7 @@ def test_the_table_of_a_cluster_has_every_key_with_its_default(script):
     tables = script("docs_tables")
     from scalerl.rl.config.cluster import Cluster
 
-    rows = re.findall(r"^\| (`cluster\.\S+`) \| (`\S+`) \|", (DOCS / "cluster.md").read_text(), re.M)
+    rows = re.findall(r"^\| (`cluster\.\S+`) \| (`\S+`) \|", (DOCS / "howto/cluster.md").read_text(), re.M)
     kinds = {("`cluster.engine.kind`", "`torch`"), ("`cluster.learner.kind`", "`one`")}
     kinds.add(("`cluster.transport.kind`", "`object_store`"))
     others = ("`cluster.engine.", "`cluster.learner.")

@@ -1,6 +1,7 @@
 """The README keeps its word: its example prints what it shows, its commands and files exist."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -12,16 +13,35 @@ from scalerl.cli.main import _parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_example_prints_what_the_readme_shows(tmp_path):
-    code, output = re.findall(r"```(?:python)?\n(.*?)```", README, flags=re.DOTALL)[:2]
-    assert code == (ROOT / "examples" / "fit_a_log.py").read_text().split("\n\n", 1)[1]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout == output
+def printed(code, *more):
+    words = [sys.executable, "-c", code, *more]
+    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_the_examples_print_what_the_readme_shows():
+    command, rows, shown = re.findall(
+        r"    scalerl ([^\n]*) \| tail -n (\d)\n\n```\n(.*?)```", README, re.DOTALL
+    )[0]
+    output = printed("import sys; from scalerl.cli.main import main; sys.exit(main())", *command.split())
+    assert "".join(output.splitlines(keepends=True)[-int(rows) :]) == shown
+    code, shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)[0]
+    assert printed(code) == shown
+
+
+def test_links_of_the_readme_are_absolute_in_the_metadata(monkeypatch):
+    """On a package index; the address of the repository is said in one place."""
+    monkeypatch.chdir(ROOT)
+    said = {}
+    monkeypatch.setattr("setuptools.setup", said.update)
+    runpy.run_path("setup.py")
+    targets = re.findall(r"\]\(([^)]+)\)", said["long_description"])
+    assert len(targets) == len(re.findall(r"\]\(([^)]+)\)", README)) > 40
+    assert all(target.startswith("https://") for target in targets)
+    assert next(target for target in targets if "raw." in target).endswith("/docs/assets/forecast.png")
+    assert "OWNER/" not in README + (ROOT / "pyproject.toml").read_text()
 
 
 def test_every_example_runs(tmp_path):
@@ -34,7 +54,7 @@ def test_every_example_runs(tmp_path):
 def test_commands_in_the_docs_are_commands(page):
     """Every `scalerl ...` line of a code block parses; words in capitals stand for what the reader has."""
     for line in re.findall(r"^    (scalerl .*)$", page.read_text(), flags=re.MULTILINE):
-        words = shlex.split(line, comments=True)[1:]
+        words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
         assert _parser().parse_args(words).run
 
 

@@ -1,5 +1,5 @@
-"""Runs of every placement, killed at random moments and resumed: their records are what docs/run-folder.md
-says, at their end and after each kill."""
+"""Runs of every placement, killed at random moments and resumed: their records are what
+docs/reference/run-folder.md says, at their end and after each kill."""
 
 import os
 import random

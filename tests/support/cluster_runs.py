@@ -47,7 +47,7 @@ def check(recipe, run, steps):
 
 
 def check_record(folder, n_steps):
-    """The record of a run that has ended after so many steps is what docs/run-folder.md says."""
+    """The record of a run that has ended after so many steps is what docs/reference/run-folder.md says."""
     assert record_checker.check(folder) == []
     record = RunRecord.read(folder)
     assert not record.warnings

@@ -6,6 +6,7 @@ Every run has the same curve over 240 steps and an evaluation before the first a
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import struct
 import warnings
@@ -238,18 +239,14 @@ def recipes() -> None:
         table(f"arm-{place}.csv", place, replace(CURVE, A=A, C_mid=C_mid), last=180)
 
 
-def plain() -> None:
-    """Metrics without any time, and the config of the model."""
-    names = {key: ANY[key] for key in ("held_out", "tokens", "reward")}
-    jsonl(Path("metrics.jsonl"), ({"step": step, **row} for step, row in renamed(names)))
-    shape = {
-        "hidden_size": 2048,
-        "intermediate_size": 5504,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-    }
-    Path("model").mkdir()
-    Path("model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **shape}))
+def runs() -> None:
+    """The tables in examples/runs."""
+    for path in (Path(__file__).parents[2] / "examples" / "runs").glob("*.csv"):
+        shutil.copy(path, ".")
+
+
+def nothing() -> None:
+    """No log: the page makes its own."""
 
 
 def tensorboard(folder: Path, rows: Iterator[tuple[int, Row]]) -> None:
@@ -308,6 +305,6 @@ MAKERS: dict[str, Callable[[], None]] = {
     **{"trl": trl, "verl": verl, "prime-rl": prime_rl, "pipeline-rl": pipeline_rl, "skyrl": skyrl},
     **{"openrlhf": openrlhf, "nemo-rl": nemo_rl, "open-instruct": open_instruct, "wandb": wandb_run},
     **{"tensorboard": tensorboard_run, "mlflow": mlflow, "trackio": trackio, "tables": tables},
-    **{"slime": slime, "recipes": recipes, "plain": plain},
+    **{"slime": slime, "recipes": recipes, "runs": runs, "nothing": nothing},
 }
 """By the names that pages give them; each writes into the current folder."""

@@ -1,4 +1,4 @@
-"""What the examples of the help and of docs/python.md name: run folders, tables, logs of other trainers."""
+"""What the examples of the help and of docs/howto/python.md name: run folders, tables, logs of others."""
 
 import json
 

@@ -316,7 +316,7 @@ def test_every_view_that_a_result_names_is_there():
 
 def test_the_page_of_python_runs(places):
     """Its blocks in turn, in one session, beside the files that they name."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), flags=re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "howto/python.md").read_text(), flags=re.S)
     assert len(blocks) >= 4
     plt.switch_backend("agg")
     names = {}

@@ -25,7 +25,8 @@ probability is .004: only a run that shows one has it.
 (Jeffreys, 1946: the density sqrt(det J^T J), with J the derivatives of the curve there by R_0, A, log B,
 log C_mid). Flat in A, log B and log C_mid instead, most of the prior would lie where a higher ceiling, later,
 changes nothing that was measured. Flat over the evaluations alone, it would favour curves that end just after
-the last one: at half a C_mid 95 % intervals then covered 69 % of simulated runs (docs/forecast.md).
+the last one: at half a C_mid 95 % intervals then covered 69 % of simulated runs
+(docs/explanation/forecast.md).
 
 Other priors: of the effect of a seed (`scalerl.curve.seeds`), of B and A by sibling runs
 (`scalerl.curve.campaign`), of changes that no family describes (`scalerl.curve.evidence`).

@@ -313,7 +313,7 @@ class Fit:
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """Return the object that `scalerl fit --json` prints (docs/json.md has its keys).
+        """Return the object that `scalerl fit --json` prints (docs/reference/json.md has its keys).
 
         What is not computed, or withheld because no family describes the run, is None.
         """

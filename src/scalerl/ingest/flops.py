@@ -1,8 +1,8 @@
 """Floating-point operations of a causal LM, from the config.json of its Hugging Face folder alone.
 
-The definition is that of a run's own counters (docs/definitions.md): a forward pass costs 2 per weight of a
-matrix product and token, and 4 D L per token and position that it attends to; a backward pass twice that.
-Embedding look-ups are free, the head is not; of experts those count that a token meets.
+The definition is that of a run's own counters (docs/reference/definitions.md): a forward pass costs 2 per
+weight of a matrix product and token, and 4 D L per token and position that it attends to; a backward pass
+twice that. Embedding look-ups are free, the head is not; of experts those count that a token meets.
 """
 
 from __future__ import annotations

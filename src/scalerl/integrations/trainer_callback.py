@@ -51,9 +51,9 @@ _FITS = 50
 class ForecastCallback(TrainerCallback):
     """Forecasts the end of the run after every evaluation, logs and prints it, and stops what is hopeless.
 
-    The pass rate is the held-out one that the importer takes (docs/ingest.md); where the trainer evaluates
-    nothing, the reward of training if `metric` names it, of which no verdict is given. Logged through the
-    trainer's trackers, and in `state.log_history`:
+    The pass rate is the held-out one that the importer takes (docs/reference/ingest.md); where the trainer
+    evaluates nothing, the reward of training if `metric` names it, of which no verdict is given. Logged
+    through the trainer's trackers, and in `state.log_history`:
     `forecast/median`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
     `forecast/ceiling_low`, `forecast/ceiling_high`, `forecast/identified` (0 or 1), and with a target
     `forecast/probability` and `forecast/verdict` (`VERDICTS`). Nothing is logged as long as there is no fit.
@@ -93,7 +93,7 @@ class ForecastCallback(TrainerCallback):
                 is known on the axis `steps` alone.
             axis: of compute, one of `scalerl.record.reader.AXES`.
             metric: the metric that is the pass rate, as it is in `state.log_history`; by default the one that
-                the importer takes (docs/ingest.md).
+                the importer takes (docs/reference/ingest.md).
             max_reward: what a right answer earns, where that is not 1: the metric is divided by it.
             min_reward: what a wrong answer earns, where that is not 0.
             stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the

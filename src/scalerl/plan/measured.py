@@ -2,7 +2,7 @@
 
 A run records what each role has done in the seconds in which it worked: tokens generated, tokens trained,
 completions consumed. It does not record what a role would do with other decode slots or another batch;
-docs/plan.md says what is assumed of that.
+docs/howto/plan.md says what is assumed of that.
 """
 
 from __future__ import annotations

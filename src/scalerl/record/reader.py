@@ -1,4 +1,4 @@
-"""The seam between training and curve science: a run is a folder of JSON files (docs/run-folder.md).
+"""The seam between training and curve science: a run is a folder, as docs/reference/run-folder.md has it.
 
 A trainer writes it through `RunWriter`; everything that fits, compares or reports reads it through
 `RunRecord`. Raw counters are stored, and the compute axis is chosen when reading (`RunRecord.compute`).

@@ -177,7 +177,7 @@ def test_forecasts_are_those_of_a_fit_at_that_moment(run):
 
 
 def test_the_guide_names_what_is_logged_and_nothing_else(run):
-    page = (DOCS / "trackers.md").read_text().partition("## What is logged")[2].partition("\n## ")[0]
+    page = (DOCS / "howto/trackers.md").read_text().partition("## What is logged")[2].partition("\n## ")[0]
     listed = {
         f"{head}{part.strip()}"
         for cell in re.findall(r"^\| (`.*?) \|", page, flags=re.M)

@@ -1,4 +1,4 @@
-"""Whether a run folder is what docs/run-folder.md says: written from that page alone, in plain Python.
+"""Whether a run folder is what docs/reference/run-folder.md says: written from that page alone, plain Python.
 
     cd tests/support; python -m record_checker RUN ...      prints the faults; status 1 where there are any
 

@@ -1,4 +1,4 @@
-"""The lines of a run folder, and whether they have the form that docs/run-folder.md says."""
+"""The lines of a run folder, and whether they have the form that docs/reference/run-folder.md says."""
 
 from __future__ import annotations
 

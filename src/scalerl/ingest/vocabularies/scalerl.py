@@ -1,4 +1,4 @@
-"""scalerl: the names under which its own trainer logs to trackers (docs/trackers.md)."""
+"""scalerl: the names under which its own trainer logs to trackers (docs/howto/trackers.md)."""
 
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 

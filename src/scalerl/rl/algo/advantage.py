@@ -1,6 +1,6 @@
 """Advantages: from the rewards of verified groups to one number per completion.
 
-The order is fixed, and stated because trainers differ in it (docs/definitions.md):
+The order is fixed, and stated because trainers differ in it (docs/reference/definitions.md):
 1. truncated completions leave their group, before the mean (unless the recipe keeps them);
 2. A_i = r_i - mean of the rewards that are left in the group;
 3. groups whose rewards are all the same (zero variance) are dropped, or kept at A = 0;

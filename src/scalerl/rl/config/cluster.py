@@ -39,8 +39,8 @@ class Vllm:
     """Completions are sampled by vLLM: in workers that are started here, or by the servers at `urls`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that others have started, as docs/vllm.md says: http://, https:// (with /v1 or without), or
-    unix:// and a socket. Each is one engine: no balancer in front of several."""
+    """Servers that others have started (docs/howto/vllm.md): http://, https:// (with /v1 or without), or unix://
+    and a socket. Each is one engine: no balancer in front of several."""
     servers: int = 1
     """Workers to start on this machine, where there are no `urls`."""
     python: str = ""

@@ -4,7 +4,7 @@ A device is a GPU. On a machine without any, and on a cluster whose actors reque
 
     visible_gpus          the GPUs of this machine, without torch
     assign                the devices of every process of a run on one machine
-    Assignment.held       what GPU-hours count (docs/definitions.md)
+    Assignment.held       what GPU-hours count (docs/reference/definitions.md)
 
 A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
 generators the next, and evaluations one that is left over, or else that of the last generator. On too few

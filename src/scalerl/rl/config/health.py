@@ -59,7 +59,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Health:
-    """What is watched (docs/health.md), and what an alarm does.
+    """What is watched (docs/reference/health.md), and what an alarm does.
 
     `warn` puts alarms on record and on standard error. `pause` also ends the run after the step that is on
     record, with exit status 4; it can be resumed. A gradient that is not finite always ends it.

@@ -121,7 +121,7 @@ class Epochs:
 
 
 AnyBudget = Steps | FlopsBudget | GpuHours | TokensBudget | Epochs
-"""The budgets that a recipe can name; docs/definitions.md has what each counts."""
+"""The budgets that a recipe can name; docs/reference/definitions.md has what each counts."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class RunCounters:
 
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
-    """Return a line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    """Return a line of steps.jsonl; docs/reference/run-folder.md has its table of fields."""
     generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch

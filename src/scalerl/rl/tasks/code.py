@@ -41,7 +41,7 @@ _FORMATS = (
 
 @dataclass(frozen=True)
 class Code(Dataset):
-    """Programming problems of a data set; `docs/tasks.md` has the formats and how they are judged."""
+    """Programming problems of a data set; `docs/howto/tasks.md` has the formats and how they are judged."""
 
     kind: Literal["code"] = "code"  # pyright: ignore[reportIncompatibleVariableOverride]
     prompt: str = ""

@@ -44,7 +44,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Dataset(Task):
-    """Prompts and answers of a data set; `docs/tasks.md` explains every field."""
+    """Prompts and answers of a data set; `docs/howto/tasks.md` explains every field."""
 
     path: str
     """A .jsonl or .parquet file, a folder, or a name on the Hugging Face Hub."""

@@ -10,7 +10,7 @@ from scalerl.rl.verify.verifier import texts_of
 
 
 def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokenizer: Any) -> dict[str, Any]:
-    """Return a line of samples.jsonl; docs/run-folder.md has its fields.
+    """Return a line of samples.jsonl; docs/reference/run-folder.md has its fields.
 
     Args:
         source: "evaluation" or "training".

@@ -58,7 +58,7 @@ class Verification(ABC):
         self.examples: dict[str, str] = {}
         """The first failure of each reason: prompt and message."""
         self.restarts: Counter[str] = Counter()
-        """Workers that were replaced, by reason; docs/tasks.md has them."""
+        """Workers that were replaced, by reason; docs/howto/tasks.md has them."""
         self._reported: set[str] = set()
 
     @abstractmethod

@@ -19,7 +19,7 @@ RATIO_IS_ONE = 1.01
 """The largest importance ratio that is taken for 1: by float32 kernels alone it differs from 1 by 1e-5."""
 FEWEST_SEEDS = 3
 ENOUGH_C_MID = 3.0
-"""Times C_mid that a run should reach: below, its ceiling is seldom identified (docs/compare.md)."""
+"""Times C_mid that a run should reach: below, A is seldom identified (docs/explanation/compare.md)."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class StudyVerdict:
         return {pair.recipe: pair for pair in self.comparison.pairs} if self.comparison else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers as docs/json.md lists them; None for what is infinite or not known."""
+        """Return all numbers as docs/reference/json.md lists them; None for what is infinite or not known."""
         pairs = self.pairs
         return plain(
             {
@@ -182,7 +182,7 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
 
 def _arm_json(arm: ArmSummary, pair: Pair | None, budget: float) -> dict[str, Any]:
     stability = asdict(arm.stability)
-    # Lists, as docs/json.md has every key, and these are data.
+    # Lists, as docs/reference/json.md has every key, and these are data.
     stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
     stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
     return {

@@ -111,7 +111,7 @@ def connect(own, base, base_weights):
 
 @pytest.fixture
 def connect_over_http(served, base, base_weights, tmp_path, monkeypatch):
-    """See `connected`; the server is started as docs/vllm.md says."""
+    """See `connected`; the server is started as docs/howto/vllm.md says."""
     key, socket = "sesame", tmp_path / "socket"
     required = Requirements(None, (), {}, POSITIONS, "float32", True, SLOTS)
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", served, "--uds", socket]

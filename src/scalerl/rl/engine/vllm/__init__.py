@@ -1,1 +1,1 @@
-"""Generation by vLLM: docs/vllm.md."""
+"""Generation by vLLM: docs/howto/vllm.md."""

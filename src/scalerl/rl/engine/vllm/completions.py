@@ -123,7 +123,7 @@ def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_tokens:
     if tuple(token_T[forced]) != rule.phrase:
         raise WorkerError(
             f"vLLM did not end the thinking at token {interrupt_at}: is its server started with "
-            "--logits-processors, as docs/vllm.md says?"
+            "--logits-processors, as docs/howto/vllm.md says?"
         )
     return _finished(token_T, forced.stop, ends, rule.answer, forced)
 
