@@ -69,6 +69,14 @@ def test_the_notebooks_are_the_tutorials(name, script):
     assert len(code) == len(list(docs_examples.blocks(page)))
 
 
+def test_the_picture_of_the_readme_is_drawn(tmp_path, script):
+    """From the run in examples/runs."""
+    picture = tmp_path / "forecast.png"
+    script("docs_pictures").forecast(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+
+
 @pytest.mark.parametrize("page", SHORT, ids=relative)
 def test_examples_print_what_is_shown(page, tmp_path, monkeypatch):
     """`python tests/support/docs_examples.py PAGE` writes what they print now."""
