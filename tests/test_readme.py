@@ -70,6 +70,12 @@ def test_the_makefile_has_the_two_commands():
         assert f"\n{command}:" in (ROOT / "Makefile").read_text()
 
 
+def test_readme_and_pages_stay_short():
+    """What the reference is generated from is not counted. The bound may fall."""
+    words = sum(len(page.read_text().split()) for page in PAGES if page.name != "CONTRIBUTING.md")
+    assert words < 48_000
+
+
 def test_no_placeholder_is_left():
     for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"]:
         assert not re.search(r"@[A-Z]+@", page.read_text()), page
