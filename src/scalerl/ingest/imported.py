@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,15 @@ class Imported:
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of steps.jsonl, one for every step at which anything was logged."""
-        # Series have steps of their own: a merge needs no table of all steps by all metrics.
-        cells = heapq.merge(*(_cells(*column) for column in self.columns.items()), key=itemgetter(0))
-        for step, row in itertools.groupby(cells, key=itemgetter(0)):
-            named = list(row)
-            yield {"step": int(step), "time": named[0][1], **{name: value for _, _, name, value in named}}
+        return _steps(self.columns)
+
+
+def _steps(columns: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
+    # Series have steps of their own: a merge needs no table of all steps by all metrics.
+    cells = heapq.merge(*(_cells(*column) for column in columns.items()), key=itemgetter(0))
+    for step, row in itertools.groupby(cells, key=itemgetter(0)):
+        named = list(row)
+        yield {"step": int(step), "time": named[0][1], **{name: value for _, _, name, value in named}}
 
 
 def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float]]:
@@ -117,7 +122,8 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     if len(left_out):
         config["left_out"] = left_out.to_json()
     config |= _budget(log.config)
-    record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
+    steps = partial(_steps, columns)
+    record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings), source_steps=steps)
     return Imported(record, columns, tuple(taken), tuple(warnings), left_out)
 
 

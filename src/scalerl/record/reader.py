@@ -7,7 +7,7 @@ A trainer writes it through `RunWriter`; everything that fits, compares or repor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,8 @@ class RunRecord:
     """What was wrong with the run's health: alarms, and what was but a warning."""
     task: str = ""
     """The task of a mixture that the pass rates are of (`scalerl.record.prompts.of_task`)."""
+    source_steps: Callable[[], Iterable[dict[str, Any]]] | None = field(default=None, compare=False)
+    """What yields the lines of steps.jsonl of a run that was read from the log of another trainer."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -280,6 +282,8 @@ class RunRecord:
 
     def steps(self) -> list[dict[str, Any]]:
         """Read the lines of steps.jsonl, of which a long run has many."""
+        if self.source_steps is not None:
+            return list(self.source_steps())
         return read_rows(self.path / "steps.jsonl", [])
 
     def lost(self) -> list[dict[str, Any]]:

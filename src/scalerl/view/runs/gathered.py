@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from scalerl.view.facts.facts import imported
 from scalerl.view.facts.reach import beyond
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
+from scalerl.view.runs.groups import RunGroup, recipe_groups
 from scalerl.view.runs.overlay import OverlayRun
 
 if TYPE_CHECKING:
@@ -95,6 +97,11 @@ class RunsView:
         amounts = [self.min_compute, *([] if self.budget is None else [self.budget])]
         found = beyond(amounts, [(run.points, run.record) for run in self.runs])
         return [found] if found else []
+
+    @functools.cached_property
+    def recipe_groups(self) -> list[RunGroup]:
+        """The runs by recipe, as they are compared."""
+        return recipe_groups(self.runs, self.groups or None)
 
     @property
     def title(self) -> str:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.errors import InputError
+from scalerl.forecast.sides import mostly_identified
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling
@@ -23,6 +25,8 @@ from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, ju
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import short_number, short_numbers, unit_for
+from scalerl.view.runs.groups import RunGroup, groupings, recipe_groups, recipe_values
+from scalerl.view.runs.logged import logged
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -63,7 +67,11 @@ class OverlayRun:
 
 
 def overlay(
-    runs: Sequence[OverlayRun], *, budget: float | None = None, target: float | None = None
+    runs: Sequence[OverlayRun],
+    *,
+    budget: float | None = None,
+    target: float | None = None,
+    groups: Sequence[RunGroup] | None = None,
 ) -> dict[str, Any]:
     """Return the data of a chart of these runs: numbers, texts, lists and None, for JSON.
 
@@ -72,6 +80,7 @@ def overlay(
         budget: compute on that axis that is marked, and to which curves are drawn; by default a curve ends
             with its run, or at the run's own budget.
         target: pass rate that is marked.
+        groups: the runs by recipe; by default those of one recipe in config.json are a group.
 
     Returns an object with these keys. Lists by AXIS have None where compute on that axis is not known, and an
     interval is [low, high]:
@@ -81,7 +90,13 @@ def overlay(
         budget, target        as given
         end                   compute to which the chart extends: the budget, or twice the compute so far
         thinned               whether fewer evaluations are drawn than there are
+        metrics               names of all metrics that were logged, to be drawn below
+        groupings[].by        "recipe", or a key in which the recipes of runs differ
+        groupings[].groups[].{name, runs, fit}    a group, the names of its runs, and its mean curve: None, or
+                              as the `fit` of a run, of which it has A, identified, window and curve
         runs[].name, .reason  as given
+        runs[].recipe         the values of the keys in which recipes differ, as texts
+        runs[].logged         {step, values: {METRIC: [...]}}: means over blocks of steps
         runs[].evaluations    how many there are
         runs[].compute.AXIS   compute of every evaluation that is drawn, for the axes of this run
         runs[].pass_rate, .noise, .step, .used    of each of them; noise is one sd or None, step may be None,
@@ -119,16 +134,61 @@ def overlay(
     spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
     ends = [_end(run, budget) for run in runs]
     fits = [run.fit for run in runs if run.fit is not None]
+    level = fits[0].intervals.level if fits else None
+    along = {run.name: _along(run, clock) for run, clock in zip(runs, clocks, strict=True)}
+    end_of = {run.name: end for run, end in zip(runs, ends, strict=True)}
+    metrics, values = logged(runs)
+    recipes = recipe_values(runs)
+    shown = [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)]
+    for place, one in enumerate(shown):
+        one["recipe"] = {key: text_R[place] for key, text_R in recipes.items()}
+        one["logged"] = values[place]
     return {
         "axis": axis,
         "axes": _units(axis, clocks, max(ends), runs[0].record),
-        "level": fits[0].intervals.level if fits else None,
+        "level": level,
         "budget": budget,
         "target": target,
         "end": short_number(max(ends, default=0.0) if budget is None else max(budget, spent)),
         "thinned": any(len(run.points) > most for run in runs),
-        "runs": [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)],
+        "metrics": metrics,
+        "groupings": [
+            {"by": by, "groups": [_group(group, along, end_of, level or 0.95, places) for group in made]}
+            for by, made in groupings(runs, recipe_groups(runs) if groups is None else groups)
+        ],
+        "runs": shown,
     }
+
+
+def _group(
+    group: RunGroup, along: dict[str, dict[str, Clock]], ends: dict[str, float], level: float, places: int
+) -> dict[str, Any]:
+    """Return a group and its mean curve, on another axis by the mean clock of its runs."""
+    found: dict[str, Any] = {"name": group.name, "runs": [run.name for run in group.runs], "fit": None}
+    if group.draws is None:
+        return found
+    clocks = [along[run.name] for run in group.runs]
+    mean = {
+        axis: _mean_clock([of[axis] for of in clocks])
+        for axis in clocks[0]
+        if all(axis in of for of in clocks)
+    }
+    compute_N = group.compute_N
+    band = group.band(
+        places_between(compute_N, max(compute_N[-1], *(ends[n] for n in found["runs"])), places), level
+    )
+    A = draw_quantiles(group.draws.A_n, np.array([0.5, *tails(level)]))
+    found["fit"] = {
+        "A": short_numbers(A),
+        "identified": mostly_identified(group.fits),
+        "window": _by_axis(mean, np.array([0.0, compute_N[-1]])),
+        "curve": _curve(mean, band.compute_M, (band.median_M, band.lo_M, band.hi_M)),
+    }
+    return found
+
+
+def _mean_clock(clocks: Sequence[Clock]) -> Clock:
+    return lambda compute_M: np.mean([clock(compute_M) for clock in clocks], axis=0)
 
 
 def _end(run: OverlayRun, budget: float | None) -> float:
@@ -189,8 +249,7 @@ def _run(
     order_N = np.argsort(points.compute_N, kind="stable")
     chosen = order_N[thin(points.pass_rate_N[order_N], most)]
     used_N = np.zeros(len(points), dtype=bool) if fit is None else _used(points, fit)
-    along = {axis: _clock(points.compute_N, clock_N) for axis, clock_N in clocks.items()}
-    along[points.axis] = lambda compute_M: compute_M
+    along = _along(run, clocks)
     return {
         "name": run.name,
         "reason": run.reason,
@@ -204,6 +263,12 @@ def _run(
         "fit": None if fit is None else _fit(fit, run.part, along, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }
+
+
+def _along(run: OverlayRun, clocks: dict[str, np.ndarray]) -> dict[str, Clock]:
+    """Return the clock of a run for every axis."""
+    along = {axis: _clock(run.points.compute_N, clock_N) for axis, clock_N in clocks.items()}
+    return along | {run.points.axis: lambda compute_M: compute_M}
 
 
 def _used(points: Points, fit: Fit) -> np.ndarray:

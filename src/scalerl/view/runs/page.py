@@ -93,7 +93,7 @@ def runs_document(view: RunsView) -> Document:
         answers=answers_of(view),
         verdict=_outcome(alone) if alone and view.budget is None else "",
         facts=_facts(view),
-        chart=overlay(view.runs, budget=view.budget, target=view.target),
+        chart=overlay(view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups),
         chart_note=_chart_note(view),
         cautions=_cautions(view),
         warnings=_warnings(view),

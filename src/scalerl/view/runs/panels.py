@@ -165,9 +165,9 @@ def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
         return np.where(count_N > 0.5, total_N / count_N, math.nan)
 
 
-def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
-    """Return at most `_LONGEST_LINE` values: means (or maxima) over blocks of consecutive steps."""
-    size = math.ceil(values_N.size / _LONGEST_LINE)
+def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_LINE) -> np.ndarray:
+    """Return at most so many values: means (or maxima) over blocks of consecutive steps."""
+    size = math.ceil(values_N.size / most)
     if size <= 1:
         return values_N
     padded_N = np.concatenate([values_N, np.full(-values_N.size % size, math.nan)])

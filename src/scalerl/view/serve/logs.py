@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.imported import Imported
 from scalerl.ingest.load import read_source
 from scalerl.ingest.options import ReadOptions
 from scalerl.record.devices import is_of_one_device
+from scalerl.record.reader import RunRecord
 from scalerl.view.serve.listing import Entry
 
 
@@ -34,6 +36,17 @@ def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, Impo
             pairs = zip(found, given, strict=True)
             found = tuple(said if _lacks_devices(one) else one for one, said in pairs)
     return _with_ids(entry.id, found)
+
+
+def without_columns(entry: Entry, devices: Mapping[str, float], id: str, record: RunRecord) -> RunRecord:
+    """Return a record that reads its log again for what was logged over its steps: many runs are kept."""
+
+    def steps() -> Iterator[dict[str, Any]]:
+        for other, one in read_log(entry, devices):
+            if other == id and isinstance(one, Imported):
+                yield from one.steps()
+
+    return replace(record, source_steps=steps)
 
 
 def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str, Imported | Unread]]:

@@ -277,7 +277,7 @@ class RunStore:
             raise InputError(entry.refused)
         if entry.format == "run":
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
-        from scalerl.view.serve.logs import read_log
+        from scalerl.view.serve.logs import read_log, without_columns
 
         runs: list[Run] = []
         for id, one in read_log(entry, self._devices):
@@ -285,7 +285,8 @@ class RunStore:
                 broken = _broken(entry, self._plain(one.reason)) | {"id": id}
                 runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
             else:
-                runs.append(self._run(entry, one.record, id))
+                kept = without_columns(entry, self._devices, id, one.record)
+                runs.append(self._run(entry, kept, id))
         return runs
 
     def _run(self, entry: Entry, record: RunRecord, id: str) -> Run:

@@ -1,6 +1,9 @@
 /* Runs laid over one another: evaluations, fitted curves with their bands, and forecasts as they were frozen.
 
-   const chart = scalerlChart(element, data, options);   draws into `element`; needs Plotly, marks.js, and chart.css
+   What has one colour, one sign and one line of the legend is an entry: a run, or a group of runs with its mean
+   curve, {name, runs, fit, reason}.
+
+   const chart = scalerlChart(element, data, options);   draws into `element`; needs Plotly, marks.js, below.js, and chart.css
    chart.update(data);                                   draws newer data; axis, zoom and choice of runs stay
 
    data     what `scalerl.view.runs.overlay.overlay` returns
@@ -10,40 +13,67 @@
 "use strict";
 
 var scalerlChart = (() => {
-  const { LIGHT, MOST_APART, colours, plain, rate, amount, node, faded, look } = scalerlMarks;
+  const { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, node, faded, look } = scalerlMarks;
   const MOST_BANDS = 6;
+  const MOST_LABELS = 14;
+  const FILTERED = 8;  // runs from which on there is a filter
 
   return function scalerlChart(element, data, options = {}) {
-    const state = { axis: options.axis, log: options.log, frozen: false, near: null, at: null,
+    const state = { axis: options.axis, log: options.log, by: "", filter: "", frozen: false, near: null, at: null,
       hidden: new Set(), picked: new Map(), names: "" };
+    let entries = [];
     const select = node("select");
     const log = node("button", { type: "button" }, "Logarithmic");
     const curves = node("select", {}, node("option", { value: "fit" }, "fitted on all evaluations"),
       node("option", { value: "frozen" }, "as forecasts were frozen"));
     const curvesLabel = node("label", {}, "Curves", curves);
+    const by = node("select");
+    const byLabel = node("label", {}, "Colour by", by);
+    const filter = node("input", { type: "search", placeholder: "Find a run, or lr=0.001", "aria-label": "Find a run" });
     const whole = node("button", { type: "button" }, "Whole view");
+    const controls = node("div", { class: "sc-controls" }, node("label", {}, "Compute", select), log, curvesLabel, byLabel, whole, filter);
+    const labels = node("div", { class: "sc-labels", "aria-hidden": "true" });
     const plot = node("div", { class: "sc-plot", tabindex: "0", role: "group", "aria-label":
       (options.label || "Pass rate against compute") + ". Arrow keys go from evaluation to evaluation." });
     const said = node("p", { class: "sc-said", "aria-live": "polite" });
     const legend = node("fieldset", { class: "sc-legend" });
     const note = node("p", { class: "sc-note" });
-    element.replaceChildren(
-      node("div", { class: "sc-controls" }, node("label", {}, "Compute", select), log, curvesLabel, whole),
-      plot, said, legend, note);
+    const frame = node("div", { class: "sc-frame" }, plot, labels);
+    element.replaceChildren(controls, frame, said, legend, note);
+    const below = scalerlBelow(frame, controls);
     let waiting = false;
 
     // What of the data is on this axis, and looks like what
 
     const known = (value) => value !== null && value !== undefined;
-    const many = () => data.runs.length > MOST_APART;
+    const many = () => entries.length > MOST_APART;
     const unit = () => data.axes.find((axis) => axis.key === state.axis);
     const has = (run) => state.axis in run.compute;
-    const grey = (run) => many() && !state.picked.has(run.name) && state.near !== run.name;
-    const shown = () => data.runs.filter((run) => has(run) && !state.hidden.has(run.name));
+    const grey = (entry) => many() && !state.picked.has(entry.name) && state.near !== entry.name;
+    const passes = (run) => !state.filter || matches(run, state.filter);
 
-    function lookOf(run) {
-      if (!many()) return look(data.runs.indexOf(run));
-      return look(state.picked.has(run.name) ? state.picked.get(run.name) : freeLook());
+    /* The entries, whatever is hidden of them. */
+    function grouped() {
+      const runs = new Map(data.runs.map((run) => [run.name, run]));
+      const grouping = data.groupings.find((one) => one.by === state.by);
+      if (!grouping) return data.runs.map((run) => ({ name: run.name, runs: [run], fit: run.fit, reason: run.reason }));
+      return grouping.groups.map((group) => {
+        const own = group.runs.map((name) => runs.get(name));
+        return { name: group.name, runs: own, fit: own.length > 1 ? group.fit : own[0].fit, reason: own.length > 1 ? "" : own[0].reason };
+      });
+    }
+
+    /* Those that are drawn, with the runs that are; a mean curve is that of all its runs, or is not drawn. */
+    function shown() {
+      return entries.filter((entry) => !state.hidden.has(entry.name)).flatMap((entry) => {
+        const runs = entry.runs.filter((run) => has(run) && passes(run));
+        return runs.length ? [{ ...entry, runs, fit: runs.length === entry.runs.length ? entry.fit : null }] : [];
+      });
+    }
+
+    function lookOf(entry) {
+      if (!many()) return look(entries.findIndex((one) => one.name === entry.name));
+      return look(state.picked.has(entry.name) ? state.picked.get(entry.name) : freeLook());
     }
 
     function freeLook() {
@@ -67,55 +97,59 @@ var scalerlChart = (() => {
       return run.forecasts.find((forecast) => forecast.leads);
     }
 
-    function curveOf(run) {
-      if (!state.frozen) return run.fit && run.fit.curve;
-      return leading(run) && leading(run).curve;
+    function curveOf({ runs, fit }) {
+      if (!state.frozen) return fit && fit.curve;
+      return runs.length === 1 && leading(runs[0]) && leading(runs[0]).curve;
     }
 
-    /* Compute up to which the drawn curve knew the run, and from where; null where nothing is drawn. */
-    function windowOf(run) {
-      const lead = leading(run);
-      const ends = state.frozen ? lead && [0, lead.made[state.axis]] : run.fit && run.fit.window[state.axis];
-      return ends && ends[1] !== null && ends[1] !== undefined ? ends.map((end) => end / unit().size) : null;
+    /* Compute up to which the drawn curve knew the runs, and from where; null where nothing is drawn. */
+    function windowOf({ runs, fit }) {
+      const lead = runs.length === 1 && leading(runs[0]);
+      const ends = state.frozen ? lead && [0, lead.made[state.axis]] : fit && fit.window[state.axis];
+      return ends && known(ends[1]) ? ends.map((end) => end / unit().size) : null;
     }
 
     // Traces
 
-    function curveTraces(run, colour, bands) {
-      const curve = curveOf(run);
+    const single = (run) => ({ name: run.name, runs: [run], fit: run.fit });
+    const x = (found) => found.map((row) => row[0]);
+    const y = (found) => found.map((row) => row[1]);
+
+    function curveTraces(entry, colour, bands) {
+      const curve = curveOf(entry);
       const found = curve ? rows(curve.compute, curve.line, curve.low, curve.high) : [];
       if (!found.length) return [];
-      const { dash } = lookOf(run);
-      const dim = dimmed(run);
+      const { dash } = lookOf(entry);
+      const dim = dimmed(entry);
       const traces = [];
       if (bands) {
         const back = [...found].reverse();
-        traces.push({ x: [...found, ...back].map((row) => row[0]),
-          y: [...found.map((row) => row[3]), ...back.map((row) => row[2])],
+        traces.push({ x: x([...found, ...back]), y: [...found.map((row) => row[3]), ...back.map((row) => row[2])],
           fill: "toself", fillcolor: faded(colour, dim ? 0.04 : 0.15), mode: "none", hoverinfo: "skip" });
       }
-      const end = (windowOf(run) || [0, Infinity])[1] * (1 + 1e-6);
+      const end = (windowOf(entry) || [0, Infinity])[1] * (1 + 1e-6);
       const within = found.filter((row) => row[0] <= end);
       const beyond = found.filter((row) => row[0] > end);
-      const line = (part, width) => ({ x: part.map((row) => row[0]), y: part.map((row) => row[1]), mode: "lines",
+      const line = (part, width) => ({ x: x(part), y: y(part), mode: "lines",
         line: { color: colour, dash, width }, opacity: dim ? 0.3 : 1, hoverinfo: "skip" });
-      traces.push(line(within, state.near === run.name ? 3.2 : 2));
+      traces.push(line(within, state.near === entry.name ? 3.2 : entry.runs.length > 1 ? 2.6 : 2));
       if (beyond.length) traces.push(line([...within.slice(-1), ...beyond], 1));
       return traces;
     }
 
-    function dimmed(run) {
-      return state.near !== null && state.near !== run.name && !grey(run);
+    function dimmed(entry) {
+      return state.near !== null && state.near !== entry.name && !grey(entry);
     }
 
-    function pointTrace(run, colour, bars) {
+    function pointTrace(entry, colour, bars) {
+      const [run] = entry.runs;
       const found = rows(run.compute, run.pass_rate, run.noise, run.step, run.used);
-      const { symbol } = lookOf(run);
-      const ends = windowOf(run);
+      const { symbol } = lookOf(entry);
+      const ends = windowOf(entry);
       const isKnown = (row) => (state.frozen ? !ends || row[0] <= ends[1] * (1 + 1e-9) : !run.fit || row[4]);
       const size = found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
-      return { x: found.map((row) => row[0]), y: found.map((row) => row[1]), mode: "markers", meta: { run: run.name },
-        opacity: dimmed(run) ? 0.25 : 1,
+      return { x: x(found), y: y(found), mode: "markers", meta: { run: run.name },
+        opacity: dimmed(entry) ? 0.25 : 1,
         marker: { color: colour, size, symbol: found.map((row) => symbol + (isKnown(row) ? "" : "-open")) },
         error_y: { visible: bars && found.length <= 300 && found.some((row) => row[2] !== null), type: "data",
           array: found.map((row) => row[2] || 0), color: colour, thickness: 1, width: 0 },
@@ -123,40 +157,41 @@ var scalerlChart = (() => {
     }
 
     function hover(run, [compute, pass, noise, step]) {
-      return `${plain(run.name)}<br>` + (step === null ? "" : `step ${amount(step)}, `) +
+      return `${plain(names.of(run.name))}<br>` + (step === null ? "" : `step ${amount(step)}, `) +
         `${amount(compute)} ${plain(unit().label)}<br>pass rate ${rate(pass)}` +
         (noise ? ` ± ${rate(noise)}` : "");
     }
 
     /* Forecasts as they were frozen: the one that leads, and of a run alone all, each a little before the next. */
-    function forecastTraces(run, colour) {
-      const own = run === alone() ? run.forecasts : run.forecasts.filter((forecast) => forecast.leads);
-      return own.flatMap((forecast, n) => forecastTrace(run, forecast, colour, own.length - 1 - n));
+    function forecastTraces(entry, colour) {
+      const [run] = entry.runs;
+      const own = isAlone(entry) ? run.forecasts : run.forecasts.filter((forecast) => forecast.leads);
+      return own.flatMap((forecast, n) => forecastTrace(entry, forecast, colour, own.length - 1 - n));
     }
 
-    function forecastTrace(run, lead, colour, before) {
+    function forecastTrace(entry, lead, colour, before) {
       const place = lead.interval && lead.target[state.axis] * (1 - 0.012 * before);
       if (!place) return [];
       const middle = (lead.interval[0] + lead.interval[1]) / 2;
-      const text = `${plain(run.name)}<br>frozen at ${lead.step === null ? "an unknown step" : "step " + amount(lead.step)}: ` +
+      const text = `${plain(names.of(entry.runs[0].name))}<br>frozen at ${lead.step === null ? "an unknown step" : "step " + amount(lead.step)}: ` +
         `${rate(lead.median)} [${rate(lead.interval[0])}, ${rate(lead.interval[1])}]<br>` +
         (lead.measured === null ? "not measured yet" : `measured ${rate(lead.measured)}: ${lead.outcome}`);
-      return [{ x: [place / unit().size], y: [middle], mode: "markers", opacity: dimmed(run) ? 0.25 : 1,
+      return [{ x: [place / unit().size], y: [middle], mode: "markers", opacity: dimmed(entry) ? 0.25 : 1,
         marker: { color: colour, symbol: "line-ew-open", size: 9, line: { width: 1.5, color: colour } },
         error_y: { type: "data", array: [middle - lead.interval[0]], color: colour, thickness: lead.leads ? 2 : 1, width: 7 },
         text: [text], hovertemplate: "%{text}<extra></extra>" }];
     }
 
-    /* All runs that are not picked: two traces for all, as a trace for each would take seconds. */
-    function greyTraces(runs, colour) {
-      const line = { x: [], y: [], mode: "lines", line: { color: colour, width: 1 }, opacity: 0.45, hoverinfo: "skip" };
-      const dots = { x: [], y: [], text: [], mode: "markers", meta: { names: [] }, opacity: 0.45,
-        marker: { color: colour, size: 3.5 }, hovertemplate: "%{text}<extra></extra>" };
+    /* Many runs in two traces, as a trace for each would take seconds: thin curves, and evaluations. */
+    function thinTraces(runs, colour, symbol, opacity, measured) {
+      const line = { x: [], y: [], mode: "lines", line: { color: colour, width: 1 }, opacity, hoverinfo: "skip" };
+      const dots = { x: [], y: [], text: [], mode: "markers", meta: { names: [] }, opacity,
+        marker: { color: colour, symbol, size: runs.length > 8 ? 3.5 : 4.5 }, hovertemplate: "%{text}<extra></extra>" };
       for (const run of runs) {
-        const curve = curveOf(run);
-        for (const [x, y] of curve ? rows(curve.compute, curve.line) : []) { line.x.push(x); line.y.push(y); }
-        line.x.push(null);
-        line.y.push(null);
+        const curve = curveOf(single(run));
+        const drawn = measured || !curve ? rows(run.compute, run.pass_rate) : rows(curve.compute, curve.line);
+        line.x.push(...x(drawn), null);
+        line.y.push(...y(drawn), null);
         for (const row of rows(run.compute, run.pass_rate, run.noise, run.step)) {
           dots.x.push(row[0]);
           dots.y.push(row[1]);
@@ -168,18 +203,23 @@ var scalerlChart = (() => {
     }
 
     function traces(palette) {
-      const runs = shown();
-      const plainRuns = runs.filter(grey);
-      const coloured = runs.filter((run) => !grey(run));
-      const found = plainRuns.length ? greyTraces(plainRuns, palette.muted) : [];
+      const drawn = shown();
+      const plainRuns = drawn.filter(grey).flatMap((entry) => entry.runs);
+      const coloured = drawn.filter((entry) => !grey(entry));
+      const found = plainRuns.length ? thinTraces(plainRuns, palette.muted, "circle", 0.45, false) : [];
       const few = coloured.length <= MOST_BANDS;
-      for (const run of coloured) {
-        found.push(...curveTraces(run, palette[lookOf(run).colour], few || state.near === run.name));
+      for (const entry of coloured) {
+        found.push(...curveTraces(entry, palette[lookOf(entry).colour], few || state.near === entry.name));
       }
-      for (const run of coloured) {
-        const colour = palette[lookOf(run).colour];
-        if (run === alone()) found.push(...frozenTrace(run, palette));
-        found.push(pointTrace(run, colour, few || state.near === run.name), ...forecastTraces(run, colour));
+      for (const entry of coloured) {
+        const { colour, symbol } = lookOf(entry);
+        if (entry.runs.length > 1) {
+          // Seeds as they were measured beside their mean curve; without one, by their own curves.
+          found.push(...thinTraces(entry.runs, palette[colour], symbol, dimmed(entry) ? 0.12 : 0.4, Boolean(curveOf(entry))));
+          continue;
+        }
+        if (isAlone(entry)) found.push(...frozenTrace(entry.runs[0], palette));
+        found.push(pointTrace(entry, palette[colour], few || state.near === entry.name), ...forecastTraces(entry, palette[colour]));
       }
       return found;
     }
@@ -190,16 +230,21 @@ var scalerlChart = (() => {
       if (state.frozen || !lead || !lead.curve) return [];
       const from = (lead.made[state.axis] || 0) / unit().size;
       const found = rows(lead.curve.compute, lead.curve.line).filter((row) => row[0] >= from);
-      return [{ x: found.map((row) => row[0]), y: found.map((row) => row[1]), mode: "lines", hoverinfo: "skip",
+      return [{ x: x(found), y: y(found), mode: "lines", hoverinfo: "skip",
         line: { color: palette.later, width: 1.5, dash: "dash" } }];
     }
 
     // Layout
 
-    /* The run that stands out: the only one, or the one that is pointed at. */
+    /* The entry that stands out: the only one, or the one that is pointed at. */
     function alone() {
-      const coloured = shown().filter((run) => !grey(run));
-      return coloured.find((run) => run.name === state.near) || (coloured.length === 1 ? coloured[0] : null);
+      const coloured = shown().filter((entry) => !grey(entry));
+      return coloured.find((entry) => entry.name === state.near) || (coloured.length === 1 ? coloured[0] : null);
+    }
+
+    function isAlone(entry) {
+      const only = alone();
+      return only !== null && only.name === entry.name;
     }
 
     function shapes(palette) {
@@ -223,28 +268,33 @@ var scalerlChart = (() => {
     /* Intervals of A as bars at the right edge; of a run alone also its level, a known ceiling, and its change. */
     function ceilingShapes(palette, only) {
       const across = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1 };
-      const fitted = shown().filter((run) => !grey(run) && run.fit && run.fit.A).slice(0, MOST_BANDS);
-      const found = fitted.map((run, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
-        y0: Math.max(run.fit.A[1], 0), y1: Math.min(run.fit.A[2], 1), line: { width: 0 }, opacity: run.fit.identified ? 0.55 : 0.25,
-        fillcolor: palette[fitted.length > 1 ? lookOf(run).colour : "ceiling"] }));
+      const fitted = shown().filter((entry) => !grey(entry) && entry.fit && entry.fit.A).slice(0, MOST_BANDS);
+      const found = fitted.map(({ name, fit }, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
+        y0: Math.max(fit.A[1], 0), y1: Math.min(fit.A[2], 1), line: { width: 0 }, opacity: fit.identified ? 0.55 : 0.25,
+        fillcolor: palette[fitted.length > 1 ? lookOf({ name }).colour : "ceiling"] }));
       if (!only) return found;
-      if (known(only.known)) found.push({ ...across, y0: only.known, y1: only.known, line: { color: palette.muted, width: 1.2, dash: "dot" } });
+      const ceiling = knownCeiling(only);
+      if (known(ceiling)) found.push({ ...across, y0: ceiling, y1: ceiling, line: { color: palette.muted, width: 1.2, dash: "dot" } });
       if (!only.fit) return found;
       if (only.fit.A) found.push({ ...across, y0: only.fit.A[0], y1: only.fit.A[0], line: { color: palette.ceiling, width: 1.2, dash: "dash" } });
-      const at = only.fit.change[state.axis];
+      const at = changeOf(only);
       if (known(at)) found.push({ type: "line", xref: "x", yref: "paper", x0: at / unit().size, x1: at / unit().size, y0: 0, y1: 1,
         line: { color: palette.later, width: 1.2, dash: "dash" } });
       return found;
     }
 
+    const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
+    const changeOf = ({ fit }) => fit.change && fit.change[state.axis];
+
     function ceilingNotes(palette, look) {
       const only = alone();
       if (!only || !only.fit) return [];
-      const { A, identified, misfit, change } = only.fit;
+      const { A, identified, misfit } = only.fit;
+      const ceiling = knownCeiling(only);
       const found = [];
-      if (A) found.push({ ...look, xref: "paper", x: 0.985, xanchor: "right", y: A[0], yanchor: known(only.known) && only.known > A[0] ? "top" : "bottom", font: { color: palette.ceiling, size: 12 },
+      if (A) found.push({ ...look, xref: "paper", x: 0.985, xanchor: "right", y: A[0], yanchor: known(ceiling) && ceiling > A[0] ? "top" : "bottom", font: { color: palette.ceiling, size: 12 },
         text: `ceiling A ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}` });
-      const at = change[state.axis];
+      const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
         x: state.log ? Math.log10(at / unit().size) : at / unit().size, text: plain(misfit), font: { color: palette.later, size: 12 } });
       return found;
@@ -269,7 +319,7 @@ var scalerlChart = (() => {
 
     function lowest() {
       let least = Infinity;
-      for (const run of shown()) for (const [x] of rows(run.compute)) if (x < least) least = x;
+      for (const { runs } of shown()) for (const run of runs) for (const [at] of rows(run.compute)) if (at < least) least = at;
       return least / 2;
     }
 
@@ -279,13 +329,53 @@ var scalerlChart = (() => {
       return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
         modebar: { bgcolor: "rgba(0,0,0,0)", color: palette.muted, activecolor: palette.ink },
         font: { color: palette.muted, size: 12, family: getComputedStyle(document.body).fontFamily },
-        margin: { l: narrow ? 40 : 58, r: 14, t: 32, b: 46 }, uirevision: `${state.axis} ${state.log}`,
+        margin: { l: narrow ? 40 : 58, r: labelWidth(), t: 32, b: 46 }, uirevision: `${state.axis} ${state.log}`,
         dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", shapes: shapes(palette), annotations: annotations(palette),
         hoverlabel: { align: "left", bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 13 } },
         xaxis: { ...axis, type: state.log ? "log" : "linear", rangemode: "tozero", autorangeoptions: included(), exponentformat: "SI", nticks: narrow ? 5 : 10,
           title: { text: `training compute (${plain(unit().label)})`, standoff: 8 } },
         yaxis: { ...axis, tickformat: ".2f", autorangeoptions: { clipmin: -0.03, clipmax: 1.03 },
           title: narrow ? { text: "" } : { text: "pass rate on the held-out prompts", standoff: 10 } } };
+    }
+
+    // Names at the ends of lines, as far as there is room for them
+
+    function labelled() {
+      const coloured = shown().filter((entry) => !grey(entry));
+      return plot.clientWidth >= 560 && coloured.length > 1 && coloured.length <= MOST_LABELS ? coloured : [];
+    }
+
+    function labelWidth() {
+      const longest = Math.max(0, ...labelled().map((entry) => names.of(entry.name).length));
+      return longest ? Math.min(24 + 7 * longest, 170) : 14;
+    }
+
+    /* Where the line of an entry leaves the frame: its curve, or its last evaluations. */
+    function endOf(entry, last) {
+      const curve = curveOf(entry);
+      const lines = curve ? [rows(curve.compute, curve.line)] : entry.runs.map((run) => rows(run.compute, run.pass_rate));
+      const ends = lines.map((line) => line.filter((row) => row[0] <= last).at(-1)).filter(Boolean);
+      return ends.length ? ends.reduce((sum, row) => sum + row[1], 0) / ends.length : null;
+    }
+
+    function placeLabels() {
+      const { xaxis, yaxis } = plot._fullLayout;
+      const last = (state.log ? 10 ** xaxis.range[1] : xaxis.range[1]) * (1 + 1e-9);
+      const found = labelled().map((entry) => [entry, endOf(entry, last)]).filter(([, end]) => end !== null)
+        .map(([entry, end]) => ({ entry, top: Math.min(Math.max(yaxis.l2p(end), 0), yaxis._length) })).sort((a, b) => a.top - b.top);
+      found.forEach((one, n) => { if (n) one.top = Math.max(one.top, found[n - 1].top + 15); });
+      for (let n = found.length - 1; n >= 0; n -= 1) {
+        found[n].top = Math.min(found[n].top, n < found.length - 1 ? found[n + 1].top - 15 : yaxis._length);
+      }
+      labels.replaceChildren(...found.map(({ entry, top }) => node("span", { style:
+        `left: ${xaxis._offset + xaxis._length + 8}px; top: ${yaxis._offset + top}px; max-width: ${labelWidth() - 12}px; ` +
+        `color: var(--${lookOf(entry).colour}, ${LIGHT[lookOf(entry).colour]})` }, names.of(entry.name))));
+    }
+
+    function drawBelow(palette = colours()) {
+      const lines = shown().flatMap((entry) => entry.runs.map((run) => ({ run, faint: dimmed(entry) || grey(entry),
+        colour: palette[grey(entry) ? "muted" : lookOf(entry).colour] })));
+      below.draw({ lines, axis: state.axis, unit: unit(), range: plot._fullLayout.xaxis.range, layout: layout(palette) });
     }
 
     /* The chart always extends to the budget, or to twice the compute so far. */
@@ -301,7 +391,11 @@ var scalerlChart = (() => {
       const palette = colours(onPaper);
       words();
       if (plot.data) Plotly.Fx.unhover(plot);
+      const first = !plot.data;
       return Plotly.react(plot, traces(palette), layout(palette), config).then(() => {
+        if (first) plot.on("plotly_relayout", () => { placeLabels(); drawBelow(); });
+        placeLabels();
+        drawBelow(palette);
         element.dataset.drawn = `${state.axis} ${state.log ? "log" : "linear"}`;
       });
     }
@@ -319,6 +413,9 @@ var scalerlChart = (() => {
         found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, as far as that is known.`);
         const without = data.runs.filter((run) => !has(run)).length;
         if (without) found.push(`Not drawn, as this axis was not logged: ${without} of ${data.runs.length} runs.`);
+      }
+      if (entries.some((entry) => entry.runs.length > 1)) {
+        found.push("Of a group: evaluations of all its runs, and its mean curve over runs with the interval, the variance between seeds included.");
       }
       if (state.log) found.push("Evaluations before any training have no place on a logarithmic axis.");
       if (data.thinned) {
@@ -340,9 +437,20 @@ var scalerlChart = (() => {
       log.setAttribute("aria-pressed", String(state.log));
       curvesLabel.hidden = !data.runs.some((run) => run.forecasts.some((forecast) => forecast.curve));
       if (curvesLabel.hidden) state.frozen = false;
-      const names = JSON.stringify(data.runs.map((run) => [run.name, run.reason]));
-      if (names !== state.names) fillLegend();
-      state.names = names;
+      const ways = data.groupings.filter((one) => one.groups.some((group) => group.runs.length > 1)).map((one) => one.by);
+      if (!state.by || ![...ways, "run"].includes(state.by)) state.by = ways.includes("recipe") ? "recipe" : "run";
+      by.replaceChildren(...[...ways, "run"].map((key) => node("option", { value: key, selected: key === state.by }, key)));
+      byLabel.hidden = !ways.length;
+      filter.hidden = data.runs.length < FILTERED;
+      below.fill(data);
+      regroup();
+    }
+
+    function regroup() {
+      entries = grouped();
+      const found = JSON.stringify(entries.map((entry) => [entry.name, entry.runs.length, entry.reason]));
+      if (found !== state.names) fillLegend();
+      state.names = found;
     }
 
     /* Whether the runs are of such different length that a linear axis shows but one of them. */
@@ -352,56 +460,77 @@ var scalerlChart = (() => {
     }
 
     function fillLegend() {
-      legend.hidden = data.runs.length === 1;
+      legend.hidden = entries.length === 1;
       legend.classList.toggle("many", many());
-      const list = node("ul", {}, ...data.runs.map(entry));
-      const heading = node("legend", {}, many() ? "Runs, coloured where ticked" : "Runs");
-      legend.replaceChildren(heading, ...(many() ? [search(list)] : []), list);
+      const what = state.by === "run" ? "Runs" : state.by === "recipe" ? "Recipes" : `Runs by ${state.by}`;
+      legend.replaceChildren(node("legend", {}, many() ? `${what}, coloured where ticked` : what),
+        node("ul", {}, ...entries.map(entryLine)));
     }
 
-    function entry(run) {
-      const box = node("input", { type: "checkbox", checked: many() ? state.picked.has(run.name) : !state.hidden.has(run.name) });
+    function entryLine(entry) {
+      const box = node("input", { type: "checkbox", checked: many() ? state.picked.has(entry.name) : !state.hidden.has(entry.name) });
       const sign = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       sign.setAttribute("class", "sc-sign");
       sign.setAttribute("aria-hidden", "true");
       const paint = () => {
-        const looks = lookOf(run);
-        const colour = many() && !state.picked.has(run.name) ? "muted" : looks.colour;
+        const looks = lookOf(entry);
+        const colour = many() && !state.picked.has(entry.name) ? "muted" : looks.colour;
         const stroke = `var(--${colour}, ${LIGHT[colour]})`;
         sign.innerHTML = `<line x1="0" y1="7" x2="34" y2="7" stroke-width="2" style="stroke: ${stroke}" stroke-dasharray="${looks.dashes}"/>` +
           `<text x="17" y="11.5" text-anchor="middle" font-size="13" style="fill: ${stroke}">${looks.glyph}</text>`;
       };
       paint();
       box.addEventListener("change", () => {
-        if (!many()) state.hidden[box.checked ? "delete" : "add"](run.name);
-        else if (box.checked) state.picked.set(run.name, freeLook());
-        else state.picked.delete(run.name);
+        if (!many()) state.hidden[box.checked ? "delete" : "add"](entry.name);
+        else if (box.checked) state.picked.set(entry.name, freeLook());
+        else state.picked.delete(entry.name);
         paint();
         later();
       });
-      const label = node("label", {}, box, sign, node("span", {}, run.name));
-      if (run.reason) label.append(node("span", { class: "sc-why" }, "(no curve)"));
-      const point = (name) => () => { if (state.near !== name) { state.near = name; later(); } };
-      for (const [event, name] of [["mouseenter", run.name], ["mouseleave", null]]) label.addEventListener(event, point(name));
-      box.addEventListener("focus", () => { if (box.matches(":focus-visible")) point(run.name)(); });
+      const name = node("span", {}, names.of(entry.name));
+      const label = node("label", {}, box, sign, name);
+      if (entry.runs.length > 1) label.append(node("span", { class: "sc-why" }, `(${entry.runs.length} runs)`));
+      if (entry.reason) label.append(node("span", { class: "sc-why" }, "(no curve)"));
+      const point = (near) => () => { if (state.near !== near) { state.near = near; later(); } };
+      for (const [event, near] of [["mouseenter", entry.name], ["mouseleave", null]]) label.addEventListener(event, point(near));
+      box.addEventListener("focus", () => { if (box.matches(":focus-visible")) point(entry.name)(); });
       box.addEventListener("blur", point(null));
-      return node("li", {}, label);
+      const line = node("li", {}, label, renaming(entry, name));
+      line.dataset.entry = entry.name;
+      return line;
     }
 
-    function search(list) {
-      const box = node("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run" });
-      box.addEventListener("input", () => {
-        const wanted = box.value.toLowerCase();
-        [...list.children].forEach((item) => { item.hidden = !item.textContent.toLowerCase().includes(wanted); });
+    function renaming(entry, name) {
+      const button = node("button", { type: "button", class: "sc-rename", title: "Rename", tabindex: "-1", "aria-label": `Rename ${entry.name}` }, "✎");
+      button.addEventListener("click", () => {
+        const box = node("input", { value: names.of(entry.name), "aria-label": `Name of ${entry.name}` });
+        const done = (keep) => {
+          if (keep) names.set(entry.name, box.value);
+          name.textContent = names.of(entry.name);
+          later();
+        };
+        name.replaceChildren(box);
+        box.addEventListener("keydown", (event) => {
+          if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); done(event.key === "Enter"); }
+        });
+        box.addEventListener("blur", () => { if (box.isConnected) done(true); });
+        box.focus();
       });
-      return box;
+      return button;
+    }
+
+    function find() {
+      state.filter = filter.value.trim();
+      const found = new Set(entries.filter((entry) => entry.runs.some(passes)).map((entry) => entry.name));
+      for (const line of legend.querySelectorAll("li")) line.hidden = !found.has(line.dataset.entry);
+      later();
     }
 
     /* Evaluation by evaluation, by the arrow keys: what a pointer shows by hovering. */
     function walk(event) {
       const keys = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
       const move = keys[event.key];
-      const runs = shown();
+      const runs = shown().flatMap((entry) => entry.runs);
       if (!move || !runs.length || event.target !== plot) return;
       event.preventDefault();
       const before = runs.findIndex((run) => state.at && run.name === state.at.name);
@@ -425,6 +554,8 @@ var scalerlChart = (() => {
       Plotly.Fx.hover(plot, [{ curveNumber: number, pointNumber: at }]);
     }
 
+    by.addEventListener("change", () => { state.by = by.value; state.hidden.clear(); state.picked.clear(); regroup(); find(); });
+    filter.addEventListener("input", find);
     select.addEventListener("change", () => { state.axis = select.value; later(); });
     curves.addEventListener("change", () => { state.frozen = curves.value === "frozen"; later(); });
     log.addEventListener("click", () => {
@@ -439,6 +570,7 @@ var scalerlChart = (() => {
     window.addEventListener("afterprint", () => draw());
     fill();
     draw();
+    names.all();
     return {
       update(newer) {
         data = newer;

@@ -59,5 +59,38 @@ var scalerlMarks = (() => {
     return { colour: COLOURS[place % COLOURS.length], symbol: SYMBOLS[symbol], glyph: GLYPHS[symbol], dash, dashes };
   }
 
-  return { LIGHT, MOST_APART, colours, plain, rate, amount, node, faded, look };
+  /* Names that were given to runs and recipes in this browser, kept for its next visit. */
+  const names = (() => {
+    let kept = {};
+    try { kept = JSON.parse(localStorage.getItem("scalerl names") || "{}"); } catch { /* no storage for this page */ }
+    return {
+      of: (name) => (Object.hasOwn(kept, name) ? kept[name] : name),
+      set(name, shown) {
+        const before = names.of(name);
+        if (shown.trim() && shown !== name) kept[name] = shown.trim();
+        else delete kept[name];
+        try { localStorage.setItem("scalerl names", JSON.stringify(kept)); } catch { /* for this visit, then */ }
+        show(before, names.of(name));
+      },
+      all: () => Object.entries(kept).forEach(([name, shown]) => show(name, shown)),
+    };
+  })();
+
+  /* In tables and answers, where a name stands alone. */
+  function show(before, after) {
+    for (const one of document.querySelectorAll("td:first-child, td:first-child a, .said b, .pick .name")) {
+      const first = one.firstChild;
+      if (first && first.nodeType === Node.TEXT_NODE && first.textContent.trim() === before) first.textContent = after;
+    }
+  }
+
+  /* Whether a run has every word of a filter: in its name or recipe, or as KEY=VALUE of the recipe. */
+  function matches(run, filter) {
+    const recipe = Object.entries(run.recipe).map(([key, value]) => `${key}=${value}`.toLowerCase());
+    const name = `${run.name} ${names.of(run.name)}`.toLowerCase();
+    return filter.toLowerCase().split(/\s+/).every((word) => name.includes(word) || recipe.some((one) =>
+      (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
+  }
+
+  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, node, faded, look };
 })();

@@ -1,0 +1,151 @@
+"""Runs of a chart in groups: by recipe, and by every key in which their recipes differ, with mean curves.
+
+The mean curve of a group is that of its recipe over seeds, their variance included, as `compare` draws it.
+Shapes: N evaluations, M computes of a curve.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.forecast.recipes import recipe_key
+from scalerl.jsonl import flat
+from scalerl.record.reader import UNTRAINED, RunRecord
+from scalerl.view.facts.frozen import Band
+from scalerl.view.numbers import DASH, as_mapping
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+    from scalerl.curve.posterior import Draws
+    from scalerl.view.runs.overlay import OverlayRun
+
+_DRAWS = 2048
+_MOST_KEYS = 40
+"""Keys of recipes that are kept of every run, to filter by."""
+_MOST_DRAWN = 300
+"""Runs times groupings up to which groups have mean curves, which take 20 ms a run."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one recipe, or with one value of a key: one colour of a chart."""
+
+    name: str
+    runs: tuple[OverlayRun, ...]
+    draws: Draws | None = None
+    """Its mean curves; None with one run, with none that is fitted, or where no curve describes one."""
+
+    @property
+    def fits(self) -> list[Fit]:
+        """The fits of its runs that have one."""
+        return [run.fit for run in self.runs if run.fit is not None]
+
+    @property
+    def compute_N(self) -> np.ndarray:
+        """All computes above 0 that were evaluated, sorted; empty where there are none."""
+        compute_N = np.concatenate([run.points.compute_N for run in self.runs])
+        return np.unique(compute_N[compute_N > 0])
+
+    def band(self, compute_M: np.ndarray, level: float) -> Band:
+        """Return the mean curve and its interval; asked of a group with `draws`."""
+        from scalerl.curve.quantiles import tails
+
+        assert self.draws is not None
+        curve_nM = self.draws.thinned(_DRAWS).curves_at(compute_M)
+        return Band(compute_M, *np.quantile(curve_nM, [0.5, *tails(level)], axis=0))
+
+
+def recipe_groups(
+    runs: Sequence[OverlayRun], names: Mapping[str, Sequence[str]] | None = None
+) -> list[RunGroup]:
+    """Return runs by recipe, with mean curves; a recipe has the name of its first run.
+
+    Args:
+        runs: the runs of a chart.
+        names: names of runs by the name of their group, instead of the recipes of config.json; a run in none
+            of them is a group of its own.
+    """
+    if names is None:
+        keys = [recipe_key(run.record, run.name) for run in runs]
+        first = {key: run.name for key, run in reversed(list(zip(keys, runs, strict=True)))}
+        return _grouped(runs, [first[key] for key in keys])
+    of = {member: name for name, members in names.items() for member in members}
+    return _grouped(runs, [of.get(run.name, run.name) for run in runs])
+
+
+def groupings(
+    runs: Sequence[OverlayRun], first: Sequence[RunGroup]
+) -> Iterator[tuple[str, Sequence[RunGroup]]]:
+    """Yield every way to group the runs of a chart, by its name; the one by recipe, `first`, comes first.
+
+    A key of the recipe is left out where it groups the runs as one before it does, or has another value for
+    every run.
+    """
+    yield "recipe", first
+    of = {run.name: group.name for group in first for run in group.runs}
+    seen = {_partition(runs, [of[run.name] for run in runs])}
+    for key, text_R in recipe_values(runs).items():
+        partition = _partition(runs, text_R)
+        if key != "seed" and partition not in seen and len(set(text_R)) < len(runs):
+            seen.add(partition)
+            yield key, _grouped(runs, text_R, len(runs) * len(seen) <= _MOST_DRAWN)
+
+
+def recipe_values(runs: Sequence[OverlayRun]) -> dict[str, list[str]]:
+    """Return the values of every key in which the recipes of runs differ, one for each run."""
+    recipes = [_recipe(run.record) for run in runs]
+    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
+    found = {key: [recipe.get(key, DASH) for recipe in recipes] for key in keys}
+    varying = {key: text_R for key, text_R in found.items() if len(set(text_R)) > 1}
+    return dict(list(varying.items())[:_MOST_KEYS])
+
+
+def _recipe(record: RunRecord | None) -> dict[str, str]:
+    """Return the recipe of a run as dotted keys and texts; of a foreign run its trainer's configuration."""
+    config = record.config if record is not None else {}
+    tree = as_mapping(config.get("recipe")) or as_mapping(config.get("trainer_config"))
+    try:
+        leaves = flat({key: value for key, value in tree.items() if key not in ("name", *UNTRAINED)})
+    except InputError:  # too many to choose from
+        leaves = {}
+    found = {key: str(value) for key, value in leaves.items()}
+    if path := as_mapping(config.get("model")).get("path"):
+        found["model"] = Path(str(path)).name
+    return found
+
+
+def _partition(runs: Sequence[OverlayRun], text_R: Sequence[str]) -> frozenset[frozenset[str]]:
+    members: dict[str, set[str]] = {}
+    for run, text in zip(runs, text_R, strict=True):
+        members.setdefault(text, set()).add(run.name)
+    return frozenset(map(frozenset, members.values()))
+
+
+def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = True) -> list[RunGroup]:
+    members: dict[str, list[OverlayRun]] = {}
+    for run, name in zip(runs, name_R, strict=True):
+        members.setdefault(name, []).append(run)
+    groups = [RunGroup(name, tuple(of_group)) for name, of_group in members.items()]
+    return _with_draws(groups) if drawn else groups
+
+
+def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
+    from scalerl.curve.seeds import SEED_PRIOR
+    from scalerl.forecast.sides import draw_recipe, given_family
+
+    fits = {group.name: group.fits for group in groups if group.fits}
+    given: Any = functools.cache(lambda family: given_family(fits, SEED_PRIOR, family))
+    found = []
+    for group in groups:
+        own = group.fits
+        sound = len(own) > 1 and not any(fit.misfit for fit in own) and len(group.compute_N) > 0
+        found.append(RunGroup(group.name, group.runs, draw_recipe(own, group.name, given) if sound else None))
+    return found

@@ -1,0 +1,89 @@
+/* What runs logged over their steps, drawn below a chart on its compute axis: reward, entropy, length, anything.
+
+   const below = scalerlBelow(element);   adds its controls and its plot to `element`
+   below.fill(data);                      newer data; the choice stays
+   below.draw(shown);                     shown: {lines: [{run, colour, faint}], axis, unit, log, range, palette, layout} */
+"use strict";
+
+function scalerlBelow(element, controls) {
+  const { node, plain, rate, amount, names } = scalerlMarks;
+  const SHARES = [0, 0.01, 0.03, 0.08, 0.2];  // of the values of a run that are averaged
+  const select = node("select");
+  const smooth = node("input", { type: "range", min: "0", max: String(SHARES.length - 1), value: "2" });
+  const selectLabel = node("label", {}, "Below", select);
+  const smoothLabel = node("label", { hidden: true }, "Smoothing", smooth);
+  const plot = node("div", { class: "sc-below", hidden: true });
+  let last = null;
+  controls.append(selectLabel, smoothLabel);
+  element.append(plot);
+
+  /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last pace. */
+  function computes(run, { axis, unit }) {
+    const known = run.step.map((step, i) => [step, run.compute[axis][i]])
+      .filter(([step, value]) => step !== null && value !== null).sort((a, b) => a[0] - b[0]);
+    if (known.length < 2) return null;
+    let place = 1;
+    return run.logged.step.map((step) => {
+      while (place < known.length - 1 && known[place][0] < step) place += 1;
+      const [[s0, c0], [s1, c1]] = [known[place - 1], known[place]];
+      return Math.max(s1 > s0 ? c0 + ((step - s0) / (s1 - s0)) * (c1 - c0) : c1, 0) / unit.size;
+    });
+  }
+
+  function averaged(values) {
+    const half = Math.round((values.length * SHARES[smooth.value]) / 2);
+    if (!half) return values;
+    const sums = [0], counts = [0];
+    values.forEach((value, i) => {
+      sums.push(sums[i] + (value ?? 0));
+      counts.push(counts[i] + (value !== null));
+    });
+    return values.map((value, i) => {
+      const [from, to] = [Math.max(i - half, 0), Math.min(i + half + 1, values.length)];
+      return value === null ? null : (sums[to] - sums[from]) / (counts[to] - counts[from]);
+    });
+  }
+
+  function traces(shown) {
+    return shown.lines.flatMap(({ run, colour, faint }) => {
+      const values = run.logged.values[select.value];
+      const x = values && computes(run, shown);
+      if (!x) return [];
+      const shared = { x, mode: "lines", connectgaps: true };
+      const mean = averaged(values);
+      const text = mean.map((value, i) => `${plain(names.of(run.name))}<br>step ${amount(run.logged.step[i])}: ` +
+        `${plain(select.value)} ${value === null ? "–" : amount(value)}`);
+      const line = { ...shared, y: mean, text, hovertemplate: "%{text}<extra></extra>", opacity: faint ? 0.3 : 1,
+        line: { color: colour, width: shown.lines.length > 12 ? 1 : 1.8 } };
+      if (mean === values || shown.lines.length > 12) return [line];
+      return [{ ...shared, y: values, hoverinfo: "skip", opacity: 0.25, line: { color: colour, width: 1 } }, line];
+    });
+  }
+
+  function draw(shown = last) {
+    last = shown;
+    plot.hidden = smoothLabel.hidden = !select.value;
+    if (!select.value) return;
+    const { layout } = shown;
+    const { range } = shown;
+    Plotly.react(plot, traces(shown), { ...layout, shapes: [], annotations: [], height: 210, hovermode: "closest",
+      margin: { ...layout.margin, t: 12 }, uirevision: select.value, dragmode: false,
+      xaxis: { ...layout.xaxis, range, autorange: false, autorangeoptions: {}, fixedrange: true },
+      yaxis: { gridcolor: layout.yaxis.gridcolor, linecolor: layout.yaxis.linecolor, zeroline: false, fixedrange: true, nticks: 5,
+        title: layout.margin.l < 50 ? { text: "" } : { text: plain(words(select.value), 28), standoff: 10 } },
+    }, { displayModeBar: false, responsive: true });
+  }
+
+  const words = (name) => name.replaceAll("_", " ");
+  for (const [control, event] of [[select, "change"], [smooth, "input"]]) control.addEventListener(event, () => draw());
+  return {
+    draw,
+    fill(data) {
+      const before = select.value;
+      select.replaceChildren(node("option", { value: "" }, "nothing"),
+        ...data.metrics.map((name) => node("option", { value: name }, words(name))));
+      select.value = data.metrics.includes(before) ? before : "";
+      selectLabel.hidden = !data.metrics.length;
+    },
+  };
+}
