@@ -122,7 +122,7 @@ def test_a_ceiling_that_one_of_two_runs_leaves_open_is_claimed_of_nobody(studies
 
 @pytest.mark.parametrize(
     ("kept", "says"),
-    [(5, "is not compared: none of its 3 runs could be fitted"), (1000, "is inconclusive: no saturating")],
+    [(5, "not compared: none of its 3 runs could be fitted"), (1000, "inconclusive: no saturating")],
 )
 def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path, kept, says):
     """Of too few evaluations, or of a fall."""
@@ -138,4 +138,4 @@ def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path
     assert last_gains(study) == {"x": pytest.approx(gain)}
     text = answers(judge_study(study))[1].text
     assert text.startswith(says)
-    assert f"Its last pass rate was −{-gain:.3f}".replace("0.", ".") in text
+    assert f"measured at 10,000 FLOP −{-gain:.3f}".replace("0.", ".") in text

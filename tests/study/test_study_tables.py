@@ -23,7 +23,7 @@ from scalerl.study.page.tables import (
 from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.verdict import kind_of
 from scalerl.view import formats
-from scalerl.view.table import Table
+from scalerl.view.table import Table, difference_cell
 
 
 def by_key(table: Table) -> list[dict]:
@@ -62,11 +62,17 @@ def test_what_moves_what_is_told_apart_from_noise(verdict):
     base, seen, efficiency, noise, failed = answers(verdict)
     kinds = [one.kind for one in (base, seen, efficiency, noise, failed)]
     assert kinds == ["base", "seen", "efficiency", "noise", "not compared"]
-    assert seen.text.startswith("is lower at the compute seen: pass rate −.0")
-    assert "the difference in ceiling is not significant" in seen.text
-    assert efficiency.text.startswith("gets to 3/4 of its own gain sooner: compute ×0.6")
+    for one in (seen, efficiency, noise):  # three questions, each with its number
+        measured, ceiling, own = (
+            one.text.split("; ceiling A ")[0],
+            *one.text.split("; ceiling A ")[1].split("; compute to"),
+        )
+        assert measured.startswith(("measured at 12,000 GPU-hours ", "its last pass rate was "))
+        assert "not significant" in ceiling
+        assert own.startswith(" 3/4 of its own gain ×")
+    assert ", sooner (p " in efficiency.text
     assert "seeds would tell" in noise.text
-    assert failed.text.startswith("is not compared: none of its 2 runs could be fitted: no memory")
+    assert failed.text.startswith("not compared: none of its 2 runs could be fitted: no memory")
 
 
 def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
@@ -74,11 +80,11 @@ def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
     assert [row.cells[1].text for row in rows] == ["the base", *["inconclusive"] * 3]
     assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
     assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
-    assert rows[1].cells[4].text == "withheld"
+    assert rows[1].cells[3].text == "withheld"
     pair = misfit.pairs["loss=dapo"]
     assert kind_of(pair) == "inconclusive"
     assert forest_figure(misfit) is not None
-    assert all(one.text.startswith("is inconclusive") for one in answers(misfit)[1:])
+    assert all(one.text.startswith("inconclusive") for one in answers(misfit)[1:])
 
 
 def test_one_claim_of_two_says_what_it_is_about(verdict):
@@ -86,8 +92,11 @@ def test_one_claim_of_two_says_what_it_is_about(verdict):
     held = replace(pair.ceiling, verdict="inconclusive", why="the ceiling of <x> is not identified")
     one = replace(verdict, comparison=replace(verdict.comparison, pairs=(replace(pair, ceiling=held),)))
     text = answers(one)[2].text
-    assert text.startswith("gets to 3/4 of its own gain sooner")
-    assert text.endswith("; its ceiling is inconclusive: the ceiling of <x> is not identified.")
+    assert ", sooner (p " in text
+    # What is known of it is said all the same.
+    known = difference_cell(pair.differences["A"]).whole
+    assert f"; ceiling A {known}, inconclusive (p " in text
+    assert "): the ceiling of <x> is not identified; " in text
 
 
 def test_stability_counts_outcomes_alarms_and_causes(verdict):

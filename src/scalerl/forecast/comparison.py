@@ -18,6 +18,8 @@ from scalerl.record.metric import Metric
 Verdict = Literal[
     "higher at the compute seen",
     "lower at the compute seen",
+    "higher as measured",
+    "lower as measured",
     "higher ceiling",
     "lower ceiling",
     "reaches it sooner",

@@ -11,7 +11,6 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from scalerl.view.table import Cell, Raw, Table, TableColumn
 
@@ -229,16 +228,6 @@ def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequenc
         ]
         lines.append("  ".join(aligned).rstrip())
     return lines
-
-
-def without_beside(table: Table, key: str) -> Table:
-    """The table with the text alone in the column whose first key this is."""
-    place = next(place for place, column in enumerate(table.columns) if column.keys[0] == key)
-    rows = [
-        replace(row, cells=tuple(replace(c, beside="") if n == place else c for n, c in enumerate(row.cells)))
-        for row in table.rows
-    ]
-    return replace(table, rows=tuple(rows))
 
 
 def joined(first: Table, second: Table) -> tuple[list[str], list[list[Raw]]]:

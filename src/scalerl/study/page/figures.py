@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curve.quantiles import Interval
-from scalerl.forecast.comparison import Claim, Difference
-from scalerl.study.verdict.curves import arm_curves
+from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.study.page.chart import arm_groups
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.claims import claim_text, is_made
 from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.view.numbers import percent, signed, unit_for
+from scalerl.view.runs.figures import arm_curves
 from scalerl.view.style import (
     FORECAST,
     INK,
@@ -65,7 +66,8 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
     if (figure := forest_figure(verdict)) is not None:
         found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
     unit = unit_for(verdict.axis, verdict.budget)
-    curves = arm_curves(verdict, unit)
+    base = str(verdict.study.plan["base"])
+    curves = arm_curves(arm_groups(verdict), unit, verdict.budget, verdict.level, base=base)
     if (figure := overlay_figure(curves, unit)) is not None:
         found.append(StudyFigure("overlay", "Pass rate against compute", figure, _overlay(verdict, curves)))
     if (made := linearised_figure(curves, unit)) is not None:
@@ -82,9 +84,9 @@ _FOREST = (
     "each side would tell a difference of this size."
 )
 _FOREST_PANELS = (
-    ("pass_rate_seen", "seen", "at the compute seen, difference"),
-    ("A", "ceiling", "ceiling A, difference"),
-    ("compute_to_own", "efficiency", "compute to 3/4 of own gain, ratio"),
+    ("measured", "measured at the budget, difference"),
+    ("A", "ceiling A, difference"),
+    ("compute_to_own", "compute to 3/4 of own gain, ratio"),
 )
 _FORECASTS = (
     "Every forecast as it was frozen, its median with the prediction interval, against the evaluation that "
@@ -96,7 +98,7 @@ def _overlay(verdict: StudyVerdict, arms: Sequence[ArmCurve]) -> str:
     level = percent(verdict.comparison.level if verdict.comparison else 0.95)
     text = (
         "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
-        f"{level} interval, the variance between seeds included, up to where its runs reach."
+        f"{level} interval, the variance between seeds included, thin beyond where its runs reach."
     )
     bare = [arm.name for arm in arms if arm.band is None]
     return text + (f" Without a curve: {', '.join(bare)}." if bare else "")
@@ -115,8 +117,8 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
         left = 0.016 + 0.0062 * max(map(len, names))
         figure.subplots_adjust(left=left, right=0.88, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.76)
         panels: Sequence[Axes] = figure.subplots(1, 3, sharey=True)
-        for panel, (quantity, claim, label) in zip(panels, _FOREST_PANELS, strict=True):
-            found = [(pair.differences.get(quantity), getattr(pair, claim)) for _, pair in rows]
+        for panel, (quantity, label) in zip(panels, _FOREST_PANELS, strict=True):
+            found = [_effect_of(verdict, name, pair, quantity) for name, pair in rows]
             _forest_panel(panel, found, label)
             panel.tick_params(labelleft=panel is panels[0])
         panels[0].set_yticks(range(len(rows)), names, color=INK)
@@ -124,7 +126,16 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
     return figure
 
 
-def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], label: str) -> None:
+def _effect_of(
+    verdict: StudyVerdict, name: str, pair: Pair, quantity: str
+) -> tuple[Difference | None, Claim | None]:
+    if quantity != "measured":
+        return pair.differences.get(quantity), pair.claims[quantity]
+    found = verdict.measured.get(name)
+    return (found.difference, found.claim) if found else (None, None)
+
+
+def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim | None]], label: str) -> None:
     ratio = any(found.kind == "ratio" for found, _ in rows if found)
     none = 1.0 if ratio else 0.0
     low, high = _range([found for found, _ in rows if found], none, ratio)
@@ -134,9 +145,9 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
     axes.axvline(none, color=MUTED, lw=1.0, zorder=1)
     for place, (found, claim) in enumerate(rows):
         colour = MUTED
-        if found is not None:
-            colour = _effect(axes, place, found, claim, (low, high))
-        text = claim_text(claim) if found is not None else "withheld"
+        text = "withheld" if claim else "not measured"
+        if found is not None and claim is not None:
+            colour, text = _effect(axes, place, found, claim, (low, high)), claim_text(claim)
         note(axes, text, (1.02, place), "y", va="center_baseline", color=colour)
     axes.set_title(label, color=MUTED, loc="left", fontsize=9)
     axes.grid(visible=False, axis="y")

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _CHART = (
     "Points are evaluations of every seed of an arm. Line and band: the mean curve of an arm over its "
-    "seeds with its interval, the variance between seeds included, up to where its runs reach. At the "
+    "seeds with its interval, the variance between seeds included; thin where no run has been. At the "
     "right edge: the ceiling A."
 )
 _IN_TERMINAL = (
-    *("arm", "seeds_finished", "A", "pass_rate_at_budget"),
-    *("A_difference", "compute_to_own_ratio", "verdict"),
+    *("arm", "verdict", "measured_difference", "A_difference", "compute_to_own_ratio"),
+    *("A", "pass_rate_at_budget"),
 )
 
 
@@ -87,7 +87,7 @@ def study_markdown(verdict: StudyVerdict) -> str:
     """The answers and all tables in Markdown."""
     escaped = formats.markdown_text
     found = [f"# {escaped(study_name(verdict))}", escaped(_head(verdict))]
-    found.append("\n".join(f"- **{escaped(one.arm)}** {escaped(one.text)}" for one in answers(verdict)))
+    found.append("\n".join(f"- **{escaped(one.arm)}**: {escaped(one.text)}" for one in answers(verdict)))
     if said := _doubts(verdict):
         found.append("\n".join(f"- {label}: {escaped(text)}" for label, text in said))
     found += [formats.markdown(table).rstrip("\n") for table in study_tables(verdict)]
@@ -131,7 +131,7 @@ def _print_rich(verdict: StudyVerdict, console: Console) -> None:
         table.add_row(*cells)
     console.print(table)
     for one in answers(verdict):
-        console.print(Text.assemble((formats.one_line(one.arm), "bold"), " ", formats.one_line(one.text)))
+        console.print(Text.assemble((formats.one_line(one.arm), "bold"), ": ", formats.one_line(one.text)))
     for label, text in _doubts(verdict):
         console.print(Text.assemble((f"{label}: ", "yellow"), formats.one_line(text)))
     console.print(Text(assumptions(verdict), style="dim"))
@@ -156,8 +156,18 @@ def _head(verdict: StudyVerdict) -> str:
 
 
 def _short(verdict: StudyVerdict) -> Table:
-    """The verdicts on one screen: what stands beside them is said in the answers."""
-    return formats.without_beside(verdict_table(verdict).only(_IN_TERMINAL), "verdict")
+    """The verdicts on one screen: claims, which stand below numbers, are said in the answers."""
+    table = verdict_table(verdict).only(_IN_TERMINAL)
+    rows = [
+        replace(row, cells=tuple(replace(cell, beside=_first(cell.beside)) for cell in row.cells))
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows))
+
+
+def _first(beside: str) -> str:
+    """The interval of a number, which is its first line; reasons and claims are none."""
+    return beside.partition("\n")[0] if beside.startswith("[") else ""
 
 
 def _doubts(verdict: StudyVerdict) -> list[tuple[str, str]]:
@@ -189,8 +199,8 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
         kind="Study of reinforcement learning recipes",
         name=study_name(verdict),
         sentence=_sentence(verdict),
-        answers=_grouped(answers(verdict)),
-        chart=chart if chart["runs"] else None,
+        answers=[group for group in _grouped(answers(verdict)) if group[2]],
+        chart=chart,
         chart_note=_CHART,
         cautions=[("", text) for text in verdict.cautions],
         warnings=[("", text) for text in _warnings(verdict)],
@@ -237,7 +247,7 @@ def _sentence(verdict: StudyVerdict) -> str:
 def _grouped(found: Sequence[Answer]) -> list[tuple[str, list[tuple[str, str]], str]]:
     """Answers under the heading of their kind, in the order of `HEADINGS`; the base last."""
     grouped = sorted(HEADINGS.items(), key=lambda item: item[0] == "base")
-    looks: dict[str, str] = dict.fromkeys(("both", "ceiling", "efficiency", "seen"), "moved")
+    looks: dict[str, str] = dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved")
     looks |= dict.fromkeys(("inconclusive", "not compared"), "open")
     made = [
         (heading, [(one.arm, one.text) for one in found if one.kind == kind], looks.get(kind, ""))

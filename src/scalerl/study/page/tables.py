@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
-from scalerl.forecast.comparison import Pair
+from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.study.verdict.answers import budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.measured import measured_table
-from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict, kind_of
+from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
 from scalerl.view.facts.claims import claim_text
 from scalerl.view.numbers import (
     DASH,
@@ -45,11 +45,10 @@ from scalerl.view.table import (
 )
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
-_QUESTIONS = ("seen", "ceiling", "efficiency")
 _CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
 _MARKS: dict[Kind, Mark] = {
-    **{"base": "base", "noise": "", "inconclusive": "open", "not compared": "open"},
-    **{"both": "moved", "ceiling": "moved", "efficiency": "moved", "seen": "moved"},
+    **{"base": "base", "noise": "", "never acted": "", "inconclusive": "open", "not compared": "open"},
+    **dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved"),
 }
 
 
@@ -72,17 +71,17 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     """One row per arm: its curve over its seeds, and what it differs in from the base."""
     unit = unit_for(verdict.axis, verdict.budget)
     target = verdict.study.plan.get("target")
+    measured = (*spread_keys("measured_difference"), *(f"measured_{name}" for name in _CLAIMS))
     columns = [
         TableColumn("arm", ("arm",), prose=True),
+        TableColumn("verdict", ("verdict",), prose=True),
+        TableColumn(f"measured at {budget_text(verdict)}, against base", measured),
+        TableColumn("ceiling A, against base", (*spread_keys("A_difference"), *_claim_keys("ceiling"))),
         TableColumn(
-            "verdict",
-            ("verdict", *(f"{q}_{name}" for q in _QUESTIONS for name in _CLAIMS)),
-            prose=True,
+            "efficiency: compute to 3/4 of own gain, against base",
+            (*spread_keys("compute_to_own_ratio"), *_claim_keys("efficiency")),
         ),
         TableColumn("seeds", ("seeds_finished", "seeds_planned")),
-        TableColumn("at the compute seen, against base", spread_keys("pass_rate_seen_difference")),
-        TableColumn("A, against base", spread_keys("A_difference")),
-        TableColumn("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
         TableColumn("ceiling A", (*spread_keys("A"), "fitted", "identified")),
         TableColumn(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
     ]
@@ -95,29 +94,33 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
-        f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. p is "
-        "corrected (Holm) over three questions about every arm; beside it, how many seeds of each side would "
-        "tell the difference observed (power .8)."
+        f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. "
+        "Measured: the mean difference over seeds that both have, without a curve, its variance moderated by "
+        "those of the other arms. p is corrected (Holm): over the arms of what was measured, over three "
+        "questions about every arm of the curves; beside it, how many seeds of each side would tell the "
+        "difference observed (power .8)."
     )
     return Table("verdict", "Verdicts", tuple(columns), rows, note)
 
 
 def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -> Row:
     found, pair = arm.quantities, verdict.pairs.get(arm.name)
-    base = arm.name == verdict.study.plan["base"]
     finished = arm.stability.outcomes.get("finished", 0)
-    differences = pair.differences if pair else {}
-    kind: Kind = kind_of(pair) if pair else "base" if base else "not compared"
+    kind = verdict.kind(arm.name)
     ceiling = rate_cell(found.get("A"), "withheld" if any(fit.misfit for fit in arm.fits) else DASH)
     # Where not all runs came to the budget, the pass rate there is extrapolated.
     reached = arm.reached(verdict.budget)
+    measured = verdict.measured.get(arm.name)
+    without = "base" if kind == "base" else DASH
     cells = [
         words(arm.name),
-        _verdict_cell(kind, pair, verdict.not_compared.get(arm.name, "")),
+        Cell(WORDS[kind], (WORDS[kind],), verdict.not_compared.get(arm.name, "") or _reason(pair)),
+        _question_cell(measured and measured.difference, measured and measured.claim, without),
+        _question_cell(
+            pair and pair.differences.get("A"), pair and pair.ceiling, "withheld" if pair else without
+        ),
+        _question_cell(pair and pair.differences.get("compute_to_own"), pair and pair.efficiency, without),
         Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
-        difference_cell(differences.get("pass_rate_seen"), "base" if base else DASH),
-        difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
-        difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
         _of_runs(ceiling, arm, arm.identified, "identified", (len(arm.fits), arm.identified)),
         _of_runs(rate_cell(found.get("pass_rate")), arm, reached, "there", (reached,)),
         *([amount_cell(found.get("compute_to_target"), unit)] if target else []),
@@ -127,21 +130,29 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     return Row(tuple(cells), _MARKS[kind])
 
 
+def _claim_keys(name: str) -> tuple[str, ...]:
+    return tuple(f"{name}_{key}" for key in _CLAIMS)
+
+
+def _question_cell(difference: Difference | None, claim: Claim | None, without: str) -> Cell:
+    """The answer to one question: the difference with its interval, and the claim below it."""
+    cell = difference_cell(difference, without)
+    raw = (getattr(claim, name) for name in _CLAIMS) if claim else (None,) * len(_CLAIMS)
+    said = claim_text(claim) if claim and difference else ""
+    return Cell(cell.text, (*cell.raw, *raw), "\n".join(filter(None, [cell.beside, said])))
+
+
+def _reason(pair: Pair | None) -> str:
+    """Why no question about a pair has an answer, where that is one reason."""
+    whys = {claim.why for claim in pair.claims.values()} if pair else set()
+    return whys.pop() if len(whys) == 1 else ""
+
+
 def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str, raw: tuple[int, ...]) -> Cell:
     """The cell, and beside it of how many runs it holds where those are not all; `raw` are more numbers."""
     fitted = len(arm.fits)
     beside = f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
     return Cell(cell.text, (*cell.raw, *raw), beside)
-
-
-def _verdict_cell(kind: Kind, pair: Pair | None, why: str) -> Cell:
-    if pair is None:
-        return Cell(WORDS[kind], (WORDS[kind], *(None, None, None, None, why) * 3), why)
-    claims = {name: getattr(pair, name) for name in _QUESTIONS}
-    said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
-    reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
-    raw = (getattr(claim, name) for claim in claims.values() for name in _CLAIMS)
-    return Cell(WORDS[kind], (WORDS[kind], *raw), "\n".join([*said, *reasons]))
 
 
 def stability_table(verdict: StudyVerdict) -> Table:

@@ -1,12 +1,12 @@
-"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what none."""
+"""The answer of a study in lines: of every arm what was measured, its ceiling and its efficiency."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
-from scalerl.study.verdict.verdict import Kind, StudyVerdict, kind_of
-from scalerl.view.facts.claims import pair_text
+from scalerl.study.verdict.verdict import Kind, StudyVerdict
+from scalerl.view.facts.claims import pair_text, question_text
 from scalerl.view.numbers import signed, unit_for
 from scalerl.view.table import rate_cell
 
@@ -15,8 +15,10 @@ HEADINGS: dict[Kind, str] = {
     "both": "Moves the ceiling and the efficiency",
     "ceiling": "Moves the ceiling",
     "efficiency": "Moves the efficiency",
+    "measured": "Differs as measured at the budget",
     "seen": "Differs at the compute seen",
     "noise": "No significant difference",
+    "never acted": "Never acted",
     "inconclusive": "Inconclusive",
     "not compared": "Not compared",
 }
@@ -24,14 +26,14 @@ HEADINGS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The verdict on one arm; `text` goes on after its name."""
+    """The verdict on one arm; `text` stands after its name."""
 
     arm: str
     kind: Kind
     text: str
 
     def __str__(self) -> str:
-        return f"{self.arm} {self.text}"
+        return f"{self.arm}: {self.text}"
 
 
 def answers(verdict: StudyVerdict) -> list[Answer]:
@@ -45,22 +47,28 @@ def budget_text(verdict: StudyVerdict) -> str:
 
 
 def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
-    if arm.name == verdict.study.plan["base"]:
-        return Answer(arm.name, "base", _base_text(verdict, arm))
-    pair = verdict.pairs.get(arm.name)
+    kind, pair = verdict.kind(arm.name), verdict.pairs.get(arm.name)
+    if kind == "base":
+        return Answer(arm.name, kind, _base_text(verdict, arm))
+    if kind == "never acted":
+        return Answer(
+            arm.name,
+            kind,
+            "the runs of the base, evaluation for evaluation: what it changes never acted.",
+        )
+    measured = _measured(verdict, arm)
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
-        return Answer(arm.name, "not compared", f"is not compared: {why}.{_measured(verdict, arm)}")
-    text = pair_text(pair)
-    if all(claim.verdict == "inconclusive" for claim in pair.claims.values()):
-        text += _measured(verdict, arm)
-    return Answer(arm.name, kind_of(pair), text)
+        return Answer(arm.name, kind, f"not compared: {why}{measured and f'; {measured}'}.")
+    return Answer(arm.name, kind, pair_text(pair, measured))
 
 
 def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:
-    """Return a sentence on the last evaluations, for an arm of which the curves tell nothing."""
+    """Return what was measured at the budget, or of fewer seeds the last evaluations; else nothing."""
+    if found := verdict.measured.get(arm.name):
+        return question_text(f"measured at {budget_text(verdict)}", found.difference, found.claim)
     gain = last_gains(verdict.study).get(arm.name)
-    return "" if gain is None else f" Its last pass rate was {signed(gain)} from that of the base."
+    return "" if gain is None else f"its last pass rate was {signed(gain)} from that of the base"
 
 
 def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
@@ -71,4 +79,4 @@ def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
     ]
     why = verdict.not_compared.get(arm.name)
     found += [why] if why else []
-    return "is what the others are compared with" + (f": {', '.join(found)}." if found else ".")
+    return "what the others are compared with" + (f": {', '.join(found)}." if found else ".")

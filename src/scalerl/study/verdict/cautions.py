@@ -227,7 +227,17 @@ def _below_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
 
 
 def _inert(study: StudyRecord) -> Iterator[str]:
-    """Name pairs of arms whose runs have the same evaluations: what they differ in has had no effect."""
+    """Name pairs of arms with the same runs; an arm that is the same as the base has that for its verdict."""
+    base = study.plan["base"]
+    if twins := [f"{name} and {other}" for other, name in same_runs(study) if base not in (name, other)]:
+        yield (
+            f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in "
+            "never acted."
+        )
+
+
+def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
+    """Return pairs of arms whose runs have the same evaluations: what they differ in has had no effect."""
     rates = {
         arm.name: [
             [(point.step, point.pass_rate) for point in run.record.evals] if run.record else []
@@ -235,17 +245,12 @@ def _inert(study: StudyRecord) -> Iterator[str]:
         ]
         for arm in study.arms
     }
-    twins = [
-        f"{name} and {other}"
-        for other, name in itertools.combinations(rates, 2)
-        # Exactly equal: a difference that acts once changes all later samples.
-        if rates[name] == rates[other] and any(rates[name])
+    # Exactly equal: a difference that acts once changes all later samples.
+    return [
+        (one, other)
+        for one, other in itertools.combinations(rates, 2)
+        if rates[one] == rates[other] and any(rates[one])
     ]
-    if twins:
-        yield (
-            f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in "
-            "never acted."
-        )
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:

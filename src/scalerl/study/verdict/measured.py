@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl.study.verdict.arm_fits import ArmSummary
+from scalerl.study.verdict.differences import models_of, rates_at, standard_error
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import DASH, rate, signed, unit_for
 from scalerl.view.table import Cell, Row, Table, TableColumn, words
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
-_NEAR = 0.05  # a run counts at a compute that it has missed by no more than this share
 
 
 def measured_table(verdict: StudyVerdict) -> Table:
@@ -26,14 +25,14 @@ def measured_table(verdict: StudyVerdict) -> Table:
     """
     compute_M = np.array(SHARES) * verdict.budget
     unit = unit_for(verdict.axis, verdict.budget)
-    rates = {arm.name: _rates(arm, verdict.axis, compute_M) for arm in verdict.arms}
+    rates = {arm.name: rates_at(arm, verdict.axis, compute_M) for arm in verdict.arms}
     base = str(verdict.study.plan["base"])
     columns = [TableColumn("arm", ("arm",), prose=True), TableColumn("common seeds", ("common_seeds",))]
     columns += [
         TableColumn(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
         for share, compute in zip(SHARES, compute_M, strict=True)
     ]
-    models = {arm.name: {run.run.plan.seed: run.run.plan.model for run in arm.runs} for arm in verdict.arms}
+    models = {arm.name: models_of(arm) for arm in verdict.arms}
     rows = [
         _row(name, of_arm, rates[base], models[name], name == base)
         for name, of_arm in rates.items()
@@ -45,20 +44,6 @@ def measured_table(verdict: StudyVerdict) -> Table:
         "where there are several. No curve is fitted."
     )
     return Table("measured", "Pass rates as measured", tuple(columns), tuple(rows), note)
-
-
-def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.ndarray]:
-    """Return the pass rates at `compute_M`, (M,), by seed; NaN beyond the end of a run."""
-    found = {}
-    for run in arm.runs:
-        record = run.run.record
-        if record is None or axis not in record.logged_axes():
-            continue
-        compute_N = record.training_compute(axis)
-        rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
-        # np.interp would go on with the last value, as if the run had stood still.
-        found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
-    return found
 
 
 def _row(
@@ -78,22 +63,6 @@ def _row(
 def _cell(value_S: np.ndarray, models: Sequence[str], is_base: bool) -> Cell:
     if not len(value_S):
         return Cell(DASH, (None, None))
-    mean, se = float(value_S.mean()), _standard_error(value_S, models)
+    mean, se = float(value_S.mean()), standard_error(value_S, models)
     beside = f"± {rate(se)}" if math.isfinite(se) else ""
     return Cell(rate(mean) if is_base else signed(mean), (mean, se if math.isfinite(se) else None), beside)
-
-
-def _standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
-    """Return the standard error of the mean, with seeds of one base model as a cluster; NaN for one value.
-
-    sqrt(G / (G - 1) sum_g (sum of the deviations in g)^2) / S over G models (Liang and Zeger, Biometrika
-    1986); with one seed each it is sd / sqrt(S). If all seeds have one model, it is for that model alone.
-    """
-    names, group_S = np.unique(models, return_inverse=True)
-    # One cluster gives no spread between clusters: the spread of its seeds is what is left.
-    if len(names) == 1:
-        group_S = np.arange(len(models))
-    sum_G = np.bincount(group_S, value_S - value_S.mean())
-    if len(sum_G) < 2:
-        return math.nan
-    return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))

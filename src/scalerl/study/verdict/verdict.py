@@ -5,6 +5,7 @@ It is made from the folder of the study alone, without torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -15,7 +16,8 @@ from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
-from scalerl.study.verdict.cautions import cautions
+from scalerl.study.verdict.cautions import cautions, same_runs
+from scalerl.study.verdict.differences import MeasuredDifference, measured_differences
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
     JudgedForecast,
@@ -25,28 +27,43 @@ from scalerl.study.verdict.forecast_scores import (
 from scalerl.view.facts.claims import is_made
 from scalerl.view.facts.reach import beyond
 
-Kind = Literal["base", "both", "ceiling", "efficiency", "seen", "noise", "inconclusive", "not compared"]
+Kind = Literal[
+    "base",
+    "both",
+    "ceiling",
+    "efficiency",
+    "measured",
+    "seen",
+    "noise",
+    "never acted",
+    "inconclusive",
+    "not compared",
+]
 
 WORDS: dict[Kind, str] = {
     "base": "the base",
     "both": "moves the ceiling and the efficiency",
     "ceiling": "moves the ceiling",
     "efficiency": "moves the efficiency",
+    "measured": "differs as measured",
     "seen": "differs at the compute seen",
     "noise": "not significant",
+    "never acted": "never acted",
     "inconclusive": "inconclusive",
     "not compared": "not compared",
 }
 """The verdict on an arm in a few words, in the order of the page."""
 
 
-def kind_of(pair: Pair) -> Kind:
-    """Return the verdict on a pair from its claims."""
+def kind_of(pair: Pair, measured: MeasuredDifference | None = None) -> Kind:
+    """Return the verdict on a pair from its claims, and from what was measured at the budget."""
     ceiling, efficiency = is_made(pair.ceiling), is_made(pair.efficiency)
     if ceiling and efficiency:
         return "both"
     if ceiling or efficiency:
         return "ceiling" if ceiling else "efficiency"
+    if measured is not None and is_made(measured.claim):
+        return "measured"
     if is_made(pair.seen):
         return "seen"
     # Not significant only if all questions could be answered.
@@ -74,6 +91,24 @@ class StudyVerdict:
     """Limits of what the study shows, in sentences: for one, importance ratios that never left 1."""
     target: float | None = None
     level: float = 0.95
+    measured: Mapping[str, MeasuredDifference] = field(default_factory=dict)
+    """The paired difference of every arm to the base at the budget, as measured."""
+
+    def kind(self, arm: str) -> Kind:
+        """Return the class of the verdict on an arm."""
+        base = str(self.study.plan["base"])
+        if arm == base:
+            return "base"
+        if arm in self._never_acted:
+            return "never acted"
+        pair = self.pairs.get(arm)
+        return kind_of(pair, self.measured.get(arm)) if pair else "not compared"
+
+    @functools.cached_property
+    def _never_acted(self) -> set[str]:
+        """The arms whose runs are those of the base, evaluation for evaluation."""
+        base = str(self.study.plan["base"])
+        return {name for pair in same_runs(self.study) if base in pair for name in pair} - {base}
 
     @property
     def pairs(self) -> dict[str, Pair]:
@@ -82,7 +117,6 @@ class StudyVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as docs/reference/json.md lists them; None for what is infinite or not known."""
-        pairs = self.pairs
         return plain(
             {
                 "name": self.study.plan["name"],
@@ -91,7 +125,7 @@ class StudyVerdict:
                 "budget": self.budget,
                 "target": self.target,
                 "level": self.level,
-                "arms": [_arm_json(arm, pairs.get(arm.name), self.budget) for arm in self.arms],
+                "arms": [self._arm_json(arm) for arm in self.arms],
                 "comparison": self.comparison and self.comparison.to_json(),
                 "not_compared": [{"arm": arm, "why": why} for arm, why in self.not_compared.items()],
                 "forecasts": [_forecast_json(one) for one in self.forecasts],
@@ -99,6 +133,31 @@ class StudyVerdict:
                 "cautions": list(self.cautions),
             }
         )
+
+    def _arm_json(self, arm: ArmSummary) -> dict[str, Any]:
+        stability = asdict(arm.stability)
+        # Lists, as docs/reference/json.md has every key, and these are data.
+        stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
+        stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
+        kind, measured = self.kind(arm.name), self.measured.get(arm.name)
+        return {
+            "arm": arm.name,
+            "verdict": None if kind in ("base", "not compared") else WORDS[kind],
+            "measured": measured
+            and {
+                "seeds": measured.seeds,
+                "difference": measured.difference.median,
+                "interval": list(measured.difference.interval),
+                "verdict": measured.claim.verdict,
+                "p": measured.claim.p,
+                "p_adjusted": measured.claim.p_adjusted,
+            },
+            "quantities": {name: asdict(estimate) for name, estimate in arm.quantities.items()},
+            "identified": arm.identified,
+            "reached": arm.reached(self.budget),
+            "stability": stability,
+            "runs": [_run_json(run) for run in arm.runs],
+        }
 
 
 def judge_study(
@@ -148,6 +207,7 @@ def judge_study(
         cautions=(*cautions(study, arms, axis), *filter(None, [far])),
         target=target,
         level=level,
+        measured=measured_differences(arms, base, axis, budget, level),
     )
 
 
@@ -178,22 +238,6 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
     if len(without) == len(arms) - 1:
         return without | {base: "no other arm could be fitted"}
     return without
-
-
-def _arm_json(arm: ArmSummary, pair: Pair | None, budget: float) -> dict[str, Any]:
-    stability = asdict(arm.stability)
-    # Lists, as docs/reference/json.md has every key, and these are data.
-    stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
-    stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
-    return {
-        "arm": arm.name,
-        "verdict": pair and WORDS[kind_of(pair)],
-        "quantities": {name: asdict(estimate) for name, estimate in arm.quantities.items()},
-        "identified": arm.identified,
-        "reached": arm.reached(budget),
-        "stability": stability,
-        "runs": [_run_json(run) for run in arm.runs],
-    }
 
 
 def _run_json(run: FittedRun) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalerl.curve.families import Curve
 from scalerl.errors import InputError
 from scalerl.view.assets import writing
 from scalerl.view.facts.frozen import Band
-from scalerl.view.figures.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
+from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints, linearised_figure, overlay_figure
+from scalerl.view.numbers import Unit
 from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.groups import RunGroup
 from scalerl.view.runs.overlay import OverlayRun, places_between, thin
 from scalerl.view.style import FIGURES, run_look, save_figure, short_names
 
@@ -47,32 +49,53 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
     Raises:
         InputError: no run has an evaluation after compute 0.
     """
-    unit, names = view.unit, short_names([run.name for run in view.runs])
-    most = max(_MOST_POINTS // len(view.runs), 6)
-    curves = [
-        _arm(run, names[run.name], view, most, run_look(place))
-        for place, run in enumerate(view.runs)
-        if (run.points.compute_N > 0).any()
-    ]
+    unit = view.unit
+    groups = view.recipe_groups
+    curves = arm_curves(groups, unit, view.budget or 0.0, view.level, looks=True)
     if (overlay := overlay_figure(curves, unit, view.budget, view.target)) is None:
         raise InputError("there is nothing to draw: no run has an evaluation after compute 0")
     lines = linearised_figure(curves, unit)
     return {"overlay": overlay} | ({"linearised": lines[0]} if lines else {})
 
 
-def _arm(run: OverlayRun, name: str, view: RunsView, most: int, look: Look) -> ArmCurve:
-    """A run as a recipe of one; it is drawn up to the budget, or its last evaluation."""
-    unit, known = view.unit, math.inf
+def arm_curves(
+    groups: Sequence[RunGroup], unit: Unit, end: float, level: float, looks: bool = False, base: str = ""
+) -> list[ArmCurve]:
+    """Return groups of runs as they are drawn, up to `end` or as far as they reach, with compute in `unit`.
+
+    With `looks` each has the look that the chart of a page gives it.
+    """
+    names = short_names([group.name for group in groups])
+    most = max(_MOST_POINTS // max(sum(len(group.runs) for group in groups), 1), 6)
+    found = []
+    for place, group in enumerate(groups):
+        if not group.compute_N.size:
+            continue
+        known, band = float(group.compute_N[-1]), None
+        compute_M = places_between(group.compute_N, max(known, end))
+        sound = [fit for fit in group.fits if fit.misfit is None]
+        if group.draws is not None:
+            band = group.band(compute_M, level)
+        elif len(group.runs) == 1 and sound:
+            compute_M = places_between(
+                sound[0].points.compute_N[sound[0].points.compute_N > 0], max(known, end)
+            )
+            band = Band(compute_M, *sound[0].band(compute_M))
+        if band is not None:
+            band = replace(band, compute_M=band.compute_M / unit.size)
+        runs = tuple(_points(run, unit, most) for run in group.runs)
+        look = run_look(place) if looks else None
+        found.append(
+            ArmCurve(names[group.name], group.name == base, runs, band, look, known=known / unit.size)
+        )
+    return found
+
+
+def _points(run: OverlayRun, unit: Unit, most: int) -> RunPoints:
     order_N = np.argsort(run.points.compute_N, kind="stable")
     chosen = order_N[thin(run.points.pass_rate_N[order_N], most)]
-    compute_N, fit = run.points.compute_N[chosen], run.fit
-    band = curve = None
-    if fit is not None and fit.misfit is None:
-        positive_N = fit.points.compute_N[fit.points.compute_N > 0]
-        known = float(positive_N.max())
-        compute_M = places_between(positive_N, max(known, view.budget or 0.0))
-        band = Band(compute_M / unit.size, *fit.band(compute_M))
-        own = fit.curve
-        curve = Curve(own.family, own.A, own.B, own.C_mid / unit.size, own.R_0)
-    points = RunPoints(compute_N / unit.size, run.points.pass_rate_N[chosen], curve)
-    return ArmCurve(name, False, (points,), band, look, known=known / unit.size)
+    curve = None
+    if run.fit is not None and run.fit.misfit is None:
+        own = run.fit.curve
+        curve = replace(own, C_mid=own.C_mid / unit.size)
+    return RunPoints(run.points.compute_N[chosen] / unit.size, run.points.pass_rate_N[chosen], curve)
