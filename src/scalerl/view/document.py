@@ -79,8 +79,8 @@ class Document:
     warnings: Sequence[Pair] = ()
     """By what or whom, and what; folded."""
 
-    def html(self) -> str:
-        """The page as text, which loads nothing."""
+    def html(self, linked: str = "") -> str:
+        """The page as text, which loads nothing; `linked` is where a server has its files."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__}
         sections = [
             (one, parts)
@@ -90,7 +90,10 @@ class Document:
         more = {
             "sections": sections,
             "data": script_json(self.chart) if self.chart else "",
-            "scripts": [asset(name) for name in CHART],
+            "scripts": [
+                (name, "" if linked else asset(name)) for name in (*CHART, *(["live.js"] if linked else []))
+            ],
             "look": asset("chart.css"),
+            "linked": linked,
         }
         return page("page.html", content | more)

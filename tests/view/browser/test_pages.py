@@ -146,7 +146,7 @@ def test_every_control_is_reached_and_works_by_keyboard(several):
             with redrawn(several):
                 several.keyboard.press("Enter")
     found = " ".join(reached)
-    assert found.count("<select") == 2
+    assert found.count("<select") == 3
     assert found.count('type="checkbox"') == 3
     for control in ("Logarithmic", "Whole view", 'class="sc-plot', "modebar-btn"):
         assert control in found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scalerl.curve.result import Fit
-from scalerl.view.facts.claims import pair_text
+from scalerl.forecast.comparison import Pair
+from scalerl.view.facts.claims import is_made, pair_text
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import ceiling_text, misfit_in_words
 from scalerl.view.numbers import Unit, percent, rate, rate_interval
@@ -21,10 +22,47 @@ def sentence_of(view: RunsView) -> str:
         question = f"{_question(view)} " if view.target is not None and view.runs[0].fit else ""
         return question + run_answer(view, view.runs[0])
     if view.target is not None:
-        return _question(view)
-    if view.comparison is None:
-        return view.not_compared or f"{len(view.runs)} runs; nothing is compared."
-    return f"Compared with {view.comparison.base}:"
+        return f"{_question(view)} {_verdicts(view)}"
+    if view.comparison is not None:
+        return (
+            f"Compared with {view.comparison.base}: {'; '.join(map(_moved, view.comparison.pairs[:MOST]))}."
+        )
+    fitted = [run for run in view.runs if run.fit is not None and run.fit.misfit is None]
+    if not fitted:
+        return view.not_compared or f"{len(view.runs)} runs; none has a curve yet."
+    best = max(fitted, key=lambda run: run.fit.forecast(view.end).median if run.fit else 0.0)
+    ahead = f"Of {len(view.runs)} runs {best.name} is forecast highest: {run_answer(view, best)}"
+    return f"{ahead} {view.not_compared}".rstrip()
+
+
+def _verdicts(view: RunsView) -> str:
+    """Return the runs by their verdict: `Yes: a, b; no: c.`"""
+    words = {"go": "yes", "no-go": "no"}
+    said: dict[str, list[str]] = {}
+    for run in view.runs:
+        sound = run.fit is not None and run.fit.misfit is None
+        verdict = (
+            run.fit.chance(view.target, view.end).verdict if sound and run.fit and view.target else "no curve"
+        )
+        said.setdefault(words.get(verdict, verdict), []).append(run.name)
+    order = sorted(said, key=lambda word: [*words.values(), word].index(word))
+    text = "; ".join(f"{word}: {_some(said[word])}" for word in order)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _some(names: list[str]) -> str:
+    return (
+        ", ".join(names) if len(names) <= MOST else f"{', '.join(names[:MOST])} and {len(names) - MOST} more"
+    )
+
+
+def _moved(pair: Pair) -> str:
+    """Return what is claimed of a recipe in a few words; the numbers stand below."""
+    made = [claim.verdict for claim in pair.claims.values() if is_made(claim)]
+    if made:
+        return f"{pair.recipe} {' and '.join(made)}"
+    is_open = any(claim.verdict == "inconclusive" for claim in pair.claims.values())
+    return f"{pair.recipe} {'inconclusive' if is_open else 'not significantly different'}"
 
 
 def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
@@ -44,14 +82,14 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
     fit = run.fit
     if fit is None:
         return f"No curve is fitted: {run.reason}."
-    if view.budget is None and (told := _frozen(run)):
+    if view.budget is None and view.target is None and (told := _frozen(run)):
         return told
     if fit.misfit is not None:
         return (
             f"No saturating curve describes it: {misfit_in_words(fit.lack_of_fit)}. Its ceiling is withheld."
         )
-    if view.target is not None and view.budget is not None:
-        return _verdict(fit, view.target, view.budget, view.unit)
+    if view.target is not None:
+        return _verdict(fit, view.target, view.end, view.unit)
     forecast = fit.forecast(view.end)
     about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
     told = f"At {view.unit.show(view.end)} ({view.where}) {about}. "

@@ -1,6 +1,7 @@
 """The page and its JSON, read-only.
 
 GET /                                    the page, and its files
+GET /run/ID                              the page of a run, as `scalerl report` writes it
 GET /api/runs?since=VERSION              the runs: all ids, and the rows that have changed since
 GET /api/overlay?runs=ID,ID&axis=AXIS    what a chart of these runs shows
 GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp
 
 from scalerl.errors import ScalerlError
 from scalerl.jsonl import dumps
-from scalerl.view.assets import TEMPLATES, WEB
+from scalerl.view.assets import CHART, TEMPLATES, WEB
 from scalerl.view.serve.guard import Guard
 from scalerl.view.serve.store import RunStore, UnknownRunError
 
@@ -40,9 +41,7 @@ _FILES = {
     "/look.css": (TEMPLATES / "look.html", "text/css"),
     "/tables.css": (TEMPLATES / "tables-look.html", "text/css"),
     "/chart.css": (WEB / "chart.css", "text/css"),
-    "/marks.js": (WEB / "marks.js", "text/javascript"),
-    "/chart.js": (WEB / "chart.js", "text/javascript"),
-    "/plotly-basic.min.js": (WEB / "plotly-basic.min.js", "text/javascript"),
+    **{f"/{name}": (WEB / name, "text/javascript") for name in (*CHART, "live.js")},
 }
 _BEAT = 15.0
 """Seconds after which a stream without news sends a line all the same, so that no proxy closes it."""
@@ -116,6 +115,7 @@ def make_app(
 
     routes = [
         *(Route(path, _file(*file)) for path, file in _FILES.items()),
+        Route("/run/{id}", _page(looker)),
         Route("/api/runs", _runs(looker)),
         Route("/api/overlay", _of_several(looker, store.overlay)),
         Route("/api/compare", _of_several(looker, store.compare)),
@@ -162,6 +162,19 @@ def _of_several(
         ids = [one for one in request.query_params.get("runs", "").split(",") if one]
         try:
             return _json(query(ids, request.query_params.get("axis") or None))
+        except UnknownRunError as error:
+            return _json({"error": str(error)}, 404)
+        except ScalerlError as error:
+            return _json({"error": str(error)}, 422)
+
+    return answer  # no coroutine: it is run in a thread
+
+
+def _page(looker: Looker) -> Callable[[Request], Any]:
+    def answer(request: Request) -> Response:
+        looker.touch()
+        try:
+            return Response(looker.store.page(request.path_params["id"]), media_type="text/html")
         except UnknownRunError as error:
             return _json({"error": str(error)}, 404)
         except ScalerlError as error:

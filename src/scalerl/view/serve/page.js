@@ -51,7 +51,8 @@
     made.box.disabled = !run.evaluations;
     const shown = run.path === run.name ? "" : run.path;
     const name = node("span", { class: "name" }, run.name, node("small", {}, shown));
-    const head = node("th", { scope: "row" }, node("label", {}, made.box, name), ...notes(run, made));
+    const head = node("th", { scope: "row" }, node("label", {}, made.box, name),
+      ...(run.evaluations ? [node("a", { href: `run/${run.id}`, "aria-label": `Page of ${run.name}` }, "page")] : []), ...notes(run, made));
     made.line.replaceChildren(head, ...cells(run));
     rows.set(run.id, made);
   }
@@ -129,15 +130,23 @@
     return made;
   }
 
+  let backwards = false;
+
   function order() {
     const by = at("order").value;
     const value = ({ run }) => {
       if (by === "name") return 0;
+      if (by === "ceiling") return (run.ceiling && run.ceiling.A) ?? -1;
       return (by === "forecast" ? run.forecast && run.forecast.median : run[by]) ?? -1;
     };
-    const found = [...rows.values()].sort((a, b) =>
-      value(b) - value(a) || a.run.name.localeCompare(b.run.name) || a.run.path.localeCompare(b.run.path));
+    const way = backwards ? -1 : 1;
+    const found = [...rows.values()].sort((a, b) => way * (value(b) - value(a) ||
+      a.run.name.localeCompare(b.run.name) || a.run.path.localeCompare(b.run.path)));
     if (found.some((one, n) => body.children[n] !== one.line)) body.append(...found.map((one) => one.line));
+    for (const head of document.querySelectorAll("#runs thead button")) {
+      if (head.value !== by) head.parentElement.removeAttribute("aria-sort");
+      else head.parentElement.setAttribute("aria-sort", backwards === (by !== "name") ? "ascending" : "descending");
+    }
   }
 
   function filter() {
@@ -220,7 +229,7 @@
     at("compare").disabled = chosen.size < 2;
     if (!chosen.size || chosen.size > MOST) {
       at("why").textContent = chosen.size ? `Choose up to ${MOST} runs.` : "Choose runs in the list.";
-      at("chart").hidden = true;
+      at("chart").hidden = at("sentence").hidden = true;
       chartOf = "";
       return;
     }
@@ -228,7 +237,8 @@
       const data = await ask(`api/overlay?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
       at("why").textContent = data.runs.filter((run) => run.reason).map((run) => `${run.name}: ${run.reason}.`).join(" ");
       axes(data);
-      at("chart").hidden = false;
+      at("sentence").textContent = data.sentence;
+      at("chart").hidden = at("sentence").hidden = false;
       if (chart) chart.update(data);
       else chart = scalerlChart(at("chart"), data, { label: "Pass rate against compute" });
       if (fittedOn !== data.axis) drawOn(data.axis);
@@ -317,7 +327,14 @@
   }
 
   at("find").addEventListener("input", filter);
-  at("order").addEventListener("change", order);
+  at("order").addEventListener("change", () => { backwards = false; order(); });
+  for (const head of document.querySelectorAll("#runs thead button")) {
+    head.addEventListener("click", () => {
+      backwards = at("order").value === head.value && !backwards;
+      at("order").value = head.value;
+      order();
+    });
+  }
   at("compare").addEventListener("click", compare);
   at("axis").addEventListener("change", () => { axis = at("axis").value; keep(); draw(); });
   at("none").addEventListener("click", () => {

@@ -27,6 +27,7 @@ from scalerl.view.serve.sweep import FolderSweep
 
 if TYPE_CHECKING:
     from scalerl.view.facts.standing import Standing, StandingQuery
+    from scalerl.view.runs.gathered import RunsView
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
@@ -147,27 +148,53 @@ class RunStore:
                 self._change(run, row)
         return True
 
+    def page(self, id: str) -> str:
+        """The page of one run, which loads its files from this server.
+
+        Raises:
+            UnknownRunError: there is no run of this id.
+            InputError: it has no evaluation yet, or cannot be read.
+        """
+        from scalerl.view.runs.page import runs_document
+
+        runs, axis, made = self._chosen([id], None)
+
+        def answer() -> dict[str, Any]:
+            return {"html": runs_document(self._view(_names(runs), made)).html(linked="../")}
+
+        return self._answers.once(_key("page", axis, _names(runs), made), answer)["html"]
+
+    def _view(self, names: Sequence[str], made: Sequence[Fitted]) -> RunsView:
+        """Runs as a page shows them; with a target the budget is that of all of them."""
+        from scalerl.view.runs.gathered import RunsView
+        from scalerl.view.runs.overlay import OverlayRun
+
+        shown = []
+        for name, one in zip(names, (each.standing for each in made), strict=True):
+            why = self._plain(one.why_no_fit)
+            shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
+        budget, target = _common_budget(made), self._asked.target
+        return RunsView(tuple(shown), self._asked.level, budget if target is not None else None, target)
+
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The data of a chart of these runs: see `scalerl.view.runs.overlay`.
+        """The data of a chart of these runs: see `scalerl.view.runs.overlay`; and the answer in a sentence.
 
         Raises:
             UnknownRunError: there is no run of this id.
             InputError: they are too many, or have no such axis in common.
         """
         from scalerl.view.numbers import axis_name
-        from scalerl.view.runs.overlay import OverlayRun, overlay
+        from scalerl.view.runs.answer import sentence_of
+        from scalerl.view.runs.overlay import overlay
 
         runs, axis, made = self._chosen(ids, axis)
         names = _names(runs)
 
         def answer() -> dict[str, Any]:
-            shown = []
-            for name, one in zip(names, (each.standing for each in made), strict=True):
-                why = self._plain(one.why_no_fit)
-                shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
-            data = overlay(shown, budget=_common_budget(made), target=self._asked.target)
+            view = self._view(names, made)
+            data = overlay(view.runs, budget=_common_budget(made), target=self._asked.target)
             common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
-            return data | {"common": common, "ids": [run.id for run in runs]}
+            return data | {"common": common, "ids": [run.id for run in runs], "sentence": sentence_of(view)}
 
         # Names are part of the key, as they depend on the runs that are shown beside one another.
         return self._answers.once(_key("overlay", axis, names, made), answer)
