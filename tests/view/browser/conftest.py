@@ -85,7 +85,21 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str
         "long": write_runs_report(_long(folder), folder / "long.html"),
         "run": write_report(record, out=folder / "run.html"),
         "study": folder / "study.html",
+        "groups": write_runs_report(_groups(folder), folder / "groups.html"),
     }
+
+
+def _groups(folder: Path) -> RunsView:
+    """Four recipes of two seeds each, whose curves end close to one another."""
+    runs = []
+    for n, A in enumerate((0.55, 0.56, 0.57, 0.7)):
+        for seed in (0, 1):
+            recipe = {"lr": 1e-4 * (1 + n // 2), "kind": n}
+            path = write_run(folder / f"g{n}{seed}", f"recipe {n}-{seed}", A, 2 * n + seed, recipe=recipe)
+            record = RunRecord.read(path)
+            points = Points.from_record(record, "gpu_hours")
+            runs.append(OverlayRun(record.name, points, record, fit(points)))
+    return RunsView(tuple(runs), budget=16_000.0, target=0.55, not_compared="Nothing is compared.")
 
 
 def _hundred(shown: RunsView) -> RunsView:

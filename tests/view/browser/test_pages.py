@@ -1,6 +1,7 @@
 """What people see and do in a page: without a network, by keyboard, on a narrow screen and in the dark."""
 
 import io
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -22,7 +23,7 @@ LINES = """() => document.querySelector('.sc-plot').data
 SYMBOLS = dict(
     zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )
-KINDS = ("several", "hundred", "long", "run", "study")
+KINDS = ("several", "hundred", "long", "run", "study", "groups")
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_arrow_keys_read_evaluation_by_evaluation(several, shown):
 def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
     assert "open" not in points_of(several, "base")["marker"]["symbol"][-1]
     with redrawn(several):
-        several.locator("#chart select").last.select_option("frozen")
+        several.locator("#chart select").nth(1).select_option("frozen")
     symbols = points_of(several, "base")["marker"]["symbol"]
     assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
     lines = several.evaluate(LINES)
@@ -273,3 +274,72 @@ def test_ten_thousand_evaluations_are_thinned_and_said_to_be(visit, pages):
 def test_the_data_of_a_page_are_those_of_the_overlay(several, shown):
     text = several.locator("#runs").text_content()
     assert json.loads(text) == overlay(shown.runs, budget=16_000.0, target=0.55)
+
+
+@pytest.fixture
+def groups(visit, pages):
+    page = visit(pages["groups"])
+    page.wait_for_selector("#chart[data-drawn]")
+    return page
+
+
+def test_groups_have_a_mean_curve_and_a_label_that_covers_no_other(groups):
+    assert len(groups.evaluate(POINTS)) == 4  # both seeds of a group are one trace
+    boxes = groups.evaluate(
+        """() => [...document.querySelectorAll('.sc-labels span')].map((one) => one.getBoundingClientRect())
+          .map(({ top, bottom, left, right }) => [top, bottom, left, right])"""
+    )
+    assert len(boxes) == 4
+    tops = sorted(boxes)
+    assert all(one[1] <= other[0] + 1 for one, other in itertools.pairwise(tops))
+    frame = groups.evaluate("document.querySelector('.sc-frame').getBoundingClientRect().right")
+    plot = groups.evaluate("document.querySelector('.sc-plot .nsewdrag').getBoundingClientRect().right")
+    assert all(plot <= left and right <= frame for _, _, left, right in boxes)
+
+
+def test_runs_are_grouped_and_found_by_a_key_of_their_recipe(groups):
+    with redrawn(groups):
+        groups.get_by_label("Colour by").select_option("lr")
+    assert groups.locator(".sc-legend li").all_inner_texts()[0].startswith("●\n0.0001")
+    with redrawn(groups):
+        groups.get_by_label("Colour by").select_option("run")
+    with redrawn(groups):
+        groups.get_by_label("Find a run").fill("kind=2")
+    assert [trace["meta"]["run"] for trace in groups.evaluate(POINTS)] == ["recipe 2-0", "recipe 2-1"]
+    assert groups.locator(".sc-legend li:visible").count() == 2
+
+
+def test_any_metric_is_drawn_below_on_the_same_axis(groups):
+    with redrawn(groups):
+        groups.get_by_label("Below").select_option("entropy")
+        groups.get_by_label("Colour by").select_option("run")
+    drawn = groups.evaluate(
+        "() => document.querySelector('.sc-below').data.map((t) => [t.x.at(-1), t.y.at(-1)])"
+    )
+    assert drawn[-1] == [pytest.approx(BUDGET), pytest.approx(0.31)]
+    ranges = "(place) => document.querySelector(place)._fullLayout.xaxis.range"
+    assert groups.evaluate(ranges, ".sc-below") == groups.evaluate(ranges, ".sc-plot")
+    groups.get_by_label("Smoothing").fill("0")
+
+
+def test_a_recipe_is_renamed_wherever_it_is_shown(groups):
+    groups.locator(".sc-legend li").first.hover()
+    groups.get_by_label("Rename recipe 0-0").click()
+    groups.get_by_label("Name of recipe 0-0").fill("<b>the base")
+    with redrawn(groups):
+        groups.keyboard.press("Enter")
+    assert "<b>the base" in groups.locator(".sc-legend").inner_text()
+    assert "<b>the base" in groups.locator(".sc-labels").inner_text()
+    assert groups.locator("td:first-child").first.inner_text() == "<b>the base"
+    groups.reload()
+    groups.wait_for_selector("#chart[data-drawn]")
+    assert "<b>the base" in groups.locator(".sc-legend").inner_text()
+
+
+def test_a_table_is_sorted_by_its_headings(groups):
+    head = groups.locator(".curves thead th").nth(2)
+    for order in (-1, 1):
+        head.click()
+        rates = groups.locator(".curves tbody tr td:nth-child(3)").all_inner_texts()
+        values = [float(text) for text in rates]
+        assert values == sorted(values, reverse=order < 0)

@@ -116,13 +116,13 @@ def test_runs_are_chosen_overlaid_and_compared(browser, served):
         assert page.locator("#compare").is_disabled()
         for name in ("a-0", "a-1", "b-0"):
             row(page, name).locator("input").check()
-        until(page, "document.querySelectorAll('.sc-legend li').length === 3")
+        until(page, "document.querySelectorAll('.sc-legend li').length === 2")
         page.click("#compare")
         page.wait_for_selector("#pairs table")
         assert "2 seeds" in page.locator("#pairs").inner_text()
         # The address keeps the choice.
         page.reload()
-        until(page, "document.querySelectorAll('.sc-legend li').length === 3")
+        until(page, "document.querySelectorAll('.sc-legend li').length === 2")
         assert page.locator("#runs input:checked").count() == 3
         page.fill("#find", "b-0")
         assert page.locator("#runs tbody tr:visible").count() == 1
@@ -261,3 +261,16 @@ def test_a_server_that_is_gone_is_said_to_be(browser, original):
         playwright.expect(page.locator("#state")).to_contain_text("does not answer", timeout=60_000)
         assert page.locator("#runs tbody tr").count() == 3
         page.close()
+
+
+def test_a_run_has_a_page_of_its_own_that_is_live(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    growing = Growing(folder / "young", 12, 5)
+    with server(folder, "--target", "0.58") as (_, address), opened(browser, address) as page:
+        row(page, "young").locator("a").click()
+        page.wait_for_selector("#chart[data-drawn]")
+        assert page.locator(".result").inner_text().startswith("Will it reach .580 by ")
+        points = "document.querySelector('.sc-plot').data.filter((t) => t.meta)[0].x.length"
+        until(page, f"{points} === 12")
+        growing.grow()
+        until(page, f"{points} === 13")

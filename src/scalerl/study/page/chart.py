@@ -20,15 +20,12 @@ def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
         runs = []
         for one in arm.runs:
             record = one.run.record
-            if one.fit is None and (
-                record is None or not record.evals or verdict.axis not in record.logged_axes()
-            ):
+            if record is not None and record.evals and verdict.axis in record.logged_axes():
+                points = Points.from_record(record, verdict.axis, verdict.study.plan["price"])
+            elif one.fit is not None:  # in dollars, which no record has without a price
+                points = one.fit.points
+            else:
                 continue
-            points = (
-                Points.from_record(record, verdict.axis, verdict.study.plan["price"])
-                if record
-                else one.fit.points
-            )  # type: ignore[union-attr]
             name = f"{arm.name} seed {one.run.plan.seed}"
             runs.append(OverlayRun(name, points, record, one.fit, one.why, verdict.budget))
         # A band around a curve that does not describe the runs would lend it a precision that it has not.

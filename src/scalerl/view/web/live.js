@@ -3,27 +3,31 @@
 
 (() => {
   let busy = false;
-  let before = "";
+  let newer = false;
+  let data = document.getElementById("runs").textContent;
 
   async function renew() {
-    if (busy || document.hidden) return;
+    newer = busy;
+    if (busy) return;
     busy = true;
     try {
       const text = await (await fetch(location.href)).text();
-      if (before && text !== before) show(new DOMParser().parseFromString(text, "text/html"));
-      before = text;
-    } finally {
-      setTimeout(() => { busy = false; }, 1000);
-    }
+      show(new DOMParser().parseFromString(text, "text/html"));
+    } catch { /* the server is gone: this is what it said last */ }
+    await new Promise((done) => setTimeout(done, 1000));
+    busy = false;
+    if (newer) renew();
   }
 
-  function show(newer) {
+  function show(page) {
+    const found = page.getElementById("runs");
+    if (!found || found.textContent === data) return;
+    data = found.textContent;
     for (const part of ["header", ".cautions", "section.long"]) {
-      const [own, others] = [document, newer].map((page) => [...page.querySelectorAll(part)]);
+      const [own, others] = [document, page].map((one) => [...one.querySelectorAll(part)]);
       own.forEach((one, n) => { if (others[n]) one.replaceWith(document.importNode(others[n], true)); });
     }
-    const data = newer.getElementById("runs");
-    if (data && scalerlChart.ofPage) scalerlChart.ofPage.update(JSON.parse(data.textContent));
+    scalerlChart.ofPage.update(JSON.parse(data));
   }
 
   new EventSource("../events").onmessage = renew;

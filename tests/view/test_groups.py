@@ -1,0 +1,94 @@
+"""Runs of a chart in groups, with mean curves; and what they logged, for the lines below."""
+
+import docs_logs
+import numpy as np
+import pytest
+from simulated_runs import BUDGET, write_run
+
+from scalerl.curve import Points, fit
+from scalerl.ingest import load_run
+from scalerl.record.reader import RunRecord
+from scalerl.view.runs.figures import runs_figures
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.logged import logged
+from scalerl.view.runs.overlay import OverlayRun, overlay
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two recipes of two seeds, which differ in a learning rate and a loss, and a third recipe of one run."""
+    folder, found = tmp_path_factory.mktemp("groups"), []
+    recipes = {
+        "a": (0.6, {"lr": 1e-4, "loss": {"kind": "cispo"}}),
+        "b": (0.5, {"lr": 3e-4, "loss": {"kind": "gspo"}}),
+    }
+    recipes |= {"c": (0.55, {"lr": 1e-4, "loss": {"kind": "gspo"}})}
+    for name, (A, recipe) in recipes.items():
+        for seed in range(2 if name != "c" else 1):
+            path = write_run(
+                folder / f"{name}{seed}", f"{name}{seed}", A, seed, recipe=recipe | {"seed": seed}
+            )
+            record = RunRecord.read(path)
+            points = Points.from_record(record, "gpu_hours")
+            found.append(OverlayRun(record.name, points, record, fit(points)))
+    return found
+
+
+def test_runs_are_grouped_by_recipe_and_by_every_key_that_differs(runs):
+    data = overlay(runs, budget=1.5 * BUDGET)
+    found = {
+        one["by"]: {group["name"]: group["runs"] for group in one["groups"]} for one in data["groupings"]
+    }
+    assert found == {
+        "recipe": {"a0": ["a0", "a1"], "b0": ["b0", "b1"], "c0": ["c0"]},
+        "lr": {"0.0001": ["a0", "a1", "c0"], "0.0003": ["b0", "b1"]},
+        "loss.kind": {"cispo": ["a0", "a1"], "gspo": ["b0", "b1", "c0"]},
+    }
+    assert data["runs"][0]["recipe"] == {"lr": "0.0001", "loss.kind": "cispo", "seed": "0"}
+
+
+def test_the_mean_curve_of_a_group_lies_among_those_of_its_runs(runs):
+    data = overlay(runs, budget=1.5 * BUDGET)
+    group = data["groupings"][0]["groups"][0]["fit"]
+    ends = [run["fit"]["curve"]["line"][-1] for run in data["runs"][:2]]
+    line, low, high = (group["curve"][name][-1] for name in ("line", "low", "high"))
+    assert min(ends) - 0.01 < line < max(ends) + 0.01
+    assert low < line < high
+    assert group["curve"]["compute"]["gpu_hours"][-1] == 1.5 * BUDGET
+    # Along the clock of its runs it ends where they do.
+    tokens = group["curve"]["compute"]["tokens"]
+    assert tokens[-1] is None
+    assert max(value for value in tokens if value is not None) == pytest.approx(2e5 * BUDGET, rel=0.03)
+    assert group["A"][1] < 0.6 < group["A"][2]
+    assert data["groupings"][0]["groups"][2]["fit"] is None  # a run by itself has its own curve
+
+
+def test_given_groups_are_those_of_the_chart_and_of_the_figure(runs):
+    view = RunsView(tuple(runs), groups={"first": ["a0", "a1"], "rest": ["b0", "b1", "c0"]})
+    data = overlay(view.runs, groups=view.recipe_groups)
+    assert [group["name"] for group in data["groupings"][0]["groups"]] == ["first", "rest"]
+    axes = runs_figures(view)["overlay"].axes[0]
+    assert {"first", "rest"} <= {text.get_text() for text in axes.texts}
+    markers = [line for line in axes.lines if line.get_marker() != "None"]
+    assert sum(np.size(line.get_xdata()) for line in markers) == 5 * 24
+
+
+def test_what_a_run_logged_is_there_by_name(run, runs):
+    names, (found,) = logged([OverlayRun("one", Points.from_record(run, "steps"), run)])
+    assert names[:4] == ["reward_mean", "entropy", "mean_length", "truncated"]
+    assert "ratio_max" in names
+    assert len(found["step"]) == len(found["values"]["entropy"]) == 240
+    rows = run.steps()
+    assert found["values"]["entropy"][7] == pytest.approx(rows[7]["entropy"], rel=1e-3)
+    names, (found,) = logged(runs[:1])  # without steps, what evaluations have
+    assert names == ["entropy", "truncated"]
+    assert found["values"]["entropy"] == [0.31] * 25
+
+
+def test_foreign_runs_have_what_they_logged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    docs_logs.trl()
+    record = load_run("outputs", devices=8)
+    names, (found,) = logged([OverlayRun("trl", Points.from_record(record, "gpu_hours"), record)])
+    assert {"reward_mean", "mean_length"} & set(names)
+    assert all(any(value is not None for value in values) for values in found["values"].values())
