@@ -11,7 +11,8 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.logged import logged
-from scalerl.view.runs.overlay import OverlayRun, overlay
+from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.run import OverlayRun
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from scalerl.view.assets import script_json
 from scalerl.view.numbers import plain
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.overlay import OverlayRun, _clock, overlay, thin
+from scalerl.view.runs.overlay import _clock, overlay, thin
+from scalerl.view.runs.run import OverlayRun
 from scalerl.view.runs.tables import curves_table
 
 

@@ -17,7 +17,8 @@ from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_fore
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
 from scalerl.view.figures.run_figure import draw_run, drawn_run
 from scalerl.view.numbers import unit_for
-from scalerl.view.runs.overlay import OverlayRun, overlay
+from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.run import OverlayRun
 from scalerl.view.style import new_figure
 
 TERA = 1e12

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
-    from scalerl.view.runs.overlay import OverlayRun
+    from scalerl.view.runs.run import OverlayRun
 
 _OF_SEVERAL = (
     *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
@@ -169,7 +169,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.runs.gathered import RunsView, fit_or_reason
-    from scalerl.view.runs.overlay import OverlayRun
+    from scalerl.view.runs.run import OverlayRun
 
     paths = paths_of(args)
     if not paths:

@@ -7,7 +7,8 @@ from typing import Any
 from scalerl.curve import Points
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.runs.groups import RunGroup
-from scalerl.view.runs.overlay import OverlayRun, overlay
+from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.run import OverlayRun
 
 
 def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:

@@ -9,7 +9,7 @@ from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, se
 from scalerl.view.facts.notices import ceiling_text, misfit_in_words
 from scalerl.view.numbers import Unit, percent, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.run import OverlayRun
 
 Named = list[tuple[str, str]]
 MOST = 6

@@ -14,9 +14,9 @@ from scalerl.view.facts.facts import compute_rows, environment, recipe_sections,
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
 from scalerl.view.numbers import as_float, as_mapping, rate
-from scalerl.view.runs.overlay import OverlayRun
 from scalerl.view.runs.panels import always_zero, health_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
+from scalerl.view.runs.run import OverlayRun
 from scalerl.view.table import Row, Table, TableColumn, number, words
 
 _CURVE = (

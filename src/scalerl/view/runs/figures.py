@@ -16,7 +16,8 @@ from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints, linearised
 from scalerl.view.numbers import Unit
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import RunGroup
-from scalerl.view.runs.overlay import OverlayRun, places_between, thin
+from scalerl.view.runs.overlay import places_between, thin
+from scalerl.view.runs.run import OverlayRun
 from scalerl.view.style import FIGURES, run_look, save_figure, short_names
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from scalerl.view.facts.reach import beyond
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.groups import RunGroup, recipe_groups
-from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.run import OverlayRun
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit

@@ -24,7 +24,7 @@ from scalerl.view.numbers import DASH, as_mapping
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.curve.posterior import Draws
-    from scalerl.view.runs.overlay import OverlayRun
+    from scalerl.view.runs.run import OverlayRun
 
 _DRAWS = 2048
 _MOST_KEYS = 40

@@ -13,7 +13,7 @@ from scalerl.view.numbers import as_float, short_numbers
 from scalerl.view.runs.panels import in_blocks
 
 if TYPE_CHECKING:
-    from scalerl.view.runs.overlay import OverlayRun
+    from scalerl.view.runs.run import OverlayRun
 
 _FIRST = ("reward_mean", "entropy", "mean_length", "truncated", "grad_norm", "loss", "kl", "lr")
 """The metrics that are listed first."""

@@ -7,10 +7,8 @@ the last evaluation the conversion is not known, and nothing is drawn.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +20,12 @@ from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
-from scalerl.view.facts.notices import misfit_in_words, part_that_holds
+from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import short_number, short_numbers, unit_for
 from scalerl.view.runs.groups import RunGroup, groupings, recipe_groups, recipe_values
 from scalerl.view.runs.logged import logged
+from scalerl.view.runs.run import OverlayRun
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -44,26 +43,6 @@ _PLACES_BEYOND = 61
 
 Clock = Callable[[np.ndarray], np.ndarray]
 """From compute on the axis of the fit to compute on another; NaN where the run has not been."""
-
-
-@dataclass(frozen=True)
-class OverlayRun:
-    """One run of a chart. `record` is None for a table, and `reason` a sentence on why there is no `fit`."""
-
-    name: str
-    """The name that is shown, unique in its chart."""
-    points: Points
-    """All of its evaluations, on the axis of the fit."""
-    record: RunRecord | None = None
-    fit: Fit | None = None
-    reason: str = ""
-    budget: float = math.nan
-    """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
-
-    @functools.cached_property
-    def part(self) -> Fit | None:
-        """The fit of the part that holds, of a run that no curve describes as a whole."""
-        return part_that_holds(self.fit) if self.fit is not None else None
 
 
 def overlay(

@@ -22,7 +22,7 @@ from scalerl.view.numbers import (
     unit_for,
 )
 from scalerl.view.runs.gathered import RunsView, last_measured
-from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.run import OverlayRun
 from scalerl.view.table import (
     Cell,
     Estimate,

@@ -167,7 +167,7 @@ class RunStore:
     def _view(self, names: Sequence[str], made: Sequence[Fitted]) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
         from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.overlay import OverlayRun
+        from scalerl.view.runs.run import OverlayRun
 
         shown = []
         for name, one in zip(names, (each.standing for each in made), strict=True):
@@ -209,7 +209,7 @@ class RunStore:
         from scalerl.forecast import compare
         from scalerl.forecast.recipes import by_recipe
         from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.overlay import OverlayRun
+        from scalerl.view.runs.run import OverlayRun
         from scalerl.view.runs.tables import comparison_table
 
         runs, axis, made = self._chosen(ids, axis)
