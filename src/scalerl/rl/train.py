@@ -63,10 +63,12 @@ from scalerl.rl.loop.resume import (
 from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
 from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
+from scalerl.rl.placement.evaluate import EvaluationResult
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender, check_picklable
 from scalerl.rl.tracking.trackers import trackers_of
+from scalerl.rl.types import Weights
 from scalerl.rl.verify.samples import training_samples
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
@@ -238,7 +240,7 @@ class _TrainingRun:
 
         saved = find_checkpoint(folder) if resume else None
         if saved:
-            check_saved(folder, saved, task)
+            check_saved(folder, saved, recipe)
             self.learner.restore(saved["learner"], saved["folder"])
         self.started = self.learner.version
         """The version that the run goes on from."""
@@ -266,9 +268,9 @@ class _TrainingRun:
         self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate, samples = parts.evaluate(job.stop, activities), recipe.evaluation.samples
-        writing = self.writer, task, samples, self.counters, self._on_point
-        self.evaluations = Evaluations(evaluate, *writing, activities)
+        evaluate, writing = parts.evaluate(job.stop, activities), (self.writer, task, recipe.evaluation)
+        heard = self._on_point, self._on_suite
+        self.evaluations = Evaluations(evaluate, *writing, self.counters, *heard, activities)
         self.learner.watch(job.stop, self._report_training)
         verify = self.verifier.start
         self.pipeline = Pipeline(
@@ -327,7 +329,7 @@ class _TrainingRun:
             share = self._spent() / budget
             with self.clock.stopped(), self._saved_first():  # it is no part of training
                 if self.agenda.evaluates(self._spent(), step.index):
-                    self.evaluations.start(step.index, self.learner.weights())
+                    self.evaluations.start(step.index, self.learner.weights(), last=share >= 1)
                 if self._forecast(share):
                     self.evaluations.write_finished(self.stop)
             self.view.step(step.index, share, self.counters)
@@ -346,7 +348,7 @@ class _TrainingRun:
     def save_final(self) -> None:
         """Evaluate and save the weights as they are at the end."""
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
-            self.evaluations.start(self.learner.version, self.learner.weights())
+            self.evaluations.start(self.learner.version, self.learner.weights(), last=True)
         with self._saved_first():
             if not self.evaluations.write_finished(self.stop, most=0):
                 self._save()
@@ -482,11 +484,14 @@ class _TrainingRun:
         self.sender.finding(row)
         self.view.finding(finding)
 
-    def _on_point(self, point: EvalPoint, samples: Sequence[Mapping[str, Any]]) -> None:
+    def _on_point(self, point: EvalPoint, result: EvaluationResult, weights: Weights) -> None:
         self.view.point(point)
         self.sender.evaluation(point)
-        self.sender.samples(samples)
+        self.sender.samples(result.samples)
         self.health.evaluation(point)
         if point.step == 0:
             for line in before_training(point):
                 _LOG.warning(line)
+
+    def _on_suite(self, row: Mapping[str, Any]) -> None:
+        self.sender.suite(row)
