@@ -21,6 +21,7 @@ import torch
 from scalerl.errors import (
     CannotAnswerError,
     DivergedError,
+    InputError,
     LearnerLostError,
     MovedError,
     OutOfMemoryError,
@@ -34,6 +35,7 @@ from scalerl.record.activity import Activity, Count
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter
+from scalerl.rl.checkpoint.best import BestWeights, Smooth, drop_newer
 from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
@@ -74,6 +76,7 @@ from scalerl.rl.verify.samples import training_samples
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
 
+
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
 """Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
@@ -93,6 +96,7 @@ def train(
     restart: bool = False,
     until: float = math.inf,
     forecaster: Forecaster | None = None,
+    smooth: Smooth | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
     activity: Callable[[Activity], None] = lambda activity: None,
     trackers: Sequence[Tracker] = (),
@@ -125,6 +129,8 @@ def train(
         until: a part of the budget, in its unit, at which to stop with a checkpoint.
         forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`:
             `scalerl.forecast.freeze.freeze` is what the command uses.
+        smooth: the pass rates by which `evaluation.keep = "best"` chooses, which needs it:
+            `scalerl.forecast.best.rates_by_step` is what the command uses.
         progress: called after every step and every evaluation.
         activity: called within steps too, a few times a second, with what is being done.
         trackers: the run is logged to them and to those that the recipe names, from a process of their own.
@@ -148,6 +154,9 @@ def train(
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.
     """
+    if recipe.evaluation.keep == "best" and smooth is None:
+        how = "give train(..., smooth=scalerl.forecast.best.rates_by_step)"
+        raise InputError(f"evaluation.keep: 'best' needs the smoothed pass rates: {how}")
     found, about = find_model(recipe) if model is None else (str(model), {})
     with ExitStack() as around:
         place = run if run is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
@@ -173,7 +182,8 @@ def train(
         around.callback(place.show_nothing)
         activities = Activities(activity, place.show)
         reports = progress, activities
-        job = _Job(recipe, place, found, about, until, forecaster, *reports, trackers, stop, aside, load)
+        by = forecaster, smooth
+        job = _Job(recipe, place, found, about, until, *by, *reports, trackers, stop, aside, load)
         _train_through_losses(job, resume)
         return RunRecord.read(place.here())
 
@@ -188,6 +198,7 @@ class _Job:
     about: Mapping[str, Any]
     until: float
     forecaster: Forecaster | None
+    smooth: Smooth | None
     progress: Callable[[Progress], None]
     activities: Activities
     trackers: Sequence[Tracker]
@@ -255,6 +266,7 @@ class _TrainingRun:
                 _LOG.info("resuming after step %d, from %s", self.started, saved["folder"])
             set_newer_aside(folder, saved["folder"] if saved else None)
             drop_final(folder)
+            drop_newer(folder / "checkpoints", self.started)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
             self.writer.change(**changes_of_resume(folder, recipe, devices))
         else:
@@ -281,6 +293,10 @@ class _TrainingRun:
             folder / "checkpoints", recipe.checkpoint, self.learner.saver, self.tokenizer, made
         )
         closing.callback(self.checkpoints.close)
+        self.best = None
+        if recipe.evaluation.keep == "best" and job.smooth is not None:
+            self.best = BestWeights(job.model, recipe.precision, self.tokenizer, job.smooth)
+            closing.callback(self.best.close)
         self.generator.wait_until_started()  # all that is started by now does so at the same time
         with self.clock.stopped():  # without a process of their own evaluations are made here
             if saved:
@@ -354,6 +370,8 @@ class _TrainingRun:
                 self._save()
                 raise KeyboardInterrupt
         self.activities.doing("saving the final weights")
+        if self.best is not None:
+            self.best.wait()
         settings = self.recipe.checkpoint
         if settings.steps or settings.minutes:  # what a later resume extends
             self.checkpoints.folder = self.folder / "checkpoints"
@@ -492,6 +510,8 @@ class _TrainingRun:
         if point.step == 0:
             for line in before_training(point):
                 _LOG.warning(line)
+        if self.best is not None:
+            self.best.consider(self.folder, point.step, weights)
 
     def _on_suite(self, row: Mapping[str, Any]) -> None:
         self.sender.suite(row)

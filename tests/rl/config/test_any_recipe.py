@@ -110,6 +110,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "evaluation.samples": [1, 2],
     "evaluation.decode_slots": [1, 100],
     "evaluation.seed": [0, 20251016],
+    "evaluation.keep": ["last"],
+    "evaluation.downstream": [[], [{"name": "other", "task": {"kind": "chain", "k_max": 1}, "samples": 1}]],
 }
 # These start processes, which take their time.
 RARELY = {Dataset: 0.15, Code: 0.1, Math: 0.1}
