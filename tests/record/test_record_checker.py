@@ -249,7 +249,7 @@ MUTATIONS = {
     ),
     # downstream.jsonl
     "a suite of no evaluation": (put("downstream.jsonl", 0, "step", 1), "no evaluation of that step"),
-    "a suite with other counters": (put("downstream.jsonl", 1, "samples", more), "samples is not that of the"),
+    "a suite with other counters": (put("downstream.jsonl", 1, "samples", more), "samples is not that of"),
     "a suite with another rate": (put("downstream.jsonl", 1, "pass_at_k", 0.987), "pass_at_k is 0.987"),
     "a suite twice": (edit("downstream.jsonl", again(1)), "twice"),
     # samples.jsonl

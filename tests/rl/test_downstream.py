@@ -124,7 +124,7 @@ def test_trackers_have_them_under_their_names(run):
     assert found["downstream/longer/pass_at_k_low"] <= found["downstream/longer/pass_at_k"]
 
 
-# -- what a recipe says ---------------------------------------------------------------------------------------
+# -- what a recipe says --------------------------------------------------------------------------------
 
 AIME = [{"problem": f"What is {n}?", "answer": answer} for n, answer in enumerate(["073", 204, "5"])]
 
@@ -203,5 +203,5 @@ def test_a_suite_of_prompts_that_are_trained_on_is_a_warning(recipe, tmp_path, c
 
 def test_prompts_of_a_suite_that_do_not_fit_are_an_error_that_names_it(recipe):
     long = Suite("long", Chain(k_max=9, skip=(1, 2, 3, 4), heldout_per_length=2, train_per_length=1))
-    with pytest.raises(InputError, match="suite long: context.prompt: 8 tokens are allowed"):
+    with pytest.raises(InputError, match=r"suite long: context\.prompt: 8 tokens are allowed"):
         check_prompts(with_suites(recipe, long), recipe.model)

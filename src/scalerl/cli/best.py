@@ -1,4 +1,4 @@
-"""`scalerl best`: which weights of a run to take, by the smoothed curve and not by the luckiest evaluation."""
+"""`scalerl best`: which weights of a run are the best, by a smooth curve through its evaluations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     best = commands.add_parser(
         "best",
         help="say which checkpoint of a run is the best",
-        description="Say which weights of a run are the best, by a smooth curve through all evaluations, and\n"
-        'how likely they are better than the last ones. evaluation.keep = "best" keeps them. The\n'
-        "exit status is 3 where there are too few evaluations, or no weights of any.",
+        description="Say which weights of a run are the best, by a smooth curve through its evaluations and\n"
+        'not by the luckiest one, and how likely they beat the last. evaluation.keep = "best"\n'
+        "keeps them. The exit status is 3 with fewer than three evaluations, or no weights.",
         epilog=examples("""
   scalerl best runs/mine                               # its folder, step, pass rate without noise
   scalerl best runs/mine --metric pass_rate/aime       # by a downstream suite, or a task of a mixture

@@ -5,9 +5,10 @@
     walk ~ N(0, w^2 T)                           T of a random walk over compute, or of a slope that is one
 
 The curve knows that runs rise and level off; the walk lets them fall, fast or slowly. T is 1 at the last
-evaluation, so that w is in units of the pass rate. With T = U diag(l) U^T all is independent in the basis U:
-(R_0, A) and the walk are normal given (B, C_mid, s, w), over whose nodes the posterior is summed. The noise is
-that between evaluations of one run: their random numbers are shared, so that it is below that of sampling.
+evaluation, so that w is in units of the pass rate. With T = U diag(l) U^T all is independent in the basis
+U: (R_0, A) and the walk are normal given (B, C_mid, s, w), over whose nodes the posterior is summed. The
+noise is that between evaluations of one run: their random numbers are shared, so that it is below that of
+sampling.
 
 It is asked after every evaluation of a run that keeps its best weights, from the first one on: `fit` has
 better curves, and needs six.
@@ -77,7 +78,7 @@ class SmoothedRun:
         return int(len(rate_N) - 1 - np.argmax(rate_N[::-1]))
 
     def probability_better(self, place: int, than: int) -> float:
-        """Return the probability that one evaluation's weights are better than another's, on these prompts."""
+        """Return the probability that one evaluation's weights beat another's, on these prompts."""
         return float(np.mean(self.rate_nN[:, place] > self.rate_nN[:, than]))
 
 

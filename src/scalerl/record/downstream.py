@@ -68,10 +68,9 @@ def _interval(share_P: np.ndarray, n_samples: int) -> Span:
     n_prompts, p = len(share_P), float(share_P.mean())
     variance = float(np.var(share_P, ddof=1)) / n_prompts if n_prompts > 1 else math.inf
     most = n_prompts * n_samples
+    n = min(max(p * (1 - p) / variance, 1.0), most) if variance else most
     if p in (0.0, 1.0):
         n = n_prompts
-    else:
-        n = min(max(p * (1 - p) / variance, 1.0), most) if variance else most
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     return max(centre - half, 0.0), min(centre + half, 1.0)

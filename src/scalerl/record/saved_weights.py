@@ -1,4 +1,4 @@
-"""The weights that a run has on disk, each tied by its name to one version: the step after which they were."""
+"""The weights that a run has on disk, each tied by its name to one version: the step that made them."""
 
 from __future__ import annotations
 

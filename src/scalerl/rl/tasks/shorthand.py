@@ -49,9 +49,9 @@ def suite_of(suite: Any) -> Any:
     if isinstance(task, str):
         table = {"name": _name_of(task), **table, "task": table_of(task)}
     task = table.get("task")
-    if isinstance(task, Mapping) and task.get("kind") in ("dataset", "code"):
-        if "path" in task and not any(key.startswith("heldout") for key in task):
-            table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
+    is_data = isinstance(task, Mapping) and task.get("kind") in ("dataset", "code") and "path" in task
+    if is_data and not any(key.startswith("heldout") for key in task):
+        table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
     return dict(table)
 
 

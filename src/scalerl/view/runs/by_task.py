@@ -39,7 +39,7 @@ def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
     rows = tuple(_row(run, one, axis, level, is_fitted=i < _MOST) for i, one in enumerate(found))
     note = (
         "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
-        f"samples. Ceiling: of a curve of its own, with the {percent(level)} interval, where it is identified. "
+        f"samples. Ceiling: of a curve of its own, with the {percent(level)} interval, where identified. "
         f"`scalerl fit RUN --metric {PASS_RATE_OF}NAME` prints it."
     )
     if len(found) > _MOST:
