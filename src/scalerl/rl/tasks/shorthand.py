@@ -49,10 +49,15 @@ def suite_of(suite: Any) -> Any:
     if isinstance(task, str):
         table = {"name": _name_of(task), **table, "task": table_of(task)}
     task = table.get("task")
-    is_data = isinstance(task, Mapping) and task.get("kind") in ("dataset", "code") and "path" in task
-    if is_data and not any(key.startswith("heldout") for key in task):
+    if isinstance(task, Mapping) and _is_whole_data(task):
         table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
     return dict(table)
+
+
+def _is_whole_data(task: Mapping[str, Any]) -> bool:
+    """Whether it is a data set that does not say which of its prompts are held out."""
+    is_data = task.get("kind") in ("dataset", "code") and "path" in task
+    return is_data and not any(key.startswith("heldout") for key in task)
 
 
 def _name_of(task: str) -> str:
