@@ -57,7 +57,9 @@ def test_the_noise_between_evaluations_is_of_the_tasks_prompts(tmp_path, folder)
 
 
 def test_a_task_that_is_not_there_is_said_with_those_that_are(folder):
-    with pytest.raises(InputError, match=r"no prompts of task 'maths' at step 0; its tasks are code, math"):
+    with pytest.raises(
+        InputError, match=r"no prompts of task 'maths' at step 0; its tasks and suites are code, math"
+    ):
         load_run(folder, metric="pass_rate/maths")
     with pytest.raises(InputError, match="a run has its pass rates"):
         load_run(folder, metric="reward")

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from record_checker import RULES, check
 from small_runs import small_recipe
 
+from scalerl.rl.config.settings import Suite
 from scalerl.rl.train import train
 
 
@@ -28,6 +30,8 @@ def straight(run, axis, target):
 def sound(guesser, tmp_path_factory):
     """A run of 14 steps that was cut twice: after steps 8 and 11, with checkpoints of 6 and 9."""
     recipe = small_recipe(guesser)
+    suite = Suite("other", replace(recipe.task, seed=9), every=2)
+    recipe = replace(recipe, evaluation=replace(recipe.evaluation, downstream=(suite,)))
     folder = tmp_path_factory.mktemp("runs") / "run"
 
     def go_on(watch=lambda progress: None):
@@ -243,6 +247,11 @@ MUTATIONS = {
         edit("timeline.jsonl", lambda rows: [WHEN | {"began": 0.0, "ended": 1.0, "busy": 2.0}]),
         "busy for 2.0 s",
     ),
+    # downstream.jsonl
+    "a suite of no evaluation": (put("downstream.jsonl", 0, "step", 1), "no evaluation of that step"),
+    "a suite with other counters": (put("downstream.jsonl", 1, "samples", more), "samples is not that of"),
+    "a suite with another rate": (put("downstream.jsonl", 1, "pass_at_k", 0.987), "pass_at_k is 0.987"),
+    "a suite twice": (edit("downstream.jsonl", again(1)), "twice"),
     # samples.jsonl
     "a sample of no evaluation": (put("samples.jsonl", 0, "step", 1), "no such prompt in the evaluation"),
     "a sample of another prompt": (put("samples.jsonl", 9, "prompt", "chain/9/9"), "no such prompt in the"),

@@ -309,11 +309,21 @@ def test_a_ceiling_above_what_is_known_to_be_possible_is_claimed_of_nobody(studi
 
 
 def test_an_arm_whose_change_never_acted_is_named(studies, tmp_path):
-    path = studies.write(tmp_path, {"base": studies.Truth(), "twin": studies.Truth()}, seeds=2)
-    study = StudyRecord.read(path)
-    assert not any("evaluation for evaluation" in text for text in judge_study(study).cautions)
-    for seed in (0, 1):
-        source = path / "runs" / "base" / f"seed{seed}" / "evals.jsonl"
-        (path / "runs" / "twin" / f"seed{seed}" / "evals.jsonl").write_bytes(source.read_bytes())
-    (said,) = [text for text in judge_study(StudyRecord.read(path)).cautions if "for evaluation" in text]
-    assert said.startswith("The runs of twin and base are the same")
+    names = "base", "twin", "third", "fourth"
+    path = studies.write(tmp_path, dict.fromkeys(names, studies.Truth()), seeds=2)
+    verdict = judge_study(StudyRecord.read(path))
+    assert "never acted" not in {verdict.kind(name) for name in names[1:]}
+    assert not any("evaluation for evaluation" in text for text in verdict.cautions)
+
+    def repeat(arm, of):
+        for seed in (0, 1):
+            source = path / "runs" / of / f"seed{seed}" / "evals.jsonl"
+            (path / "runs" / arm / f"seed{seed}" / "evals.jsonl").write_bytes(source.read_bytes())
+
+    repeat("twin", "base")
+    repeat("fourth", "third")
+    verdict = judge_study(StudyRecord.read(path))
+    assert verdict.kind("twin") == "never acted"
+    assert verdict.kind("third") != "never acted"
+    (said,) = [text for text in verdict.cautions if "for evaluation" in text]
+    assert said.startswith("The runs of fourth and third are the same")

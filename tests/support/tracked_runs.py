@@ -13,7 +13,8 @@ from scalerl.ingest.load import read_source
 AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps")
 DRIFT = [f"health.length_drift.{one}" for one in ("alarm=1.01", "warning=1.005", "window=2")]
 """Thresholds that any run passes, so that there are alarms to be logged."""
-SETS = small_demo(36, 12, "checkpoint.steps=4", "samples.every=6", *DRIFT)
+SUITE = 'evaluation.downstream=[{name="other", task={kind="chain", k_max=1, seed=5}, samples=1, every=4}]'
+SETS = small_demo(36, 12, "checkpoint.steps=4", "samples.every=6", SUITE, *DRIFT)
 TO = ["wandb", "tensorboard", "mlflow"]
 
 

@@ -16,6 +16,7 @@ from scalerl._version import __version__
 from scalerl.cli import (
     audit,
     backtest,
+    best,
     compare,
     completion,
     demo,
@@ -122,6 +123,7 @@ def _parser() -> Parser:
         plan,
         watch,
         serve,
+        best,
         demo,
         model,
         audit,

@@ -144,6 +144,7 @@ def run_training(
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
     from scalerl.cli.console import TrainingProgress
+    from scalerl.forecast.best import rates_by_step
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
     from scalerl.rl.learner.load import load_learner
@@ -163,6 +164,7 @@ def run_training(
                     resume=resume,
                     restart=restart,
                     forecaster=freeze,
+                    smooth=rates_by_step,
                     progress=bar.update,
                     activity=bar.activity,
                     stop=stop,

@@ -4,6 +4,7 @@
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
     bank.py       the same by method, over a folder of runs; the methods with intervals are in rivals.py
     online.py     forecasts inside a training loop
+    best.py       the best evaluation of a run, by a smooth curve through all of them
     freeze.py     makes the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
 
@@ -20,6 +21,7 @@ from scalerl._lazy import lazy
 if TYPE_CHECKING:
     from scalerl.forecast.backtest import backtest
     from scalerl.forecast.backtest_result import Backtest
+    from scalerl.forecast.best import SmoothedRun, rates_by_step, smoothed
     from scalerl.forecast.compare import compare
     from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
     from scalerl.forecast.crossing import Crossing
@@ -33,14 +35,18 @@ __all__ = [
     "Difference",
     "Forecaster",
     "Pair",
+    "SmoothedRun",
     "backtest",
     "compare",
+    "rates_by_step",
+    "smoothed",
 ]
 
 lazy(
     __name__,
     {
         "backtest": "Backtest backtest",
+        "best": "SmoothedRun rates_by_step smoothed",
         "compare": "compare",
         "comparison": "Claim Comparison Difference Pair",
         "crossing": "Crossing",

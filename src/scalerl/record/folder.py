@@ -23,7 +23,7 @@ from scalerl.jsonl import dumps, read_object
 from scalerl.record import activity
 
 RECORDS = (
-    *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
+    *("evals.jsonl", "eval_prompts.jsonl", "downstream.jsonl", "steps.jsonl", "groups.jsonl"),
     *("forecasts.jsonl", "alarms.jsonl", "samples.jsonl", "timeline.jsonl"),
 )
 """The files that are appended to."""

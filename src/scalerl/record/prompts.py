@@ -28,9 +28,9 @@ import numpy as np
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import reading
-from scalerl.record.reader import RunRecord, mean_p_1mp
+from scalerl.record.reader import EvalPoint, RunRecord, mean_p_1mp
 
-FILE = "eval_prompts.jsonl"
+FILE, DOWNSTREAM = "eval_prompts.jsonl", "downstream.jsonl"
 _LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh
 
 
@@ -45,9 +45,10 @@ def noise_between(record: RunRecord) -> float | None:
     variances: list[float] = []
     differences = 0
     before: tuple[Any, np.ndarray] | None = None
+    of_all = not record.task or record.task not in record.tasks
     for row in _rows(record, 1):
         key = row["prompt_set"], row["n"], row["id"]
-        correct_P = (_of(row, record.task) if record.task else np.asarray(row["correct"])) / row["n"]
+        correct_P = (np.asarray(row["correct"]) if of_all else _of(row, record.task)) / row["n"]
         if before is not None and before[0] == key:
             variances.append(float(np.var(correct_P - before[1], ddof=1)) / len(correct_P) / 2)
             differences += len(correct_P)
@@ -56,11 +57,16 @@ def noise_between(record: RunRecord) -> float | None:
 
 
 def of_task(record: RunRecord, name: str) -> RunRecord:
-    """Return the run with the pass rates on one task of its mixture alone, from the successes by prompt.
+    """Return the run with the pass rates on one task of its mixture alone, from the successes by prompt; or
+    on a downstream suite, with the evaluations that had it.
 
     Raises:
         InputError: eval_prompts.jsonl cannot be read, has no prompts of this task, or not all evaluations.
     """
+    if name not in record.tasks and (
+        rows := [row for row in record.downstream() if row.get("suite") == name]
+    ):
+        return replace(record, evals=_points(record, rows), forecasts=(), lines=(), task=name)
     # These are of the evaluation as a whole.
     unknown = dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan)
     narrowed = {}
@@ -74,10 +80,18 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
                 "mean_p_1mp": mean_p_1mp(correct_P, n),
             }
     if missing := [point.step for point in record.evals if point.step not in narrowed]:
-        which = f"; its tasks are {', '.join(sorted(record.tasks))}" if record.tasks else ""
+        names = sorted((*record.tasks, *record.suites))
+        which = f"; its tasks and suites are {', '.join(names)}" if names else ""
         raise InputError(f"{record.path / FILE}: no prompts of task {name!r} at step {missing[0]}{which}")
     evals = tuple(replace(point, **narrowed[point.step]) for point in record.evals)
     return replace(record, evals=evals, forecasts=(), task=name)
+
+
+def _points(record: RunRecord, rows: list[dict[str, Any]]) -> tuple[EvalPoint, ...]:
+    try:
+        return tuple(EvalPoint.from_json(row) for row in rows)
+    except InputError as error:
+        raise InputError(f"{record.path / DOWNSTREAM}: {error}") from error
 
 
 def _of(row: dict[str, Any], task: str) -> np.ndarray:
@@ -88,7 +102,8 @@ def _of(row: dict[str, Any], task: str) -> np.ndarray:
 
 def _rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of the evaluations from step `first` on, one for each, in their order."""
-    path = record.path / FILE
+    suite = record.task if record.task and record.task not in record.tasks else None
+    path = record.path / (FILE if suite is None else DOWNSTREAM)
     left = {point.step for point in record.evals if point.step >= first}
     with reading(path):
         if not path.is_file() or path.stat().st_size > limits.WHOLE.most:
@@ -99,6 +114,8 @@ def _rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
                 row: Any = None
                 with suppress(ValueError, RecursionError):  # a line that is being written, or none of ours
                     row = json.loads(line)
+                if isinstance(row, dict) and suite is not None:
+                    row = {**row, "n": row.get("n_samples")} if row.get("suite") == suite else None
                 if isinstance(row, dict) and _is_whole(row) and row["step"] in left:
                     left.discard(row["step"])
                     yield row

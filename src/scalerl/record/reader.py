@@ -158,7 +158,7 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
 
 
 PASS_RATE_OF = "pass_rate/"
-"""Start of the name of the metric of one task of a mixture."""
+"""Start of the name of the metric of one task of a mixture, or of a downstream suite."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,7 +175,7 @@ class RunRecord:
     alarms: tuple[Alarm, ...] = ()
     """What was wrong with the run's health: alarms, and what was but a warning."""
     task: str = ""
-    """The task of a mixture that the pass rates are of (`scalerl.record.prompts.of_task`)."""
+    """The task of a mixture, or the suite, that the pass rates are of (`scalerl.record.prompts.of_task`)."""
     source_steps: Callable[[], Iterable[dict[str, Any]]] | None = field(default=None, compare=False)
     """What yields the lines of steps.jsonl of a run that was read from the log of another trainer."""
 
@@ -246,6 +246,13 @@ class RunRecord:
         return tuple(_table(_table(_table(self.config, "recipe"), "task"), "tasks"))
 
     @property
+    def suites(self) -> tuple[str, ...]:
+        """The names of the downstream suites in config.json; their lines are in downstream.jsonl."""
+        found = _table(_table(self.config, "recipe"), "evaluation").get("downstream")
+        tables = found if isinstance(found, list) else []
+        return tuple(str(suite["name"]) for suite in tables if isinstance(suite, Mapping) and "name" in suite)
+
+    @property
     def metric(self) -> Metric:
         """What its pass rates are: the metric of a log, or the pass rate on a task's held-out prompts."""
         if (read := Metric.parse(self.config.get("metric"))) is not None:
@@ -257,7 +264,9 @@ class RunRecord:
             dataset=self.task or _task_name(task),
             n_prompts=last.n_prompts,
             n_samples=last.n_samples,
-            others=() if self.task else tuple(f"{PASS_RATE_OF}{name}" for name in self.tasks),
+            others=()
+            if self.task
+            else tuple(f"{PASS_RATE_OF}{name}" for name in (*self.tasks, *self.suites)),
         )
 
     @property
@@ -293,6 +302,10 @@ class RunRecord:
     def samples(self) -> list[dict[str, Any]]:
         """Read the completions that are kept as text: the lines of samples.jsonl."""
         return read_rows(self.path / "samples.jsonl", [])
+
+    def downstream(self) -> list[dict[str, Any]]:
+        """Read the lines of downstream.jsonl: evaluations of suites, as docs/run-folder.md has them."""
+        return read_rows(self.path / "downstream.jsonl", [])
 
     def eval_prompts(self) -> list[dict[str, Any]]:
         """Read the lines of eval_prompts.jsonl: {"step", "prompt_set", "n", "id", "correct"}."""

@@ -124,6 +124,10 @@ class RunWriter:
         self._append("eval_prompts.jsonl", successes)
         self._append("evals.jsonl", asdict(point), sync=True)
 
+    def downstream(self, row: Mapping[str, Any]) -> None:
+        """Append one evaluation of a downstream suite."""
+        self._append("downstream.jsonl", row, sync=True)
+
     def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
         """Write all evaluations and steps of a finished run at once."""
         # What makes it a run comes last.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_last
 from scalerl.record.reader import final_folder
 from scalerl.rl.checkpoint.store import step_folders
@@ -18,7 +19,7 @@ from scalerl.rl.model.weights import weights_of
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 
 
-def evaluate(recipe: Recipe, model: str | Path | None = None) -> EvaluationResult:
+def evaluate(recipe: Recipe, model: str | Path | None = None, suites: Sequence[str] = ()) -> EvaluationResult:
     """Evaluate a model on the held-out prompts of `recipe`, in this process, as a run does.
 
     The same weights give the same result at every call: temperature, length control, seed and completions per
@@ -29,18 +30,24 @@ def evaluate(recipe: Recipe, model: str | Path | None = None) -> EvaluationResul
             sampled.
         model: a model's folder or name, or a run folder: its final weights, or else those of its newest
             checkpoint. The model of the recipe where it is not given.
+        suites: downstream suites of the recipe, by name, that are evaluated too.
 
     Returns:
         The correct completions of each held-out prompt (`correct_P`), shares and lengths; `version` is the
         step of a checkpoint, 0 of any other model. The pass rate is `correct_P.mean() / evaluation.samples`.
+        `downstream` has the same of each suite.
 
     Raises:
-        InputError: there is no such model, it does not fit the recipe, or the run has no checkpoint.
+        InputError: there is no such model, it does not fit the recipe, or the run has no checkpoint; or there
+            is no such suite.
     """
+    there = [suite.name for suite in recipe.evaluation.downstream]
+    if unknown := [name for name in suites if name not in there]:
+        raise InputError(f"no suite {brief(unknown[0])}; there are: {', '.join(there) or 'none'}")
     folder, version = _weights_of(recipe, model)
     recipe = check_prompts(recipe, folder)
     with closing(Evaluator(recipe, folder)) as evaluator:
-        return evaluator.evaluate(weights_of(model_of(recipe, folder)), version)
+        return evaluator.evaluate(weights_of(model_of(recipe, folder)), version, suites)
 
 
 def _weights_of(recipe: Recipe, model: str | Path | None) -> tuple[str, int]:

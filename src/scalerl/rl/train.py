@@ -21,6 +21,7 @@ import torch
 from scalerl.errors import (
     CannotAnswerError,
     DivergedError,
+    InputError,
     LearnerLostError,
     MovedError,
     OutOfMemoryError,
@@ -34,6 +35,7 @@ from scalerl.record.activity import Activity, Count
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter
+from scalerl.rl.checkpoint.best import BestWeights, Smooth, drop_newer
 from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
@@ -63,14 +65,17 @@ from scalerl.rl.loop.resume import (
 from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
 from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
+from scalerl.rl.placement.evaluate import EvaluationResult
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender, check_picklable
 from scalerl.rl.tracking.trackers import trackers_of
+from scalerl.rl.types import Weights
 from scalerl.rl.verify.samples import training_samples
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
+
 
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
@@ -91,6 +96,7 @@ def train(
     restart: bool = False,
     until: float = math.inf,
     forecaster: Forecaster | None = None,
+    smooth: Smooth | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
     activity: Callable[[Activity], None] = lambda activity: None,
     trackers: Sequence[Tracker] = (),
@@ -123,6 +129,8 @@ def train(
         until: a part of the budget, in its unit, at which to stop with a checkpoint.
         forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`:
             `scalerl.forecast.freeze.freeze` is what the command uses.
+        smooth: the pass rates by which `evaluation.keep = "best"` chooses, which needs it:
+            `scalerl.forecast.best.rates_by_step` is what the command uses.
         progress: called after every step and every evaluation.
         activity: called within steps too, a few times a second, with what is being done.
         trackers: the run is logged to them and to those that the recipe names, from a process of their own.
@@ -146,6 +154,9 @@ def train(
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.
     """
+    if recipe.evaluation.keep == "best" and smooth is None:
+        how = "give train(..., smooth=scalerl.forecast.best.rates_by_step)"
+        raise InputError(f"evaluation.keep: 'best' needs the smoothed pass rates: {how}")
     found, about = find_model(recipe) if model is None else (str(model), {})
     with ExitStack() as around:
         place = run if run is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
@@ -171,7 +182,8 @@ def train(
         around.callback(place.show_nothing)
         activities = Activities(activity, place.show)
         reports = progress, activities
-        job = _Job(recipe, place, found, about, until, forecaster, *reports, trackers, stop, aside, load)
+        by = forecaster, smooth
+        job = _Job(recipe, place, found, about, until, *by, *reports, trackers, stop, aside, load)
         _train_through_losses(job, resume)
         return RunRecord.read(place.here())
 
@@ -186,6 +198,7 @@ class _Job:
     about: Mapping[str, Any]
     until: float
     forecaster: Forecaster | None
+    smooth: Smooth | None
     progress: Callable[[Progress], None]
     activities: Activities
     trackers: Sequence[Tracker]
@@ -238,7 +251,7 @@ class _TrainingRun:
 
         saved = find_checkpoint(folder) if resume else None
         if saved:
-            check_saved(folder, saved, task)
+            check_saved(folder, saved, recipe)
             self.learner.restore(saved["learner"], saved["folder"])
         self.started = self.learner.version
         """The version that the run goes on from."""
@@ -253,6 +266,7 @@ class _TrainingRun:
                 _LOG.info("resuming after step %d, from %s", self.started, saved["folder"])
             set_newer_aside(folder, saved["folder"] if saved else None)
             drop_final(folder)
+            drop_newer(folder / "checkpoints", self.started)
             self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
             self.writer.change(**changes_of_resume(folder, recipe, devices))
         else:
@@ -266,9 +280,9 @@ class _TrainingRun:
         self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate, samples = parts.evaluate(job.stop, activities), recipe.evaluation.samples
-        writing = self.writer, task, samples, self.counters, self._on_point
-        self.evaluations = Evaluations(evaluate, *writing, activities)
+        evaluate, writing = parts.evaluate(job.stop, activities), (self.writer, task, recipe.evaluation)
+        heard = self._on_point, self._on_suite
+        self.evaluations = Evaluations(evaluate, *writing, self.counters, *heard, activities)
         self.learner.watch(job.stop, self._report_training)
         verify = self.verifier.start
         self.pipeline = Pipeline(
@@ -279,6 +293,10 @@ class _TrainingRun:
             folder / "checkpoints", recipe.checkpoint, self.learner.saver, self.tokenizer, made
         )
         closing.callback(self.checkpoints.close)
+        self.best = None
+        if recipe.evaluation.keep == "best" and job.smooth is not None:
+            self.best = BestWeights(job.model, recipe.precision, self.tokenizer, job.smooth)
+            closing.callback(self.best.close)
         self.generator.wait_until_started()  # all that is started by now does so at the same time
         with self.clock.stopped():  # without a process of their own evaluations are made here
             if saved:
@@ -327,7 +345,7 @@ class _TrainingRun:
             share = self._spent() / budget
             with self.clock.stopped(), self._saved_first():  # it is no part of training
                 if self.agenda.evaluates(self._spent(), step.index):
-                    self.evaluations.start(step.index, self.learner.weights())
+                    self.evaluations.start(step.index, self.learner.weights(), last=share >= 1)
                 if self._forecast(share):
                     self.evaluations.write_finished(self.stop)
             self.view.step(step.index, share, self.counters)
@@ -346,12 +364,14 @@ class _TrainingRun:
     def save_final(self) -> None:
         """Evaluate and save the weights as they are at the end."""
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
-            self.evaluations.start(self.learner.version, self.learner.weights())
+            self.evaluations.start(self.learner.version, self.learner.weights(), last=True)
         with self._saved_first():
             if not self.evaluations.write_finished(self.stop, most=0):
                 self._save()
                 raise KeyboardInterrupt
         self.activities.doing("saving the final weights")
+        if self.best is not None:
+            self.best.wait()
         settings = self.recipe.checkpoint
         if settings.steps or settings.minutes:  # what a later resume extends
             self.checkpoints.folder = self.folder / "checkpoints"
@@ -482,11 +502,16 @@ class _TrainingRun:
         self.sender.finding(row)
         self.view.finding(finding)
 
-    def _on_point(self, point: EvalPoint, samples: Sequence[Mapping[str, Any]]) -> None:
+    def _on_point(self, point: EvalPoint, result: EvaluationResult, weights: Weights) -> None:
         self.view.point(point)
         self.sender.evaluation(point)
-        self.sender.samples(samples)
+        self.sender.samples(result.samples)
         self.health.evaluation(point)
         if point.step == 0:
             for line in before_training(point):
                 _LOG.warning(line)
+        if self.best is not None:
+            self.best.consider(self.folder, point.step, weights)
+
+    def _on_suite(self, row: Mapping[str, Any]) -> None:
+        self.sender.suite(row)

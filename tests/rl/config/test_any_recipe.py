@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalerl.errors import DivergedError, InputError, PausedError, WorkerError
+from scalerl.forecast.best import rates_by_step
 from scalerl.kinds import hints_of
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.model.demo_base import BaseModel, build_base
@@ -110,6 +111,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "evaluation.samples": [1, 2],
     "evaluation.decode_slots": [1, 100],
     "evaluation.seed": [0, 20251016],
+    "evaluation.downstream": [[], [{"name": "other", "task": {"kind": "chain", "k_max": 1}, "samples": 1}]],
 }
 # These start processes, which take their time.
 RARELY = {Dataset: 0.15, Code: 0.1, Math: 0.1}
@@ -170,6 +172,8 @@ def keys_of(cls: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def variants_of(hint: Any) -> list[Any]:
+    if get_origin(hint) is tuple:  # a list of tables is a value of its key
+        return []
     return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
 
 
@@ -287,7 +291,14 @@ def outcome(table: dict[str, Any], model: Path) -> str:
             assert from_dict(recipe.to_dict()) == recipe or math.nan in flat(table)
             here = {key: value for key, value in recipe.to_dict().items() if key != "cluster"}
             inline = from_dict(here | {"placement": {"kind": "inline"}})
-            train(inline, Path(folder) / "run", inline.model, progress=three_steps, evaluate_aside=False)
+            train(
+                inline,
+                Path(folder) / "run",
+                inline.model,
+                progress=three_steps,
+                evaluate_aside=False,
+                smooth=rates_by_step,
+            )
         except (InputError, WorkerError) as error:  # the latter where verifiers do not start
             clear = str(error) and "\n" not in str(error)
             if not clear or (Path(folder) / "run").exists():  # it must come before anything is written

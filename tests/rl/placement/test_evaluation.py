@@ -15,15 +15,17 @@ from weight_arrays import arrays, stream
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps, Timeouts
+from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps, Suite, Timeouts
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.model.weights import WeightStream, weights_of
-from scalerl.rl.placement.evaluate import Evaluator
+from scalerl.rl.placement.evaluate import Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.rl.workers.child import Processes
+
+OTHER = Suite("other", Chain(k_max=2, heldout_per_length=8, train_per_length=1, seed=3), samples=2)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def recipe(tmp_path_factory):
         budget=Steps(1),
         context=Context(prompt=8, thinking=6, answer=4),
         length=ForcedInterruption(low=3, high=6, phrase="! </think>"),
-        evaluation=Evaluation(samples=6, decode_slots=32),
+        evaluation=Evaluation(samples=6, decode_slots=32, downstream=(OTHER,)),
     )
 
 
@@ -52,7 +54,7 @@ def same(a, b):
     return all(
         np.array_equal(getattr(a, f.name), getattr(b, f.name))
         for f in fields(a)
-        if f.name not in ("seconds", "startup")
+        if f.name not in ("seconds", "startup", "downstream")
     )
 
 
@@ -62,8 +64,7 @@ def aside():
     made = []
 
     def make(recipe, **timeouts):
-        prompts = recipe.task.prompts("heldout")
-        arguments = recipe.without_prompts(), recipe.model, prompts
+        arguments = recipe.without_prompts(), recipe.model, prompts_of(recipe)
         made.append(EvaluatorAside(Processes(), arguments, Timeouts(**timeouts)))
         return made[-1]
 
@@ -86,13 +87,17 @@ def process(besides=()):
 def test_a_process_of_its_own_gives_the_same_evaluation(recipe, aside):
     first, second = other_weights(recipe)
     here, there = Evaluator(recipe, recipe.model), aside(recipe)
-    queued = [there(first, 0), there(second, 3), there(first, 4)]
+    queued = [there(first, 0), there(second, 3, ["other"]), there(first, 4)]
     outcomes = [future.result(timeout=100) for future in queued]
     assert outcomes[0].startup > 0  # of one process, once
     assert outcomes[1].startup == outcomes[2].startup == 0
     assert [outcome.version for outcome in outcomes] == [0, 3, 4]
     assert same(outcomes[0], here(first, 0).result())
-    assert same(outcomes[1], here(second, 3).result())
+    expected = here(second, 3, ["other"]).result()
+    assert same(outcomes[1], expected)
+    assert same(outcomes[1].downstream["other"], expected.downstream["other"])
+    assert len(expected.downstream["other"].correct_P) == 8 * 2
+    assert not outcomes[0].downstream
     assert not np.array_equal(outcomes[0].correct_P, outcomes[1].correct_P)
     assert np.array_equal(outcomes[0].correct_P, outcomes[2].correct_P)  # the same seed at every evaluation
 
@@ -171,7 +176,7 @@ def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
             return started[0]
 
     closing = threading.Thread(target=lambda: evaluate.close())
-    evaluate = EvaluatorAside(Slow(), (recipe.without_prompts(), recipe.model, []), Timeouts())
+    evaluate = EvaluatorAside(Slow(), (recipe.without_prompts(), recipe.model, {}), Timeouts())
     made.set()
     future = evaluate(WeightStream.of({}), 0)
     with pytest.raises(CancelledError):

@@ -33,8 +33,8 @@ def test_what_is_logged_is_read_back_as_the_run(run, nobody_outside, name):
     found = check_read_back(run, stores(run, nobody_outside)[name], exact)
     if exact:
         before, after = (fit(one, x="flops").to_json([1e9]) for one in (run, found))
-        # A tracker has the name of the metric, and not that of the task.
-        named = {"name": "eval/pass_rate", "dataset": None, "chosen": False}
+        # A tracker has the name of the metric, and not that of the task, nor those of suites as its tasks.
+        named = {"name": "eval/pass_rate", "dataset": None, "chosen": False, "others": []}
         logged = {"metric": before["metric"] | named, "warnings": []}
         assert before | logged == after | {"warnings": []}
 
@@ -185,7 +185,7 @@ def test_the_guide_names_what_is_logged_and_nothing_else(run):
         for head, inside in [re.fullmatch(r"([^{]*)(?:\{(.*)\})?", name).groups()]
         for part in (inside.split(",") if inside else [""])
     }
-    patterns = [re.compile(re.sub("FIELD|METRIC|KEY", r"\\w+", name)) for name in listed]
+    patterns = [re.compile(re.sub("FIELD|METRIC|KEY|SUITE", r"\\w+", name)) for name in listed]
     logged = {name for row in kept_rows(run) for name in row["metrics"]}
     for name in logged:
         assert any(pattern.fullmatch(name) for pattern in patterns), name

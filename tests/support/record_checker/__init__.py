@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     counters.devices_are_held,
     counters.weights_are_those_of_one_model,
     evaluations.evaluations_agree_with_prompts,
+    evaluations.suites_agree_with_evaluations,
     evaluations.forecasts_are_of_this_run,
     evaluations.samples_are_of_this_run,
     evaluations.timeline_is_possible,

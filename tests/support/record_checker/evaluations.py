@@ -24,21 +24,56 @@ def evaluations_agree_with_prompts(record: Record) -> Iterator[str]:
         ):
             yield f"{where}: {row['n_prompts']} x {n}, and eval_prompts.jsonl {len(correct)} x {prompts['n']}"
             continue
-        total = row["n_prompts"] * n
-        if any(not 0 <= c <= n for c in correct):
-            yield f"{where}: a prompt with successes outside 0 to {n}"
-        if not close(row["pass_rate"], sum(correct) / total, 1e-12):
-            yield f"{where}: pass_rate is {row['pass_rate']}, and its prompts make it {sum(correct) / total}"
-        spread = sum(c * (n - c) for c in correct) / (total * (n - 1)) if n > 1 else None
-        if (spread is None) != (row["mean_p_1mp"] is None) or not close(row["mean_p_1mp"] or 0, spread or 0):
-            yield f"{where}: mean_p_1mp is {row['mean_p_1mp']}, and its prompts make it {spread}"
-        if row["version"] != row["step"]:
-            yield f"{where}: its version is {row['version']}"
-        for name in ("failed", "truncated", "interrupted"):
-            if not is_whole(row[name] * total):
-                yield f"{where}: {name} is {row[name]} of {total} completions"
-        if row["pass_rate"] + row["failed"] > 1 + 1e-9:
-            yield f"{where}: {row['pass_rate']} are correct and {row['failed']} failed"
+        yield from _rates_are_of_prompts(row, correct, where)
+
+
+def _rates_are_of_prompts(row: Row, correct: list[int], where: str) -> Iterator[str]:
+    n = row["n_samples"]
+    total = row["n_prompts"] * n
+    if any(not 0 <= c <= n for c in correct):
+        yield f"{where}: a prompt with successes outside 0 to {n}"
+    if not close(row["pass_rate"], sum(correct) / total, 1e-12):
+        yield f"{where}: pass_rate is {row['pass_rate']}, and its prompts make it {sum(correct) / total}"
+    spread = sum(c * (n - c) for c in correct) / (total * (n - 1)) if n > 1 else None
+    if (spread is None) != (row["mean_p_1mp"] is None) or not close(row["mean_p_1mp"] or 0, spread or 0):
+        yield f"{where}: mean_p_1mp is {row['mean_p_1mp']}, and its prompts make it {spread}"
+    if row["version"] != row["step"]:
+        yield f"{where}: its version is {row['version']}"
+    for name in ("failed", "truncated", "interrupted"):
+        if not is_whole(row[name] * total):
+            yield f"{where}: {name} is {row[name]} of {total} completions"
+    if row["pass_rate"] + row["failed"] > 1 + 1e-9:
+        yield f"{where}: {row['pass_rate']} are correct and {row['failed']} failed"
+
+
+def suites_agree_with_evaluations(record: Record) -> Iterator[str]:
+    """Each line has the counters of an evaluation, or of one that is not written yet, and its own rates."""
+    at = {row["step"]: row for row in record.evals}
+    sets: dict[str, str] = {}
+    seen = set()
+    for row in record.downstream:
+        where, correct = f"suite {row['suite']} at step {row['step']}", row["correct"]
+        beside = at.get(row["step"])
+        if (row["suite"], row["step"]) in seen:
+            yield f"{where}: twice"
+        seen.add((row["suite"], row["step"]))
+        if beside is None and not record.killed:
+            yield f"{where}: no evaluation of that step"
+        for key in ("time", "device_seconds", "flops", "tokens", "samples", "prompts"):
+            if beside is not None and row[key] != beside[key]:
+                yield f"{where}: {key} is not that of the evaluation"
+        if sets.setdefault(row["suite"], row["prompt_set"]) != row["prompt_set"]:
+            yield f"{where}: other prompts than before"
+        if not len(correct) == len(set(row["id"])) == row["n_prompts"]:
+            yield f"{where}: {row['n_prompts']} prompts, and {len(correct)} successes"
+            continue
+        yield from _rates_are_of_prompts(row, correct, where)
+        if not close(row["pass_at_k"], sum(c > 0 for c in correct) / len(correct), 1e-12):
+            yield f"{where}: pass_at_k is {row['pass_at_k']}"
+        for name in ("pass_rate", "pass_at_k"):
+            low, high = row[f"{name}_interval"]
+            if not 0 <= low <= row[name] <= high <= 1:
+                yield f"{where}: {name} is {row[name]}, and its interval {low} to {high}"
 
 
 def _compute(row: Row, axis: str) -> float | None:

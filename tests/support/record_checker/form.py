@@ -21,6 +21,10 @@ EVAL_KEYS = (
     *("step", "time", "device_seconds", "flops", "tokens", "samples", "prompts", "version", "pass_rate"),
     *("n_prompts", "n_samples", "mean_p_1mp", "failed", "truncated", "interrupted", "mean_length", "entropy"),
 )
+SUITE_KEYS = (
+    *("suite", *EVAL_KEYS, "pass_rate_interval", "pass_at_k", "pass_at_k_interval", "prompt_set", "id"),
+    "correct",
+)
 SAMPLE_KEYS = (
     *("source", "step", "prompt", "epoch", "sample", "prompt_text", "completion", "reward", "correct"),
     *("finish", "versions", "length"),
@@ -60,6 +64,7 @@ class Record:
         self.steps, self.groups, self.evals, self.prompts = (self._lines(name) for name in FILES)
         self.forecasts, self.lost = self._lines("forecasts.jsonl"), self._lines("lost.jsonl")
         self.samples = self._lines("samples.jsonl")
+        self.downstream = self._lines("downstream.jsonl")
         self.timeline = self._lines("timeline.jsonl")
         self._keys()
 
@@ -80,6 +85,7 @@ class Record:
         asked += [("steps.jsonl", self.steps, STEP_KEYS), ("evals.jsonl", self.evals, EVAL_KEYS)]
         asked += [("groups.jsonl", self.groups, ("step", "prompt", "epoch", "fate", "correct", "n"))]
         asked += [("eval_prompts.jsonl", self.prompts, ("step", "prompt_set", "n", "id", "correct"))]
+        asked += [("downstream.jsonl", self.downstream, SUITE_KEYS)]
         asked += [("samples.jsonl", self.samples, SAMPLE_KEYS)]
         asked += [("forecasts.jsonl", self.forecasts, FORECAST_KEYS)]
         for name, rows, keys in asked:

@@ -10,7 +10,7 @@ from record_checker.form import FILES, Record, Row, parsed
 
 COSTS = ("device_seconds", "flops", "tokens")
 RECORDED = ("steps.jsonl", "groups.jsonl", "evals.jsonl", "eval_prompts.jsonl", "forecasts.jsonl")
-RECORDED += ("alarms.jsonl", "samples.jsonl", "timeline.jsonl")
+RECORDED += ("downstream.jsonl", "alarms.jsonl", "samples.jsonl", "timeline.jsonl")
 TIMED = ("steps.jsonl", "evals.jsonl")
 """Files whose lines have the time, so that two of them are never the same text."""
 

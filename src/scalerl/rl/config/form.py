@@ -96,12 +96,13 @@ class Form(Generic[T]):
                 else:
                     checked[key] = self._chosen(choices[key], value, source, f"{prefix}{key}.", whole)
                 continue
-            for table in _entries(value):
+            entries = list(_entries(value))
+            for place, table in enumerate(entries):
                 if isinstance(table, Mapping):
                     for variant in _fitting(_variants(hints[key]), table):
-                        inner = self._checked(variant, table, source, f"{prefix}{key}.", whole)
-                        if table is value:
-                            checked[key] = inner
+                        entries[place] = self._checked(variant, table, source, f"{prefix}{key}.", whole)
+            if any(isinstance(entry, Mapping) for entry in entries):
+                checked[key] = entries[0] if isinstance(value, Mapping) else entries
         return checked
 
     def _chosen(self, choice: Choice, table: Any, source: str, prefix: str, whole: Mapping[str, Any]) -> Any:

@@ -51,7 +51,7 @@ from scalerl.rl.config.settings import (
     at_least,
 )
 from scalerl.rl.tasks.mix import Mix, OneTask
-from scalerl.rl.tasks.shorthand import table_of
+from scalerl.rl.tasks.shorthand import suite_of, table_of
 from scalerl.rl.tasks.task import Task
 
 AnyTask = OneTask | Mix
@@ -133,6 +133,9 @@ class Recipe:
         forced = self.length.interruption()
         if forced is not None and not forced.phrase.endswith(self.end_of_thinking):
             raise ValueError(f"length.phrase: must end with {self.end_of_thinking!r}")
+        tasks = self.task.tasks if isinstance(self.task, Mix) else ()
+        if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
+            raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
     @property
     def processes(self) -> int:
@@ -327,7 +330,11 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
 
 
 def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the table that a task in one line stands for."""
+    """Return the values with the tables that tasks in one line stand for."""
+    evaluation = values.get("evaluation")
+    suites = evaluation.get("downstream") if isinstance(evaluation, Mapping) else None
+    if isinstance(evaluation, Mapping) and isinstance(suites, list | tuple):
+        values = values | {"evaluation": {**evaluation, "downstream": [suite_of(suite) for suite in suites]}}
     task = values.get("task")
     if isinstance(task, str):
         return values | {"task": table_of(task)}

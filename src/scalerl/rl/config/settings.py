@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from scalerl.kinds import Choice, choices_of
+from scalerl.rl.tasks.mix import OneTask
+from scalerl.rl.tasks.task import Task
+
 
 def positive(**values: float) -> None:
     """Raise a ValueError unless all `values` are above 0 and finite."""
@@ -125,6 +129,27 @@ AnyBudget = Steps | FlopsBudget | GpuHours | TokensBudget | Epochs
 
 
 @dataclass(frozen=True)
+class Suite:
+    """A benchmark by its name: the held-out prompts of a task, which no step is trained on.
+
+    Sampled as the held-out prompts of the run are: at the recipe's temperature, context and length control.
+    """
+
+    name: str
+    task: Annotated[Task, Choice("tasks", Task, OneTask)]
+    samples: int = 4
+    """Completions of each prompt: the k of pass@k."""
+    every: int = 1
+    """It is evaluated with every so many evaluations of the run, and with the first and the last."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"name must not be empty, or hold a slash (found {self.name!r})")
+        at_least(1, samples=self.samples, every=self.every)
+        choices_of(Suite)["task"].check_object(self.task, "task")
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Evaluations on the held-out prompts: `count` of them evenly over the budget, or one every so many
     steps; one before training and one at its end.
@@ -140,12 +165,24 @@ class Evaluation:
     seed: int = 20251016
     forecast_at: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
+    keep: Literal["last", "best"] = "last"
+    """`best` keeps the weights of the best evaluation beside the last checkpoints: by the smoothed pass rate,
+    not by the luckiest evaluation."""
+    downstream: tuple[Suite, ...] = ()
+    """Benchmarks beside the held-out prompts: no part of training compute, nor of the forecast."""
 
     def __post_init__(self) -> None:
         at_least(1, count=self.count, samples=self.samples, decode_slots=self.decode_slots)
         at_least(0, seed=self.seed, every=self.every)
         if not all(0 < share < 1 for share in self.forecast_at):
             raise ValueError("forecast_at must be shares of the budget between 0 and 1")
+        names = [suite.name for suite in self.downstream]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"downstream: two suites are called {twice[0]!r}: give each a name of its own")
+
+    def due(self, number: int, last: bool) -> tuple[str, ...]:
+        """Return the suites that the evaluation with this number, from 0 on, has; or the `last` one."""
+        return tuple(suite.name for suite in self.downstream if last or number % suite.every == 0)
 
     def slots_for(self, n_prompts: int) -> int:
         """Completions decoded at once, where there are so many prompts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ from scalerl.rl.model.causal_lm import (
 )
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.shape import shape_of
-from scalerl.rl.tasks.task import check_task
+from scalerl.rl.tasks.task import Task, check_suite, check_task
+from scalerl.rl.types import Prompt
+
+_LOG = logging.getLogger("scalerl")
 
 
 def load_generator(
@@ -103,15 +108,36 @@ def _check_attention(model: nn.Module, name: str | Path) -> None:
 
 
 def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
-    """Return the recipe, without the prompts longer than `context.prompt` where its task drops those.
+    """Return the recipe, without the prompts longer than `context.prompt` where its tasks drop those.
+
+    Prompts of a downstream suite that are trained on are a warning.
 
     Raises:
         InputError: the prompts are not what `check_task` demands; one has no tokens, or a word that the
             tokenizer does not know; or some are too long, and the task does not drop them.
     """
-    tokenizer, task = load_tokenizer(model_folder), recipe.task
+    tokenizer, task, most = load_tokenizer(model_folder), recipe.task, recipe.context.prompt
     check_task(task)
-    prompts = [*task.prompts("heldout"), *task.prompts("train")]
+    train = task.prompts("train")
+    kept = _check_lengths(tokenizer, task, [*task.prompts("heldout"), *train], most)
+    suites, trained = recipe.evaluation.downstream, {(p.text, str(p.messages)) for p in train}
+    checked = []
+    for suite in suites:
+        prompts = check_suite(suite.task, suite.name)
+        if leaked := sum((prompt.text, str(prompt.messages)) in trained for prompt in prompts):
+            text = (
+                "evaluation.downstream: %d of %d prompts of %r are trained on: it measures no more than that"
+            )
+            _LOG.warning(text, leaked, len(prompts), suite.name)
+        checked.append(replace(suite, task=_check_lengths(tokenizer, suite.task, prompts, most, suite.name)))
+    if kept is task and all(new.task is old.task for new, old in zip(checked, suites, strict=True)):
+        return recipe
+    return replace(recipe, task=kept, evaluation=replace(recipe.evaluation, downstream=tuple(checked)))
+
+
+def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: int, suite: str = "") -> Task:
+    """Return the task, of the run or of a `suite`, without its prompts of more than `most` tokens."""
+    of = f"suite {suite}: " if suite else ""
     lengths: dict[str, int] = {}
     for prompt in prompts:
         token_T = prompt_tokens(tokenizer, prompt)
@@ -119,17 +145,17 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
         if (word := unknown_word(tokenizer, prompt, token_T)) is not None:
             few = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get) if len(tokenizer) < 50 else []
             knows = f"; it knows {' '.join(few)}" * bool(few)
-            raise InputError(f"prompt {prompt.id}: the tokenizer does not know {brief(word)}{knows}")
+            raise InputError(f"{of}prompt {prompt.id}: the tokenizer does not know {brief(word)}{knows}")
     if empty := [name for name, length in lengths.items() if not length]:
         raise InputError(
-            f"prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
+            f"{of}prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
         )
-    long = [name for name, length in lengths.items() if length > recipe.context.prompt]
+    long = [name for name, length in lengths.items() if length > most]
     if not long:
-        return recipe
+        return task
     if (kept := task.without(frozenset(long))) is not None:
-        return replace(recipe, task=kept)
-    allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed, and prompt {long[0]} has"
+        return kept
+    allowed = f"{of}context.prompt: {most} tokens are allowed, and prompt {long[0]} has"
     how = "; task.too_long = 'drop' leaves them out" if hasattr(task, "too_long") else ""
     raise InputError(
         f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"

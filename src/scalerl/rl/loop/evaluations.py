@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from scalerl.errors import DivergedError, ScalerlError, WorkerError
+from scalerl.record.downstream import suite_row
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
+from scalerl.rl.config.settings import Evaluation
 from scalerl.rl.loop.activity import Activities
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
+from scalerl.rl.placement.evaluate import HELDOUT, Evaluate, EvaluationResult
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Weights
@@ -99,6 +101,7 @@ class _Pending:
 
     row: dict[str, Any]
     weights: Weights
+    suites: Sequence[str]
     future: Future[EvaluationResult]
 
 
@@ -109,25 +112,34 @@ class Evaluations:
     evaluate: Evaluate
     writer: RunWriter
     task: Task
-    n_samples: int
+    settings: Evaluation
     counters: RunCounters
-    on_point: Callable[[EvalPoint, Sequence[Mapping[str, Any]]], None]
-    """Called with an evaluation that is on record, and the completions that are kept of it."""
+    on_point: Callable[[EvalPoint, EvaluationResult, Weights], None]
+    """Called with an evaluation that is on record, its outcome, and the weights that it is of."""
+    on_suite: Callable[[Mapping[str, Any]], None] = lambda row: None
+    """Called with a line of downstream.jsonl that is on record."""
     activities: Activities = field(default_factory=Activities)
     last_step: int = -1
     """Step of the last evaluation that was started."""
+    started: int = 0
+    """Evaluations that were started."""
     _pending: deque[_Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._prompt_set = self.task.heldout_hash
-        self._prompt_ids = [prompt.id for prompt in self.task.prompts("heldout")]
+        tasks = {HELDOUT: self.task, **{suite.name: suite.task for suite in self.settings.downstream}}
+        self._prompt_sets = {name: task.heldout_hash for name, task in tasks.items()}
+        self._prompt_ids = {name: [p.id for p in task.prompts("heldout")] for name, task in tasks.items()}
+        self._samples = {suite.name: suite.samples for suite in self.settings.downstream}
+        self._samples[HELDOUT] = self.settings.samples
 
-    def start(self, step: int, weights: Weights) -> None:
-        """Start the evaluation of `weights`, with the counters as they stand."""
+    def start(self, step: int, weights: Weights, last: bool = False) -> None:
+        """Start the evaluation of `weights`, with the counters as they stand; the `last` has all suites."""
         counters = self.counters
         row = {"step": step, "time": time.time(), "samples": counters.samples, "prompts": counters.prompts}
         self.last_step = step
-        self._start(row | counters.json(), weights)
+        suites = self.settings.due(self.started, last)
+        self.started += 1
+        self._start(row | counters.json(), weights, suites)
 
     def write_finished(self, stop: threading.Event | None = None, most: int = MAX_PENDING) -> bool:
         """Write what is done; wait until `most` at most are under way, or `stop` is set.
@@ -151,45 +163,65 @@ class Evaluations:
             except ScalerlError as error:
                 raise EvaluationError(f"{self.writer.path}: {error}") from error
             # Popped once its result is there: after an error a checkpoint still has it, for the resume.
-            self._write(self._pending.popleft().row, result)
+            self._write(self._pending.popleft(), result)
         return len(self._pending) <= most
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs; those under way are started again, with their weights."""
         return {
-            "prompt_set": self._prompt_set,
+            "prompt_set": self._prompt_sets[HELDOUT],
+            "suites": {name: found for name, found in self._prompt_sets.items() if name != HELDOUT},
             "last_step": self.last_step,
-            "pending": [[pending.row, dict(pending.weights)] for pending in self._pending],
+            "started": self.started,
+            "pending": [[one.row, dict(one.weights), list(one.suites)] for one in self._pending],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self.last_step = state["last_step"]
-        for row, weights in state["pending"]:
-            # Older checkpoints have arrays.
-            self._start(row, WeightStream.of({name: torch.as_tensor(w) for name, w in weights.items()}))
+        # Checkpoints from before there were suites have none; older ones have arrays.
+        self.last_step, self.started = state["last_step"], state.get("started", 0)
+        for row, weights, *suites in state["pending"]:
+            stream = WeightStream.of({name: torch.as_tensor(w) for name, w in weights.items()})
+            # A resume may have other suites.
+            self._start(row, stream, [name for name in (suites or [()])[0] if name in self._samples])
 
-    def _start(self, row: dict[str, Any], weights: Weights) -> None:
+    def _start(self, row: dict[str, Any], weights: Weights, suites: Sequence[str]) -> None:
         held = hold(weights)
-        self._pending.append(_Pending(row, held, self.evaluate(held, row["step"])))
+        self._pending.append(_Pending(row, held, suites, self.evaluate(held, row["step"], suites)))
 
-    def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
+    def _write(self, pending: _Pending, result: EvaluationResult) -> None:
         self.counters.add_evaluation(result.seconds, result.startup)
+        row = pending.row
         # The row holds the counters at the start of this evaluation; only its own cost is known since.
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         # Weights with NaN sample nonsense, whose pass rate of 0 would look like any other.
         if not math.isfinite(result.entropy):
             raise DivergedError(row["step"], "the model's probabilities are not finite any more")
-        n = len(self._prompt_ids)
-        spread = mean_p_1mp(result.correct_P, self.n_samples)
-        point = EvalPoint.from_json(
-            row
-            | {
-                "device_seconds": seconds,
-                "pass_rate": float(result.correct_P.sum()) / (n * self.n_samples),
+        row = row | {"device_seconds": seconds}
+        self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
+        for name, of_suite in result.downstream.items():
+            point, prompts = (
+                self._point(row, name, of_suite),
+                (self._prompt_sets[name], self._prompt_ids[name]),
+            )
+            line = suite_row(name, point, *prompts, of_suite.correct_P)
+            self.writer.downstream(line)
+            self.on_suite(line)
+        point = self._point(row, HELDOUT, result)
+        prompts = self._prompt_sets[HELDOUT], self._prompt_ids[HELDOUT]
+        self.writer.evaluation(point, *prompts, result.correct_P)
+        self.on_point(point, result, pending.weights)
+
+    def _point(self, row: Mapping[str, Any], name: str, result: EvaluationResult) -> EvalPoint:
+        n, n_samples = len(self._prompt_ids[name]), self._samples[name]
+        spread = mean_p_1mp(result.correct_P, n_samples)
+        return EvalPoint.from_json(
+            {
+                **row,
+                "pass_rate": float(result.correct_P.sum()) / (n * n_samples),
                 "version": result.version,
                 "n_prompts": n,
-                "n_samples": self.n_samples,
+                "n_samples": n_samples,
                 "mean_p_1mp": None if math.isnan(spread) else spread,
                 "failed": result.failed,
                 "truncated": result.truncated,
@@ -198,9 +230,6 @@ class Evaluations:
                 "entropy": result.entropy,
             }
         )
-        self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
-        self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
-        self.on_point(point, result.samples)
 
 
 def before_training(point: EvalPoint) -> list[str]:

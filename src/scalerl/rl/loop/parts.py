@@ -18,7 +18,7 @@ from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.loop.activity import EVALUATING, Activities
 from scalerl.rl.model.causal_lm import gpus_in_use
-from scalerl.rl.placement.evaluate import Evaluate, Evaluator
+from scalerl.rl.placement.evaluate import Evaluate, Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.types import Generator
@@ -89,8 +89,7 @@ class PartsHere:
         if on_one and isinstance(self._generator, TorchGenerator):
             evaluator = Evaluator(recipe, model_folder, beat=beat, lender=self._generator, stop=stop)
         elif self._aside:
-            prompts = recipe.task.prompts("heldout")
-            arguments = recipe.without_prompts(), model_folder, prompts
+            arguments = recipe.without_prompts(), model_folder, prompts_of(recipe)
             processes = Processes(devices=[self._devices.evaluator])
             evaluator = EvaluatorAside(processes, arguments, recipe.timeouts, beat=activities.evaluating)
         else:

@@ -195,16 +195,23 @@ def set_newer_aside(folder: Path, used: Path | None) -> None:
         raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
-def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
+def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
     """Check that config.json and the prompts are those of the checkpoint `saved`.
 
     Raises:
-        InputError: the recipe in config.json was edited, held-out prompts have changed, or a prompt to train
-            on is gone.
+        InputError: the recipe in config.json was edited, held-out prompts or those of a suite have changed,
+            or a prompt to train on is gone.
     """
+    task = recipe.task
     _check_config(folder, saved)
     if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
+    suites = {suite.name: suite.task.heldout_hash for suite in recipe.evaluation.downstream}
+    before = saved["evaluations"].get("suites", {})
+    if other := [name for name, found in suites.items() if before.get(name, found) != found]:
+        raise InputError(
+            f"the prompts of suite {other[0]} have changed since the run began: give it another name"
+        )
     here = {prompt.id for prompt in task.prompts("train")}
     queued = {prompt for deck in saved["pool"]["decks"].values() for prompt in deck["queue"]}
     if gone := sorted({*queued, *saved["pool"]["epochs"]} - here):
@@ -224,7 +231,7 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
-    may_change = (*UNTRAINED, *_MEMORY, "budget", "decode_slots")
+    may_change = (*UNTRAINED, *_FREE, "budget", "decode_slots")
     free = {key: value for key, value in plain(recipe.to_json()).items() if key in may_change}
     sandbox = {"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}
     changes = {"recipe": free, "code": code, "devices": dict(devices), **sandbox}
@@ -273,18 +280,19 @@ def _kept(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(table := kept.get(name), dict):
             kept[name] = {key: value for key, value in table.items() if key not in drop}
     if isinstance(recipe := kept.get("recipe"), Mapping):
-        kept["recipe"] = _without_memory(recipe)
+        kept["recipe"] = _without_free(recipe)
     return kept
 
 
-_MEMORY = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots",)}
-"""Keys of tables that are a matter of memory and speed: a run that had too little may go on with others."""
+_FREE = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots", "keep", "downstream")}
+"""Keys of tables on which nothing that is trained depends: of memory and speed, since a run that had too
+little may go on with others, and of what is kept and evaluated beside."""
 
 
-def _without_memory(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without the keys that are a matter of memory."""
+def _without_free(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the keys that a resume may change in its tables."""
     kept = {key: value for key, value in recipe.items() if key != "decode_slots"}
-    for name, keys in _MEMORY.items():
+    for name, keys in _FREE.items():
         if isinstance(table := kept.get(name), Mapping):
             kept[name] = {key: value for key, value in table.items() if key not in keys}
     return kept
@@ -296,7 +304,7 @@ def _without_budget(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return _without_memory({key: value for key, value in recipe.items() if key not in UNTRAINED})
+    return _without_free({key: value for key, value in recipe.items() if key not in UNTRAINED})
 
 
 def _shown(value: Any) -> str:

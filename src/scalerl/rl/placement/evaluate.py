@@ -1,7 +1,7 @@
 """Evaluation on the held-out prompts: one version of the weights, with a KV cache of its own.
 
 Temperature, length rule and seed are fixed for the run, so that two evaluations differ by their weights
-alone.
+alone. Downstream suites are sampled after the held-out prompts, which they do not change: not a bit.
 
 Shapes in names: P held-out prompts.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,13 +46,33 @@ class EvaluationResult:
     """Seconds in which processes that evaluate were started, since the evaluation before."""
     samples: tuple[dict[str, Any], ...] = ()
     """Some completions as text: lines of samples.jsonl."""
+    downstream: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    """The same of downstream suites, by name; their seconds are also in `seconds`."""
+
+
+HELDOUT = ""
+"""The name of the held-out prompts, beside those of the suites."""
+
+
+def prompts_of(recipe: Recipe) -> dict[str, list[Prompt]]:
+    """Return the prompts that are evaluated: `HELDOUT`, and those of every downstream suite."""
+    suites = {suite.name: suite.task.prompts("heldout") for suite in recipe.evaluation.downstream}
+    return {HELDOUT: recipe.task.prompts("heldout"), **suites}
+
+
+def samples_of(recipe: Recipe) -> dict[str, int]:
+    """Return how often a prompt is sampled: of `HELDOUT`, and of every downstream suite."""
+    suites = {suite.name: suite.samples for suite in recipe.evaluation.downstream}
+    return {HELDOUT: recipe.evaluation.samples, **suites}
 
 
 class Evaluate(Protocol):
     """Evaluates weights, now or later."""
 
-    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
-        """Evaluate `weights`, which are `version`."""
+    def __call__(
+        self, weights: Weights, version: int, suites: Sequence[str] = ()
+    ) -> Future[EvaluationResult]:
+        """Evaluate `weights`, which are `version`, on the held-out prompts and on downstream suites."""
         ...
 
     def close(self) -> None:
@@ -86,6 +106,12 @@ def result_of(
     )
 
 
+def with_suites(heldout: EvaluationResult, suites: Mapping[str, EvaluationResult]) -> EvaluationResult:
+    """Return the outcome of the held-out prompts with those of suites, whose time is part of it."""
+    seconds = heldout.seconds + sum(result.seconds for result in suites.values())
+    return replace(heldout, seconds=seconds, downstream=suites)
+
+
 _LOOK = 0.5  # seconds between two calls of `beat` while completions are verified
 
 
@@ -108,63 +134,71 @@ class Evaluator:
         self,
         recipe: Recipe,
         model_folder: str,
-        prompts: Sequence[Prompt] | None = None,
+        prompts: Mapping[str, Sequence[Prompt]] | None = None,
         beat: Callable[[int, int], None] = lambda done, of: None,
         lender: TorchGenerator | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self._beat, self._lender, self._seed = beat, lender, recipe.evaluation.seed
         self._stop = stop or threading.Event()
-        self._n_samples, self._n_kept = recipe.evaluation.samples, recipe.samples.evaluation
-        self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
+        self._samples, self._n_kept = samples_of(recipe), recipe.samples.evaluation
+        self._prompts = prompts_of(recipe) if prompts is None else prompts
         if lender is None:
-            slots = recipe.evaluation.slots_for(len(self._prompts))
+            slots = recipe.evaluation.slots_for(len(self._prompts[HELDOUT]))
             self._generator = load_generator(recipe, model_folder, self._seed, slots, "evaluation")
         else:
             self._generator = lender
-        self._verifier = load_verifier(recipe, self._generator.tokenizer)
+        self._verifiers = {
+            name: load_verifier(recipe, self._generator.tokenizer, name) for name in self._prompts
+        }
 
-    def evaluate(self, weights: Weights, version: int) -> EvaluationResult:
-        """Sample every held-out prompt with `weights`, and verify the completions.
+    def evaluate(self, weights: Weights, version: int, suites: Sequence[str] = ()) -> EvaluationResult:
+        """Sample every held-out prompt with `weights`, then those of suites, and verify the completions.
 
         Raises:
             EvaluationStoppedError: `stop` is set.
         """
         with nullcontext(self._generator) if self._lender is None else self._lender.lent(self._seed) as own:
-            return self._evaluate(own, weights, version)
+            heldout = self._evaluate(own, weights, version, HELDOUT)
+            return with_suites(heldout, {s: self._evaluate(own, weights, version, s) for s in suites})
 
-    def _evaluate(self, generator: TorchGenerator, weights: Weights, version: int) -> EvaluationResult:
-        started = time.perf_counter()
+    def _evaluate(
+        self, generator: TorchGenerator, weights: Weights, version: int, suite: str
+    ) -> EvaluationResult:
+        started, prompts, n_samples = time.perf_counter(), self._prompts[suite], self._samples[suite]
         # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
         generator.update(weights, version)
-        of = len(self._prompts) * self._n_samples
-        for prompt in self._prompts:
-            generator.submit(prompt, 0, self._n_samples)
+        of = len(prompts) * n_samples
+        for prompt in prompts:
+            generator.submit(prompt, 0, n_samples)
         while unfinished := generator.unfinished:
             self._go_on(of - unfinished, of)
             generator.work()
-        groups = generator.take(len(self._prompts))
-        pending = self._verifier.start(groups)
+        groups = generator.take(len(prompts))
+        pending = self._verifiers[suite].start(groups)
         while not pending.wait(_LOOK):  # each verdict has a time limit of its own
             self._go_on(of, of)
-        seconds = time.perf_counter() - started
-        return result_of(version, groups, pending.result(), seconds, generator.tokenizer, self._n_kept)
+        seconds, n_kept = time.perf_counter() - started, self._n_kept if suite == HELDOUT else 0
+        return result_of(version, groups, pending.result(), seconds, generator.tokenizer, n_kept)
 
     def _go_on(self, done: int, of: int) -> None:
         self._beat(done, of)
         if self._stop.is_set():
             raise EvaluationStoppedError
 
-    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
+    def __call__(
+        self, weights: Weights, version: int, suites: Sequence[str] = ()
+    ) -> Future[EvaluationResult]:
         """Evaluate now; the future is already done, unless the run is to stop."""
         future: Future[EvaluationResult] = Future()
         try:
             with suppress(EvaluationStoppedError):
-                future.set_result(self.evaluate(weights, version))
+                future.set_result(self.evaluate(weights, version, suites))
         except ScalerlError as error:  # of the processes that verify, or of a task
             future.set_exception(error)
         return future
 
     def close(self) -> None:
         """Stop the processes that verify."""
-        self._verifier.close()
+        for verifier in self._verifiers.values():
+            verifier.close()

@@ -34,6 +34,7 @@ from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
 
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
+_Queued = tuple[Any, int, Sequence[str], Future[EvaluationResult]]
 _INTERVAL = 0.5  # seconds between two polls of a worker, and between two of its heartbeats
 
 
@@ -87,17 +88,19 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         self._pack, self._beat = pack, beat
         self._result: EvaluationResult | None = None
         self._closed, self._lock = threading.Event(), threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[Any, int, Future[EvaluationResult]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         # Python would end the process by SIGTERM, which it does not answer.
         self._at_exit = atexit.register(self.kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
-    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
+    def __call__(
+        self, weights: Weights, version: int, suites: Sequence[str] = ()
+    ) -> Future[EvaluationResult]:
         """Queue an evaluation of `weights`."""
         future: Future[EvaluationResult] = Future()
-        self._queue.put((self._pack(weights), version, future))
+        self._queue.put((self._pack(weights), version, suites, future))
         return future
 
     def close(self) -> None:
@@ -115,20 +118,20 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         with suppress(CancelledError):
             self.start()
         while (item := self._queue.get()) is not None:
-            weights, version, future = item
+            weights, version, suites, future = item
             try:
-                future.set_result(self._evaluate(weights, version))
+                future.set_result(self._evaluate(weights, version, suites))
             except BaseException as error:
                 future.set_exception(error)
             del item, weights, future  # they are not to be held until the next one comes
         self.kill()
 
-    def _evaluate(self, weights: Any, version: int) -> EvaluationResult:
+    def _evaluate(self, weights: Any, version: int, suites: Sequence[str]) -> EvaluationResult:
         (worker,) = self._workers
         worker.version, worker.watchdog, worker.losses = version, None, 0
         self._result = None
         try:
-            self.add(version, weights)
+            self.add(version, (weights, suites))
             while self._result is None:
                 if self._closed.is_set():
                     raise CancelledError
@@ -144,7 +147,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def _send(self, worker: EvaluationWorker, number: int, work: Any) -> None:
         assert worker.process is not None
-        worker.process.send((work, number))
+        worker.process.send((*work, number))
 
     def _received(self, worker: EvaluationWorker, message: Message) -> None:
         if message.kind == "sampled":
@@ -187,8 +190,10 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 # -- in the process ----------------------------------------------------------------------------------------
 
 
-def evaluate(channel: Channel, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]) -> None:
-    """Make the evaluations that come, until the channel is closed."""
+def evaluate(
+    channel: Channel, recipe: Recipe, model_folder: str, prompts: Mapping[str, Sequence[Prompt]]
+) -> None:
+    """Make the evaluations that come, until the channel is closed; `prompts` are those of `prompts_of`."""
     torch.set_num_threads(1)
     sent_at = time.monotonic()
 
@@ -201,7 +206,7 @@ def evaluate(channel: Channel, recipe: Recipe, model_folder: str, prompts: Seque
     evaluator = Evaluator(recipe, model_folder, prompts, beat)
     channel.send("started", time.perf_counter() - channel.began)
     while True:
-        weights, version = channel.receive()
+        weights, suites, version = channel.receive()
         fetch = getattr(weights, "fetch", lambda weights=weights: weights)
-        channel.send("done", evaluator.evaluate(fetch(), version))
+        channel.send("done", evaluator.evaluate(fetch(), version, suites))
         del weights, fetch  # a model's worth of memory

@@ -8,13 +8,21 @@ Verdicts come from processes of this machine, in a thread, while servers go on.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.sampling import RequestFactory
-from scalerl.rl.placement.evaluate import EvaluationResult, result_of
+from scalerl.rl.placement.evaluate import (
+    HELDOUT,
+    EvaluationResult,
+    prompts_of,
+    result_of,
+    samples_of,
+    with_suites,
+)
 from scalerl.rl.types import Rollout, Weights
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -33,35 +41,46 @@ class ServedEvaluator:
         factory = RequestFactory(
             generator.tokenizer, replace(generator.sampling, seed=recipe.evaluation.seed)
         )
-        n_samples = recipe.evaluation.samples
-        self._requests = [
-            request
-            for i, prompt in enumerate(recipe.task.prompts("heldout"))
-            for request in factory.requests(i, (prompt, 0, n_samples))
-        ]
-        self._verifier = load_verifier(recipe, generator.tokenizer)
+        prompts, n_samples = prompts_of(recipe), samples_of(recipe)
+        self._requests = {
+            name: [
+                request
+                for i, prompt in enumerate(prompts[name])
+                for request in factory.requests(i, (prompt, 0, n_samples[name]))
+            ]
+            for name in prompts
+        }
+        self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in prompts}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._counted = 0.0
         """Seconds of servers that earlier results have."""
         self._sampled = deque[Future[list[tuple[Rollout, ...]]]]()
 
-    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
+    def __call__(
+        self, weights: Weights, version: int, suites: Sequence[str] = ()
+    ) -> Future[EvaluationResult]:
         """Start to evaluate `weights`."""
-        sampled = self._generator.evaluate(self._requests, weights, version)
-        self._sampled.append(sampled)
-        return self._thread.submit(self._verify, version, sampled)
+        names = HELDOUT, *suites
+        for name in names:
+            self._sampled.append(self._generator.evaluate(self._requests[name], weights, version))
+        return self._thread.submit(self._verify, version, names)
 
     def close(self) -> None:
         """Stop the processes that verify; what is still sampled is made again when the run is resumed."""
         for sampled in self._sampled:
             sampled.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        self._verifier.close()
+        for verifier in self._verifiers.values():
+            verifier.close()
 
-    def _verify(self, version: int, sampled: Future[list[tuple[Rollout, ...]]]) -> EvaluationResult:
-        groups = sampled.result()
+    def _verify(self, version: int, names: Sequence[str]) -> EvaluationResult:
+        heldout, *suites = [self._verify_one(version, name) for name in names]
+        return with_suites(heldout, dict(zip(names[1:], suites, strict=True)))
+
+    def _verify_one(self, version: int, name: str) -> EvaluationResult:
+        groups = self._sampled[0].result()
         self._sampled.popleft()
         until = self._generator.evaluated_seconds
         seconds, self._counted = (until - self._counted) / self._generator.n_servers, until
-        verdicts = self._verifier.verify(groups)
-        return result_of(version, groups, verdicts, seconds, self._generator.tokenizer, self._n_kept)
+        verdicts, n_kept = self._verifiers[name].verify(groups), self._n_kept if name == HELDOUT else 0
+        return result_of(version, groups, verdicts, seconds, self._generator.tokenizer, n_kept)

@@ -96,7 +96,10 @@ class Dataset(Task):
         Raises:
             InputError: the data cannot be read, or does not fit the fields; names file, row and column.
         """
-        return self._contents[0][split]
+        prompts = self._contents[0][split]
+        if not prompts:
+            raise InputError(f"{self.path}: no training prompt")
+        return prompts
 
     @property
     def dropped(self) -> Counter[str]:
@@ -128,7 +131,7 @@ class Dataset(Task):
             for split, prompts in self._contents[0].items()
         }
         for split, prompts in kept.items():
-            if not prompts:
+            if not prompts and self._contents[0][split]:
                 raise InputError(f"{self.path}: every prompt of the {split} split is too long")
         other = replace(self)
         # The dataclass is frozen; this is where the cached property keeps its value.
@@ -155,9 +158,9 @@ class Dataset(Task):
             main = {text: prompt for text, prompt in main.items() if text not in own}
         left = [(text, prompt) for text, prompt in main.items() if text not in held]
         train = [prompt for _, prompt in self._drawn(left, self.limit)]
-        for split, prompts in (("held-out", held), ("training", train)):
-            if not prompts:
-                raise InputError(f"{self.path}: no {split} prompt")
+        if not held:
+            raise InputError(f"{self.path}: no held-out prompt")
+        # With none to train on, it is a benchmark: `prompts` raises where they are needed.
         return {"heldout": list(held.values()), "train": train}, +dropped
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -13,6 +14,8 @@ _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
     "verl": lambda rest: _rewarded({"kind": "verl", "score": rest}),
 }
 _DATA = (".jsonl", ".ndjson", ".parquet")
+_ALL = 1_000_000
+"""Prompts of a benchmark's file that are evaluated, at most."""
 
 
 def table_of(task: str) -> dict[str, Any]:
@@ -31,6 +34,35 @@ def table_of(task: str) -> dict[str, Any]:
     if task.endswith(_DATA):
         return {"kind": "dataset", "path": task}
     return {"kind": task}
+
+
+def suite_of(suite: Any) -> Any:
+    """Return the table of a suite, of which the task, or all, may be a task in one line.
+
+    Its name is that of the file or of the data set, where it has none. All rows of a data set are evaluated,
+    unless its table says which: there are none to train on.
+    """
+    table = {"task": suite} if isinstance(suite, str) else suite
+    if not isinstance(table, Mapping):
+        return suite
+    task = table.get("task")
+    if isinstance(task, str):
+        table = {"name": _name_of(task), **table, "task": table_of(task)}
+    task = table.get("task")
+    if isinstance(task, Mapping) and _is_whole_data(task):
+        table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
+    return dict(table)
+
+
+def _is_whole_data(task: Mapping[str, Any]) -> bool:
+    """Whether it is a data set that does not say which of its prompts are held out."""
+    is_data = task.get("kind") in ("dataset", "code") and "path" in task
+    return is_data and not any(key.startswith("heldout") for key in task)
+
+
+def _name_of(task: str) -> str:
+    rest = task.partition(":")[2] if task.partition(":")[0] in _TABLES else task
+    return Path(rest).stem if rest.endswith(_DATA) else rest.rpartition("/")[2] or task
 
 
 def _rewarded(verifier: dict[str, Any]) -> dict[str, Any]:

@@ -102,15 +102,29 @@ def check_task(task: Task) -> None:
     """
     splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))
     for split, name in splits:
-        prompts = task.prompts(split)
-        if not prompts:
-            raise InputError(f"task: prompts({split!r}) is empty: there is no {name} prompt")
-        if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:
-            raise InputError(f"task: prompts({split!r}) holds {brief(odd[0])}: expected a Prompt")
-        if twice := [id for id, n in Counter(prompt.id for prompt in prompts).items() if n > 1]:
-            raise InputError(f"task: {name} prompts share the id {brief(twice[0])}: each must have its own")
+        _check_split(task, split, name, "task")
     heldout = {(prompt.text, str(prompt.messages)) for prompt in task.prompts("heldout")}
     train = task.prompts("train")
     if both := [prompt for prompt in train if (prompt.text, str(prompt.messages)) in heldout]:
         many = f"{len(both)} of {len(train)} training prompts are held out, too"
         raise InputError(f"task: prompt {brief(both[0].id)} is in both splits ({many}): leave it out of one")
+
+
+def check_suite(task: Task, name: str) -> list[Prompt]:
+    """Return the prompts of a downstream suite: the held-out ones of its task.
+
+    Raises:
+        InputError: there are none, or they are not what `Task.prompts` promises.
+    """
+    return _check_split(task, "heldout", "held-out", f"suite {name}")
+
+
+def _check_split(task: Task, split: Split, name: str, place: str) -> list[Prompt]:
+    prompts = task.prompts(split)
+    if not prompts:
+        raise InputError(f"{place}: prompts({split!r}) is empty: there is no {name} prompt")
+    if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:
+        raise InputError(f"{place}: prompts({split!r}) holds {brief(odd[0])}: expected a Prompt")
+    if twice := [id for id, n in Counter(prompt.id for prompt in prompts).items() if n > 1]:
+        raise InputError(f"{place}: {name} prompts share the id {brief(twice[0])}: each must have its own")
+    return prompts

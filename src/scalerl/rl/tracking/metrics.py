@@ -4,6 +4,7 @@
     health/FIELD    fields of the probe; health/alarm_METRIC, 2 for an alarm, 1 for a warning, 0 once over
     compute/...     the run's cumulative counters at a step
     eval/FIELD      a line of evals.jsonl, with the compute at which the evaluation was asked for
+    downstream/SUITE/FIELD    a line of downstream.jsonl; low and high are the ends of an interval
     forecast/...    the end of the run, forecast from the evaluations so far, logged with the last of them
 
 Evaluations have separate names for compute: they end after later steps, and a counter must not go back.
@@ -45,6 +46,16 @@ def of_evaluation(point: EvalPoint) -> dict[str, float]:
     """Return the metrics of a line of evals.jsonl."""
     found = {f"eval/{name}": value for name, value in _flat(vars(point))}
     return _finite(found | _totals("eval", point))
+
+
+def of_suite(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a line of downstream.jsonl; the compute is that of the evaluation of its step."""
+    names = ("pass_rate", "pass_at_k", "failed", "truncated", "interrupted", "mean_length", "entropy")
+    found = {name: row[name] for name in names}
+    for name in ("pass_rate", "pass_at_k"):
+        low, high = row[f"{name}_interval"]
+        found |= {f"{name}_low": low, f"{name}_high": high}
+    return _finite({f"downstream/{row['suite']}/{name}": value for name, value in found.items()})
 
 
 def of_finding(row: Mapping[str, Any]) -> dict[str, float]:

@@ -82,6 +82,10 @@ class TrackingSender:
         """Send an evaluation that is on record."""
         self._put(point)
 
+    def suite(self, row: Mapping[str, Any]) -> None:
+        """Send a line of downstream.jsonl."""
+        self._put(TrackedRow(row["step"], row["time"], metrics.of_suite(row)))
+
     def finding(self, row: Mapping[str, Any]) -> None:
         """Send a line of alarms.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))

@@ -163,9 +163,11 @@ class PoolVerifier(Verification):
         self._close()
 
 
-def load_verifier(recipe: Recipe, tokenizer: Any) -> Verification:
-    """Return the verifier of a recipe, in processes of this machine unless its task is trusted."""
-    task = recipe.without_prompts().task  # which other processes can import, and without its prompts
+def load_verifier(recipe: Recipe, tokenizer: Any, suite: str = "") -> Verification:
+    """Return the verifier of a recipe, or of one of its downstream suites, in processes of this machine
+    unless its task is trusted."""
+    sent = recipe.without_prompts()  # which other processes can import, and without its prompts
+    task = {one.name: one.task for one in sent.evaluation.downstream}[suite] if suite else sent.task
     return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
 
 

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError, brief_error
+from scalerl.forecast.best import rates_by_step
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.progress import Progress
@@ -49,6 +50,7 @@ def work(
                 folder,
                 resume=True,
                 forecaster=freeze,
+                smooth=rates_by_step,
                 progress=_Progress(channel),
                 # One core is one run's where it has one process; the record is the same either way.
                 evaluate_aside=recipe.placement.kind != "inline",

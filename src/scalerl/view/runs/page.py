@@ -181,7 +181,7 @@ def _tables(view: RunsView) -> list[PageSection]:
         )
         groups = [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1]
         more = (PagePart("Runs of one recipe", items=groups),) if table.name == "comparison" else ()
-        opens = table.name in ("curves", "comparison")
+        opens = table.name in ("curves", "comparison", "tasks")
         title = "The run so far, and its forecast" if alone else table.title
         shown.append(PageSection(title, (part, *more), open=opens))
     if view.comparison is None and len(view.runs) > 1:

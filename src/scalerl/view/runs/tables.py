@@ -21,6 +21,7 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.view.runs.by_task import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.run import OverlayRun
 from scalerl.view.table import (
@@ -48,6 +49,9 @@ _HEALTH = (
 def runs_tables(view: RunsView) -> list[Table]:
     """All tables that have something to say, in the order of the page."""
     found = [curves_table(view)]
+    alone = view.runs[0].record if len(view.runs) == 1 else None
+    if alone is not None and (by_task := task_table(alone, view.axis, view.level)) is not None:
+        found.append(by_task)
     if view.comparison is not None:
         found.append(comparison_table(view))
     if any(run.record is not None and run.record.forecasts for run in view.runs):

@@ -10,6 +10,7 @@ from faulty_server import PROMPTS, TOKENS, FaultyServer, collect, drop, first, s
 
 from scalerl.errors import WorkerError
 from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.settings import Suite
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.placement.evaluate_served import ServedEvaluator
 from scalerl.rl.types import as_reward
@@ -184,23 +185,30 @@ def test_an_evaluation_costs_training_neither_tokens_nor_time(peer, connect, wei
 def test_the_result_is_that_of_all_held_out_prompts(peer, connect, weights):
     small = ["task.k_max=2", "task.heldout_per_length=20", "evaluation.samples=3"]
     recipe = load_recipe("demo", small)
+    suite = Suite("other", replace(recipe.task, heldout_per_length=5, seed=9), samples=2)
+    recipe = replace(recipe, evaluation=replace(recipe.evaluation, downstream=(suite,)))
     generator = connect(peer)
     evaluator = ServedEvaluator(recipe, generator)
     try:
-        result = evaluator(weights, 0).result(60)
+        result = evaluator(weights, 0, ["other"]).result(60)
         again = evaluator(weights, 0).result(60)
     finally:
         evaluator.close()
     prompts = recipe.task.prompts("heldout")
     correct = [3 * as_reward(recipe.task.verify(prompt, "7 </think> 7")).correct for prompt in prompts]
     np.testing.assert_array_equal(result.correct_P, correct)
+    others = [
+        2 * as_reward(suite.task.verify(p, "7 </think> 7")).correct for p in suite.task.prompts("heldout")
+    ]
+    np.testing.assert_array_equal(result.downstream["other"].correct_P, others)
+    assert not again.downstream
     assert 0 < sum(correct) < 3 * len(prompts)
     assert (result.version, result.mean_length, result.truncated, result.failed) == (0, 4, 0, 0)
     assert result.entropy == pytest.approx(1.0, abs=0.5)  # of what the server says
     assert len(result.samples) == recipe.samples.evaluation
     assert result.seconds > 0
     assert result.seconds + again.seconds == pytest.approx(generator.evaluated_seconds)
-    assert len(evaluated(peer)) == 2 * 3 * len(prompts)
+    assert len(evaluated(peer)) == 2 * 3 * len(prompts) + 2 * len(others)
 
 
 def test_an_evaluation_ends_with_its_generator(peer, connect, weights):

@@ -15,7 +15,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.placement.evaluate import Evaluate
+from scalerl.rl.placement.evaluate import Evaluate, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.ray.verifier import RayVerifier
@@ -122,7 +122,7 @@ class RayParts:
         # Its start includes the wait for room, which is the cluster's to bound.
         timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
         actors = RayActors(EvaluationActor, self._session, "evaluation", limits.heartbeat)
-        arguments = recipe.without_prompts(), self._model_folder, recipe.task.prompts("heldout")
+        arguments = recipe.without_prompts(), self._model_folder, prompts_of(recipe)
         return self._keep(
             EvaluatorAside(actors, arguments, timeouts, pack, self.timeline, activities.evaluating)
         )

@@ -1,0 +1,132 @@
+"""`scalerl best`: which weights of a run are the best, by a smooth curve through its evaluations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.text import print_json, print_table, print_warnings
+from scalerl.errors import CannotAnswerError, InputError, counted
+
+if TYPE_CHECKING:
+    from scalerl.forecast.best import SmoothedRun
+    from scalerl.record.reader import RunRecord
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its arguments."""
+    best = commands.add_parser(
+        "best",
+        help="say which checkpoint of a run is the best",
+        description="Say which weights of a run are the best, by a smooth curve through its evaluations and\n"
+        'not by the luckiest one, and how likely they beat the last. evaluation.keep = "best"\n'
+        "keeps them. The exit status is 3 with fewer than three evaluations, or no weights.",
+        epilog=examples("""
+  scalerl best runs/mine                               # its folder, step, pass rate without noise
+  scalerl best runs/mine --metric pass_rate/aime       # by a downstream suite, or a task of a mixture
+  scalerl best runs/mine --json
+"""),
+    )
+    best.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
+    best.add_argument(
+        "--metric", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (all of them)"
+    )
+    add_shared(best, "--x", "compute axis to smooth over (that of the budget)")
+    add_shared(best, "--level")
+    add_shared(best, "--json")
+    best.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the best weights of a run, and what is known of them."""
+    from scalerl.forecast.best import FEWEST, smoothed
+    from scalerl.record.reader import PASS_RATE_OF, RunRecord
+    from scalerl.record.saved_weights import saved_weights
+
+    record = RunRecord.read(args.run_folder)
+    if args.metric is not None:
+        from scalerl.record.prompts import of_task
+
+        if not args.metric.startswith(PASS_RATE_OF):
+            raise InputError(f"--metric {args.metric}: expected {PASS_RATE_OF}NAME of a suite or a task")
+        record = of_task(record, args.metric.removeprefix(PASS_RATE_OF))
+    if len(record.evals) < FEWEST:
+        made = counted(len(record.evals), "evaluation")
+        raise CannotAnswerError(
+            f"{args.run_folder}: {made}, and {FEWEST} are needed to tell noise from a rise"
+        )
+    paths = saved_weights(args.run_folder)
+    found = smoothed(record, args.x, args.level)
+    if not paths.keys() & set(found.step_N.tolist()):
+        how = 'evaluation.keep = "best" keeps those of the best ones'
+        raise CannotAnswerError(f"{args.run_folder}: there are no weights of an evaluation; {how}")
+    answer = _answer(args.run_folder, record, found, paths)
+    if args.json:
+        print_json(answer)
+        return
+    print_warnings(record.warnings)
+    print_table(_rows(answer))
+
+
+def _answer(run: Path, record: RunRecord, found: SmoothedRun, paths: dict[int, Path]) -> dict[str, Any]:
+    """Return the answer as `--json` prints it."""
+    best, last, top = found.best(paths), len(found.step_N) - 1, found.best()
+    measured = {point.step: point for point in record.evals}
+
+    def told(place: int) -> dict[str, Any]:
+        step = int(found.step_N[place])
+        version = measured[step].version
+        return {
+            "path": str(paths[step]) if step in paths else None,
+            "step": step,
+            "version": version if version >= 0 else None,
+            "pass_rate": float(found.rate_N[place]),
+            "interval": found.interval(place),
+            "measured": measured[step].pass_rate,
+        }
+
+    is_last = best == last
+    return {
+        "run": str(run),
+        "metric": record.metric.name,
+        "level": found.level,
+        "best": told(best),
+        "is_last": is_last,
+        "better_than_last": None if is_last else found.probability_better(best, last),
+        "last": told(last),
+        "best_evaluation": told(top),
+        "weights": [told(place) for place, step in enumerate(found.step_N.tolist()) if step in paths],
+    }
+
+
+def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    best, last, top = (answer[name] for name in ("best", "last", "best_evaluation"))
+    rows = [
+        ("best", f"{best['path']}" + ", the last" * answer["is_last"]),
+        (
+            "step",
+            f"{best['step']}" + (f" (version {best['version']})" if best["version"] is not None else ""),
+        ),
+        ("pass rate", f"{_rate(best, answer['level'])}, measured {best['measured']:.3f}"),
+    ]
+    if not answer["is_last"]:
+        where = last["path"] or "whose weights are not there"
+        rows += [
+            ("better than the last", f"with probability {answer['better_than_last']:.2f}"),
+            ("the last", f"step {last['step']}, {_rate(last, answer['level'])}, {where}"),
+        ]
+    if top["step"] != best["step"]:
+        rows.append(
+            (
+                "best evaluation",
+                f"step {top['step']}, {_rate(top, answer['level'])}: its weights were not kept",
+            )
+        )
+    return rows
+
+
+def _rate(told: dict[str, Any], level: float) -> str:
+    low, high = told["interval"]
+    return f"{told['pass_rate']:.3f} [{low:.3f}, {high:.3f}] ({level * 100:g} %)"

@@ -1,0 +1,32 @@
+"""The weights that a run has on disk, each tied by its name to one version: the step that made them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.jsonl import read_object
+from scalerl.record.reader import final_folder
+
+_NAMED = re.compile(r"(?P<kind>step|best)-(?P<step>\d+)")
+
+
+def saved_weights(run: Path) -> dict[int, Path]:
+    """Return the model folders in `checkpoints/` by their step.
+
+    `best-00040` and `step-00040` are of step 40, `final` is of the step in its finished.json. Checkpoints
+    that were made within a step are left out: their weights are those of the step before. Of one step the
+    final weights come first, then `best-`, which no newer checkpoint replaces by its age.
+    """
+    found: dict[int, Path] = {}
+    for kind in ("step", "best"):
+        for path in sorted((run / "checkpoints").glob(f"{kind}-*")):
+            if (named := _NAMED.fullmatch(path.name)) and path.is_dir():
+                found[int(named["step"])] = path
+    final = final_folder(run)
+    try:
+        step = read_object(final / "finished.json").get("step") if final.is_dir() else None
+    except InputError:  # older versions did not write it
+        step = None
+    return found | ({step: final} if isinstance(step, int) else {})
