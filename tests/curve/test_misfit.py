@@ -127,6 +127,26 @@ def test_the_small_noise_near_a_ceiling_of_one_is_no_misfit():
     assert called <= 1
 
 
+@pytest.mark.parametrize("steep", [4.0, 12.0])
+def test_a_burst_before_an_ordinary_rise_is_no_misfit(steep):
+    """Easy prompts first: before bursts were looked for, most of these were jumps or changes of slope."""
+    rng, slow, called = np.random.default_rng(8), Curve(LOG_LOGISTIC, 0.75, 1.6, 1500.0, 0.5), 0
+    for _ in range(15):
+        at, size = float(rng.uniform(150, 400)), float(rng.uniform(0.15, 0.35))
+        burst = size / (1.0 + (np.maximum(COMPUTE, 1e-9) / at) ** steep)
+        called += look(slow(COMPUTE) - burst + rng.normal(0, 0.006, 49)) is not None
+    assert called <= 1
+
+
+def test_a_jump_after_a_burst_is_found_where_it_is():
+    burst = 0.25 / (1.0 + (np.maximum(COMPUTE, 1e-9) / 250.0) ** 6)
+    slow = Curve(LOG_LOGISTIC, 0.75, 1.6, 1500.0, 0.5)
+    found = look(slow(COMPUTE) - burst - 0.08 * (COMPUTE > 2510) + NOISE)
+    assert found is not None
+    assert found.kind == "jump"
+    assert found.at == pytest.approx(COMPUTE[COMPUTE > 2510][0])
+
+
 def test_slow_waves_are_residuals():
     found = look(TRUTH(COMPUTE) + 0.025 * np.sin(COMPUTE / 250) + NOISE)
     assert found is not None

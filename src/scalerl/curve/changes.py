@@ -4,19 +4,23 @@
 
 A change is a model of the noise (`scalerl.curve.noise`) whose covariance has rank one. Its prior probability
 is spread over all places, and the few that the data speak for enter the posterior: the steps that stand out
-among the differences of neighbours, and the best burst of a grid, refined once.
+among the differences of neighbours, and the best burst of a grid, refined once. A burst upwards is no misfit:
+`likeliest_burst` has the one beside which `scalerl.curve.misfit` looks again.
 
 Shapes: N rows of the sample, P models of the noise.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.curve.families import LOG_LOGISTIC
+from scalerl.curve.least_squares import least_squares_many
 from scalerl.curve.nodes import level_of_cells
 from scalerl.curve.noise import make_noise
 from scalerl.curve.prior import STEEP, NoiseModel, Prior
@@ -31,6 +35,11 @@ _FINER = tuple((k * _SPACING / 4, f) for k in range(-2, 3) for f in (1 / 1.8, 1.
 _PHI = 0.4  # of the noise beside a change: with independent noise jumps are held in .78, with this in .95
 _LEAST_S, _MOST_S = 2.0, 25.0
 _CUT = 4.0  # log-density below the best from which no change is kept
+# Of the burst that a healthy run may begin with: stricter, as a first rise before a second one is no burst.
+_EARLY, _SHARE = 8.0, 0.2  # the largest compute over the latest C_d; the prior probability
+_SIZES = (0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.32, 0.4)
+_FINER_SIZES, _FINER_AT, _FINER_S = (0.85, 1.0, 1.15), (-0.2, -0.1, 0.0, 0.1, 0.2), (1.0, 1.4, 2.0)
+_S_SD, _ROUGH_STEPS = 0.25, 8
 # A rough log-logistic beside the change tells which are likely.
 _LOG_MID, _LOG_B = 10, np.linspace(math.log(0.6), math.log(5.0), 5)
 
@@ -90,3 +99,41 @@ def _levels(sample: Sample, floor: float, prior: Prior, changes: list[NoiseModel
     log_mid_FM = np.linspace(low, high + 1.0, _LOG_MID)[None]
     log_b_FMK = np.broadcast_to(_LOG_B, (1, _LOG_MID, len(_LOG_B)))
     return level_of_cells(sample, (LOG_LOGISTIC,), noise, prior, log_b_FMK, log_mid_FM).max(axis=(1, 2, 3))
+
+
+@dataclass(frozen=True)
+class EarlyBurst:
+    """A burst upwards: before it is over the run is `size * to_come_N` below the curve that follows."""
+
+    size: float
+    to_come_N: np.ndarray
+    columns_N3: np.ndarray
+    """What one prior sd more of its size, log C_d and log S changes."""
+    log_prior: float
+    """The log of the prior probability of a burst near this C_d."""
+
+
+def likeliest_burst(sample: Sample) -> EarlyBurst | None:
+    """Return the burst beside which a log-logistic has the least squares; None in too short a range."""
+    low, high = sample.log_c_range
+    places = np.arange(high - math.log(_EARLY), low - _SPACING, -_SPACING).tolist()
+    if not places:
+        return None
+    size, at, s = _least_squares(sample, itertools.product(_SIZES, places, _BURST_S))
+    finer = itertools.product(_FINER_SIZES, _FINER_AT, _FINER_S)
+    size, at, s = _least_squares(sample, ((size * more, at + later, s * by) for more, later, by in finer))
+    share_N, by_s_N, by_at_N = LOG_LOGISTIC.slopes(np.asarray(s), sample.log_c_N - at)
+    columns = [_SIZE_SD * (1.0 - share_N), _SPACING * size * by_at_N, _S_SD * size * by_s_N]
+    return EarlyBurst(size, 1.0 - share_N, np.stack(columns, axis=1), math.log(_SHARE / len(places)))
+
+
+def _least_squares(
+    sample: Sample, bursts: Iterable[tuple[float, float, float]]
+) -> tuple[float, float, float]:
+    """Return the (size, log C_d, S) of `bursts` beside which a log-logistic has the least squares."""
+    tried, even = list(bursts), []
+    for size, at, s in tried:
+        to_come_N = 1.0 - LOG_LOGISTIC.share(np.asarray(s), sample.log_c_N - at)
+        even.append(replace(sample, y_N=sample.y_N + size * to_come_N))
+    found = least_squares_many(even, LOG_LOGISTIC, steps=_ROUGH_STEPS)
+    return tried[int(np.argmin([one.rss for one in found]))]

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from scalerl.curve.changes import likeliest_burst
 from scalerl.curve.evidence import (
     N_WAVES,
     PARAMETER_SD,
@@ -30,13 +31,14 @@ from scalerl.curve.evidence import (
     model_around,
     without_outliers,
 )
+from scalerl.curve.families import Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute that a misfit needs."""
-THRESHOLD, THRESHOLD_SHORT, SHORT = 3.0, 5.0, 25
+THRESHOLD, THRESHOLD_SHORT, SHORT = 2.0, 5.0, 25
 """Bayes factor against the healthy run from which a misfit is reported, and in fewer than 25 evaluations."""
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
@@ -80,8 +82,16 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     found = max(first, beside, key=lambda look: look.log_change)
     # The curve beside a step may also describe the run without any step: then the run is healthy.
     log_bayes = found.log_change - max(first.log_null, beside.log_null)
-    if log_bayes < math.log(THRESHOLD_SHORT if len(sample) < SHORT else THRESHOLD):
+    least = math.log(THRESHOLD_SHORT if len(sample) < SHORT else THRESHOLD)
+    if log_bayes < least:
         return None
+    # Looked for last, as few runs come here: a run that learns what is easy in a burst is healthy too.
+    burst = _beside_a_burst(sample, [one.curve.family for one in best], changes)
+    if burst is not None:
+        found = max(found, burst, key=lambda look: look.log_change)
+        log_bayes = found.log_change - max(first.log_null, beside.log_null, burst.log_null)
+        if log_bayes < least:
+            return None
     if found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; for all else a better curve
         found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
     return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)))
@@ -100,6 +110,29 @@ def _beside_a_step(sample: Sample, first: Evidence, changes: Changes) -> Evidenc
     left_N = without_outliers(even.y_N - curve(np.exp(sample.log_c_N)))
     again = model_around(sample, curve, null.columns_NK[:, len(PARAMETER_SD) : -N_WAVES])
     return evidence_of(sample, again, changes, left_N)
+
+
+def _beside_a_burst(sample: Sample, families: Sequence[Family], changes: Changes) -> Evidence | None:
+    """Return the evidence around curves fitted beside the likeliest burst upwards, None in a short range."""
+    burst = likeliest_burst(sample)
+    if burst is None:
+        return None
+    even = replace(sample, y_N=sample.y_N + burst.size * burst.to_come_N)
+    null = healthy_model(even, least_squares_many([even] * len(families), families))
+    # The waves stay the last columns.
+    null = replace(
+        null,
+        columns_NK=np.insert(null.columns_NK, [len(PARAMETER_SD)] * 3, burst.columns_N3, axis=1),
+        sd_K=np.insert(null.sd_K, [len(PARAMETER_SD)] * 3, 1.0),
+    )
+    look = evidence_of(even, null, changes, null.residual_N)
+    return replace(
+        look,
+        log_null=look.log_null + burst.log_prior,
+        log_hinge_J=look.log_hinge_J + burst.log_prior,
+        log_step_J=look.log_step_J + burst.log_prior,
+        log_waves=look.log_waves + burst.log_prior,
+    )
 
 
 def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:

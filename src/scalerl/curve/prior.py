@@ -152,13 +152,12 @@ class _Flat(Prior):
 
 
 _NOISE = (
-    NoiseModel(0.0, 0.0, 0.5),
-    NoiseModel(0.4, 0.0, 0.7),
-    NoiseModel(0.8, 0.0, 0.7),
-    NoiseModel(0.9, 0.0, 0.5),
-    NoiseModel(0.0, 5.0, 0.4),
-    NoiseModel(0.0, 50.0, 0.4),
-    NoiseModel(0.0, 500.0, 0.2),
+    NoiseModel(0.0, 0.0, 0.8),
+    NoiseModel(0.4, 0.0, 0.8),
+    NoiseModel(0.8, 0.0, 0.6),
+    NoiseModel(0.9, 0.0, 0.3),
+    NoiseModel(0.0, 10.0, 0.3),
+    NoiseModel(0.0, 100.0, 0.3),
     NoiseModel(0.0, 0.0, 0.015, trend=1000.0),
 )
 DEFAULT = Prior(
