@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_qu
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
-
-if TYPE_CHECKING:
-    from scalerl.curve.result import Fit
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -289,29 +286,3 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
     why = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]{why}"
     return Identification(identified, why, ratio, (least, most), at_bounds, widest)
-
-
-def flat_row(fit: Fit) -> dict[str, Any]:
-    """`Fit.to_dict`: see there."""
-    row: dict[str, Any] = {}
-    for name in ("A", "B", "C_mid"):
-        low, high = getattr(fit.intervals, name)
-        found = [None] * 3 if name == "A" and fit.misfit else [getattr(fit.median, name), low, high]
-        row |= dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
-    row |= {"R_0": fit.r0_value, "level": fit.intervals.level, "identified": fit.identified}
-    row |= {"axis": fit.axis, "max_compute_seen": float(fit.points.compute_N.max())}
-    return row | {"points": fit.n_points, "metric": fit.metric.name}
-
-
-def evaluations_frame(fit: Fit) -> Any:
-    """`Fit.to_frame`: see there."""
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(fit.points, name), getattr(fit.excluded, name)])
-
-    order_N = np.argsort(column("compute_N"), kind="stable")
-    compute_N = column("compute_N")[order_N]
-    median_N, low_N, high_N = fit.band(compute_N)
-    columns = {fit.axis: compute_N, "pass_rate": column("pass_rate_N")[order_N]}
-    columns |= {"noise_sd": column("noise_sd_N")[order_N], "fitted": order_N < fit.n_points}
-    return data_frame(columns | {"median": median_N, "low": low_N, "high": high_N})

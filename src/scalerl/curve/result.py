@@ -26,8 +26,6 @@ from scalerl.curve.answers import (
     Verdict,
     check_compute,
     check_target,
-    evaluations_frame,
-    flat_row,
     span,
 )
 from scalerl.curve.families import Curve
@@ -39,6 +37,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
 from scalerl.errors import InputError, number_of
+from scalerl.frames import data_frame
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
 from scalerl.record.metric import Metric
 
@@ -409,7 +408,14 @@ class Fit:
         `_high` at `level`; `R_0`; `identified`; `axis`, `max_compute_seen`, `points`, `metric`. `to_json` has
         everything.
         """
-        return flat_row(self)
+        row: dict[str, Any] = {}
+        for name in ("A", "B", "C_mid"):
+            low, high = getattr(self.intervals, name)
+            found = [None] * 3 if name == "A" and self.misfit else [getattr(self.median, name), low, high]
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+        row |= {"R_0": self.r0_value, "level": self.intervals.level, "identified": self.identified}
+        row |= {"axis": self.axis, "max_compute_seen": float(self.points.compute_N.max())}
+        return row | {"points": self.n_points, "metric": self.metric.name}
 
     def to_frame(self) -> Any:
         """Make a `pandas.DataFrame` with a row for every evaluation, by compute.
@@ -420,7 +426,16 @@ class Fit:
         Raises:
             InputError: pandas is not installed.
         """
-        return evaluations_frame(self)
+
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([getattr(self.points, name), getattr(self.excluded, name)])
+
+        order_N = np.argsort(column("compute_N"), kind="stable")
+        compute_N = column("compute_N")[order_N]
+        median_N, low_N, high_N = self.band(compute_N)
+        columns = {self.axis: compute_N, "pass_rate": column("pass_rate_N")[order_N]}
+        columns |= {"noise_sd": column("noise_sd_N")[order_N], "fitted": order_N < self.n_points}
+        return data_frame(columns | {"median": median_N, "low": low_N, "high": high_N})
 
     def to_latex(self, name: str = "run", at: float | None = None) -> str:
         """Return a small table for a paper: A, B, C_mid and, with `at`, the forecast there; see `latex`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (6.4, 4.0)
-_PLACES = 160
+_PLACES = 70
 _CURVE, _LATER = "scalerl-curve", "scalerl-later"
 """The gids of each recipe's line and of evaluations beyond a cut, by which later calls find them."""
 _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
@@ -35,7 +35,7 @@ _BOLD: dict[str, Any] = {"lw": 1.8}
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _DrawnRecipe:
     """A recipe on the axes: its fits (one for each seed), and how they look."""
 
     name: str
@@ -125,7 +125,7 @@ def plot(
             colour, marker, _ = run_look(place)
             chosen = color.get(name) if isinstance(color, Mapping) else color
             ends = [compute for fit in own for one in (fit.points, fit.excluded) for compute in one.compute_N]
-            drawn = _Drawn(name, own, chosen or colour, marker, _places([*ends, *at]))
+            drawn = _DrawnRecipe(name, own, chosen or colour, marker, _places([*ends, *at], log))
             _draw(ax, drawn, ceiling)
             for found in (one for seed in asked[name] for one in seed):
                 _bar(ax, drawn, found.compute, found.prediction)
@@ -166,18 +166,21 @@ def _recipes(fits: Any, x: str | None, label: str | None) -> dict[str, tuple[Fit
     return found
 
 
-def _places(ends: Iterable[float]) -> np.ndarray:
-    """Return where curves are computed, (M,): dense on a linear and on a logarithmic axis."""
+def _places(ends: Iterable[float], log: bool) -> np.ndarray:
+    """Return where curves are computed, (M,): dense on a linear and on a logarithmic axis.
+
+    A line to compute 0 is flat on a logarithmic axis, where the curve is not: it has its end before that.
+    """
     all_N = np.array(list(ends))
     positive_N = all_N[all_N > 0]
     first, last = float(positive_N.min()) / 2, float(positive_N.max())
-    start = [0.0] if (all_N == 0).any() else []
+    start = [0.0] if (all_N == 0).any() and not log else []
     return np.unique(
         np.concatenate([start, np.geomspace(first, last, _PLACES), np.linspace(first, last, _PLACES)])
     )
 
 
-def _draw(ax: Axes, drawn: _Drawn, ceiling: bool) -> None:
+def _draw(ax: Axes, drawn: _DrawnRecipe, ceiling: bool) -> None:
     """Draw a recipe: evaluations, curves, ceiling."""
     many, curves = len(drawn.fits) > 1, drawn.curves
     for fit in drawn.fits:
@@ -202,7 +205,7 @@ def _draw(ax: Axes, drawn: _Drawn, ceiling: bool) -> None:
         ax.axhline(A, color=drawn.colour, lw=1.0, ls=(0, (1, 2)), zorder=1)
 
 
-def _evaluations(ax: Axes, drawn: _Drawn, fit: Fit) -> None:
+def _evaluations(ax: Axes, drawn: _DrawnRecipe, fit: Fit) -> None:
     """Filled where they were fitted; hollow beyond the cut; crosses where they were left out otherwise."""
     many = len(drawn.fits) > 1
     look: dict[str, Any] = {"ms": 2.6 if many else 3.8, "alpha": 0.6 if many else 1.0, "zorder": 3}
@@ -219,7 +222,7 @@ def _evaluations(ax: Axes, drawn: _Drawn, fit: Fit) -> None:
     ax.plot(out.compute_N[~later_N], out.pass_rate_N[~later_N], "x", color=MUTED, ms=4)
 
 
-def _line(ax: Axes, drawn: _Drawn, value_M: np.ndarray, known: float, **look: Any) -> None:
+def _line(ax: Axes, drawn: _DrawnRecipe, value_M: np.ndarray, known: float, **look: Any) -> None:
     """A curve, solid up to `known` and dashed beyond."""
     x_M, label = drawn.places_M, look.pop("label", "_")
     seen_M, beyond_M = x_M <= known, x_M >= known
@@ -230,7 +233,7 @@ def _line(ax: Axes, drawn: _Drawn, value_M: np.ndarray, known: float, **look: An
         )
 
 
-def _change(ax: Axes, drawn: _Drawn, fit: Fit) -> None:
+def _change(ax: Axes, drawn: _DrawnRecipe, fit: Fit) -> None:
     """Where a run leaves every curve, and the curve of the part that holds."""
     if fit.misfit is None:
         return
@@ -242,7 +245,7 @@ def _change(ax: Axes, drawn: _Drawn, fit: Fit) -> None:
         ax.plot(part_M, part.band(part_M)[0], color=drawn.colour, **_THIN)
 
 
-def _bar(ax: Axes, drawn: _Drawn, compute: float, interval: tuple[float, float]) -> None:
+def _bar(ax: Axes, drawn: _DrawnRecipe, compute: float, interval: tuple[float, float]) -> None:
     """The interval of one evaluation at a compute to come."""
     low, high = interval
     look = _THIN["alpha"] if len(drawn.fits) > 1 else 1.0
@@ -270,4 +273,6 @@ def _finish(ax: Axes, fit: Fit, log: bool) -> None:
         handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=MUTED, ms=3.8))
         labels.append("evaluation after the cut")
     if labels:
-        ax.legend(handles, labels, loc="best", frameon=False)
+        falls = fit.points.pass_rate_N[-1] < fit.points.pass_rate_N[0]
+        corner = "upper right" if falls else "lower right"  # the one that the curve leaves empty
+        ax.legend(handles, labels, loc=corner, framealpha=0.85, edgecolor="none")
