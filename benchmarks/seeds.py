@@ -3,8 +3,8 @@
     python benchmarks/seeds.py --seeds 20 --jobs 2 --runs runs/seeds
     python benchmarks/seeds.py --refit runs/seeds/seed*
 
-Prints one line per seed and how often the 95 % intervals held: frozen at a quarter, half and three quarters
-of the compute, and set against the evaluation at the end. The base model is the same for all; the seed draws
+Prints one line per seed, how often the 95 % intervals held, and how far off the last value was: frozen at a
+quarter, half and three quarters of the compute, and set against the evaluation at the end. The base model is the same for all; the seed draws
 prompts and completions. Runs that are complete are not run again. `--refit` trains nothing: it forecasts
 existing runs anew, from the evaluations that each share of their compute had, with the present fit.
 """
@@ -92,12 +92,12 @@ def report(found: Sequence[Result], ceiling: float) -> None:
             (low, high), width = result.forecast.prediction, result.forecast.width
             inside = "inside" if result.forecast.covers(result.measured) else "outside"
             print(
-                f"| {result.run} | {result.share} | {result.last:.3f} | {result.forecast.median:.3f} | [{low:.3f}, {high:.3f}] | "
-                f"{result.measured:.3f} | {inside} | {width:.3f} |"
+                f"| {result.run} | {result.share} | {result.last:.3f} | {result.forecast.median:.3f} | "
+                f"[{low:.3f}, {high:.3f}] | {result.measured:.3f} | {inside} | {width:.3f} |"
             )
     print(
-        "\n| share | C_mid reached | forecasts | inside | median width | rms error of the last value | rms error |"
-        " mean error | rerun holds | rerun width |"
+        "\n| share | C_mid reached | forecasts | inside | median width | rms error of the last value |"
+        " rms error | mean error | rerun holds | rerun width |"
         f" A stated | A's holds {ceiling:.2f} | identified |"
     )
     print(f"|{'---|' * 13}")
@@ -120,7 +120,8 @@ def summary(found: Sequence[Result], ceiling: float) -> str:
     rms, rms_last = np.sqrt(np.mean(error**2)), np.sqrt(np.mean(last**2))
     reached = np.median([fit["c_max_over_c_mid"] for fit in fits])
     return (
-        f"{reached:.2f} | {len(found)} | {sum(inside)} | {width:.3f} | {rms_last:.4f} | {rms:.4f} | {error.mean():+.4f} | "
+        f"{reached:.2f} | {len(found)} | {sum(inside)} | {width:.3f} | {rms_last:.4f} | {rms:.4f} | "
+        f"{error.mean():+.4f} | "
         f"{reruns(fits, [result.measured for result in found])} | {len(stated)} | {holds} | {identified}"
     )
 

@@ -21,7 +21,7 @@ Value = tuple[float, Interval] | None
 
 
 @dataclass(frozen=True)
-class _Column:
+class _Quantity:
     header: str
     value: Callable[[Fit], Value]
     shown: Callable[[float], str]
@@ -45,13 +45,15 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = None) -> s
     every = [fit for own in recipes.values() for fit in own]
     unit = unit_for(every[0].axis, max(at or 0.0, *(fit.median.C_mid for fit in every)))
     columns = [
-        _Column("$A$", lambda fit: None if fit.misfit else (fit.median.A, fit.intervals.A), _share),
-        _Column("$B$", lambda fit: (fit.median.B, fit.intervals.B), _amount),
-        _Column(f"$C_\\mathrm{{mid}}$ ({latex_text(unit.name)})", lambda fit: _mid(fit, unit.size), _amount),
+        _Quantity("$A$", lambda fit: None if fit.misfit else (fit.median.A, fit.intervals.A), _share),
+        _Quantity("$B$", lambda fit: (fit.median.B, fit.intervals.B), _amount),
+        _Quantity(
+            f"$C_\\mathrm{{mid}}$ ({latex_text(unit.name)})", lambda fit: _mid(fit, unit.size), _amount
+        ),
     ]
     if at is not None:
         shown = f"at ${_amount(at / unit.size)}$ {latex_text(unit.name)}"
-        columns.append(_Column(shown, lambda fit: _mean_curve(fit, at), _share))
+        columns.append(_Quantity(shown, lambda fit: _mean_curve(fit, at), _share))
     lines = [
         "\\begin{table}",
         "\\centering",
@@ -78,13 +80,13 @@ def _mean_curve(fit: Fit, compute: float) -> Value:
     return found.median, found.interval
 
 
-def _row(name: str, own: Sequence[Fit], columns: Sequence[_Column]) -> list[str]:
+def _row(name: str, own: Sequence[Fit], columns: Sequence[_Quantity]) -> list[str]:
     doubt = any(not fit.misfit and not fit.identified for fit in own)
     cells = [_cell(own, column, "^\\ast" if doubt and not n else "") for n, column in enumerate(columns)]
     return [latex_text(name) + (f" ({len(own)} seeds)" if len(own) > 1 else ""), *cells]
 
 
-def _cell(own: Sequence[Fit], column: _Column, mark: str) -> str:
+def _cell(own: Sequence[Fit], column: _Quantity, mark: str) -> str:
     """Return a median with its interval, or mean and standard deviation of several."""
     values, shown = [value for fit in own if (value := column.value(fit)) is not None], column.shown
     if not values:
