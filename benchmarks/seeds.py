@@ -4,9 +4,10 @@
     python benchmarks/seeds.py --refit runs/seeds/seed*
 
 Prints one line per seed, how often the 95 % intervals held, and how far off the last value was: frozen at a
-quarter, half and three quarters of the compute, and set against the evaluation at the end. The base model is the same for all; the seed draws
-prompts and completions. Runs that are complete are not run again. `--refit` trains nothing: it forecasts
-existing runs anew, from the evaluations that each share of their compute had, with the present fit.
+quarter, half and three quarters of the compute, and set against the evaluation at the end. The base model is
+the same for all; the seed draws prompts and completions. Runs that are complete are not run again. `--refit`
+trains nothing: it forecasts existing runs anew, from the evaluations that each share of their compute had,
+with the present fit.
 """
 
 from __future__ import annotations
