@@ -141,7 +141,7 @@ def test_a_misfit_has_its_evaluations_and_its_change_and_no_ceiling(places):
     ax = fit.plot()
     assert "the pass rate jumps" in texts(ax)[0]
     assert "A ." not in texts(ax)[0]
-    assert any(np.array_equal(line.get_xdata(), [fit.misfit.at] * 2) for line in ax.lines)
+    assert any(np.array_equal(line.get_xdata(), [float(fit.misfit.at or 0)] * 2) for line in ax.lines)
     assert len(drawn(ax)["filled"]) == len(frame)
     assert "--" in fit.to_latex()
 
