@@ -3,10 +3,11 @@
     python benchmarks/seeds.py --seeds 20 --jobs 2 --runs runs/seeds
     python benchmarks/seeds.py --refit runs/seeds/seed*
 
-Prints one line per seed and how often the 95 % intervals held: frozen at a quarter, half and three quarters
-of the compute, and set against the evaluation at the end. The base model is the same for all; the seed draws
-prompts and completions. Runs that are complete are not run again. `--refit` trains nothing: it forecasts
-existing runs anew, from the evaluations that each share of their compute had, with the present fit.
+Prints one line per seed, how often the 95 % intervals held, and how far off the last value was: frozen at a
+quarter, half and three quarters of the compute, and set against the evaluation at the end. The base model is
+the same for all; the seed draws prompts and completions. Runs that are complete are not run again. `--refit`
+trains nothing: it forecasts existing runs anew, from the evaluations that each share of their compute had,
+with the present fit.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Result:
     share: float
     forecast: FrozenForecast
     measured: float
+    last: float
+    """The newest evaluation that the forecast had."""
 
 
 def run_seed(seed: int, folder: Path) -> None:
@@ -61,7 +64,9 @@ def results(run: RunRecord, forecasts: Sequence[FrozenForecast]) -> Iterator[Res
         for forecast in [f for f in forecasts if abs(f.share - share) < 0.05][:1]:
             outcome = judge(run, forecast)
             if outcome.measured is not None:
-                yield Result(run.path.name, share, forecast, outcome.measured.pass_rate)
+                seen_N = run.compute(forecast.axis) <= forecast.compute
+                last = run.evals[int(np.flatnonzero(seen_N)[-1])].pass_rate
+                yield Result(run.path.name, share, forecast, outcome.measured.pass_rate, last)
 
 
 def refit(run: RunRecord) -> Iterator[FrozenForecast]:
@@ -81,21 +86,22 @@ def refit(run: RunRecord) -> Iterator[FrozenForecast]:
 
 def report(found: Sequence[Result], ceiling: float) -> None:
     """Print every forecast made at half, then a summary of each share."""
-    print("| run | share | forecast | 95 % interval | measured | inside | width |")
-    print("|---|---|---|---|---|---|---|")
+    print("| run | share | last value | forecast | 95 % interval | measured | inside | width |")
+    print("|---|---|---|---|---|---|---|---|")
     for result in found:
         if result.share == 0.5:
             (low, high), width = result.forecast.prediction, result.forecast.width
             inside = "inside" if result.forecast.covers(result.measured) else "outside"
             print(
-                f"| {result.run} | {result.share} | {result.forecast.median:.3f} | [{low:.3f}, {high:.3f}] | "
-                f"{result.measured:.3f} | {inside} | {width:.3f} |"
+                f"| {result.run} | {result.share} | {result.last:.3f} | {result.forecast.median:.3f} | "
+                f"[{low:.3f}, {high:.3f}] | {result.measured:.3f} | {inside} | {width:.3f} |"
             )
     print(
-        "\n| share | forecasts | inside | median width | rms error | mean error | rerun holds | rerun width |"
+        "\n| share | C_mid reached | forecasts | inside | median width | rms error of the last value |"
+        " rms error | mean error | rerun holds | rerun width |"
         f" A stated | A's holds {ceiling:.2f} | identified |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print(f"|{'---|' * 13}")
     for share in SHARES:
         chosen = [result for result in found if result.share == share]
         if chosen:
@@ -111,9 +117,12 @@ def summary(found: Sequence[Result], ceiling: float) -> str:
     stated = [fit["intervals"]["A"] for fit in fits if fit["intervals"]["A"]]
     holds = sum(low <= ceiling <= high for low, high in stated)
     identified = sum(bool(fit["identified"]) for fit in fits)
-    rms = np.sqrt(np.mean(error**2))
+    last = np.array([result.last - result.measured for result in found])
+    rms, rms_last = np.sqrt(np.mean(error**2)), np.sqrt(np.mean(last**2))
+    reached = np.median([fit["c_max_over_c_mid"] for fit in fits])
     return (
-        f"{len(found)} | {sum(inside)} | {width:.3f} | {rms:.4f} | {error.mean():+.4f} | "
+        f"{reached:.2f} | {len(found)} | {sum(inside)} | {width:.3f} | {rms_last:.4f} | {rms:.4f} | "
+        f"{error.mean():+.4f} | "
         f"{reruns(fits, [result.measured for result in found])} | {len(stated)} | {holds} | {identified}"
     )
 

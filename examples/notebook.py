@@ -1,6 +1,7 @@
 """A session in cells: a log of pass rates, its fit, a plot, and a second run beside it."""
 
 # %% A log: here it is simulated; scalerl.load_run("runs/mine") or scalerl.load_run("verl.jsonl") reads one.
+import matplotlib.pyplot as plt
 import numpy as np
 
 import scalerl
@@ -27,10 +28,10 @@ print(fit.verdict(0.58, 16_000), fit.reasons(0.58, 16_000))
 
 # %% Two runs on one pair of axes.
 other = scalerl.fit(simulated(0.52))
-ax = fit.plot(at=16_000)
-other.plot(ax)
-ax.figure.savefig("two_runs.png")
+ax = scalerl.plot({"new": fit, "base": other}, forecast=16_000)
+plt.savefig("two_runs.png")
 
 # %% Which is better, and what is seed?
 comparison = scalerl.compare({"new": [fit], "base": [other]}, base="base")
 print(comparison)
+print(comparison.to_latex(at=16_000))

@@ -29,7 +29,8 @@ ROOMS = (
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
-    *("view.facts", "view.figures", "view.runs", "view.terminal", "view.notebook", "view.serve"),
+    *("view.facts", "view.figures", "view.plotting", "view.paper_table", "view.runs", "view.terminal"),
+    *("view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),
 )
 """From the bottom to the top: a room may import itself and those before it."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from scalerl.ingest.load import load_run
     from scalerl.record.reader import EvalPoint, RunRecord
     from scalerl.record.writer import RunWriter
+    from scalerl.view.plotting import plot
 
 __all__ = [
     "Backtest",
@@ -37,6 +38,7 @@ __all__ = [
     "compare",
     "fit",
     "load_run",
+    "plot",
     "read_table",
 ]
 
@@ -55,6 +57,7 @@ lazy(
         "ingest.formats.table": "read_table",
         "record.reader": "EvalPoint RunRecord",
         "record.writer": "RunWriter",
+        "view.plotting": "plot",
     },
 )
 

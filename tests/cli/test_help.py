@@ -115,6 +115,9 @@ def test_the_statuses_are_those_of_the_errors():
         ),
         (["fit", "x", "--targt=.5"], "did you mean '--target'?"),
         (["completion", "bsh"], "did you mean 'bash'?"),
+        (["fit", "x", "--metric", "acc"], "did you mean '--y NAME'?"),
+        (["fit", "x", "--steps=3"], "did you mean '--x steps'?"),
+        (["train", "demo", "--steps", "9"], "did you mean '--set budget.kind=steps --set budget.amount=N'?"),
     ],
 )
 def test_what_is_near_is_offered(capsys, words, hint):

@@ -38,7 +38,7 @@ def test_exact_points_fit_exactly():
     compute_N = np.linspace(0, 8000, 16)
     result = fit(Points.from_arrays(compute_N, TRUTH(compute_N)))
     np.testing.assert_allclose(
-        (result.curve.A, result.curve.B, result.curve.C_mid, result.curve.R_0),
+        (result.paper_curve.A, result.paper_curve.B, result.paper_curve.C_mid, result.paper_curve.R_0),
         (0.61, 1.92, 2542, 0.40),
         rtol=1e-6,
     )
@@ -49,7 +49,7 @@ def test_exact_points_fit_exactly():
 
 def test_the_unit_of_compute_and_the_order_of_rows_do_not_matter():
     plain, scaled = fit(noisy_points()), fit(noisy_points(scale=3.6e18))
-    assert scaled.curve.C_mid == pytest.approx(3.6e18 * plain.curve.C_mid, rel=1e-7)
+    assert scaled.paper_curve.C_mid == pytest.approx(3.6e18 * plain.paper_curve.C_mid, rel=1e-7)
     assert pytest.approx(plain.intervals.A, abs=1e-6) == scaled.intervals.A
     assert scaled.forecast(3.6e18 * 2e4).median == pytest.approx(plain.forecast(2e4).median, abs=1e-7)
     points = noisy_points()
@@ -72,9 +72,9 @@ def test_where_r0_comes_from():
     assert (measured.r0_source, measured.r0_value) == ("measured", float(points.pass_rate_N[0]))
     rest = points.select(points.compute_N > 0)
     fitted = fit(rest, r0="free")
-    assert (fitted.r0_source, fitted.r0_value) == ("fitted", fitted.curve.R_0)
+    assert (fitted.r0_source, fitted.r0_value) == ("fitted", fitted.paper_curve.R_0)
     given = fit(points, r0=0.40)
-    assert (given.r0_source, given.r0_value, given.curve.R_0) == ("given", 0.40, 0.40)
+    assert (given.r0_source, given.r0_value, given.paper_curve.R_0) == ("given", 0.40, 0.40)
     assert given.n_points == len(points) - 1
 
 
@@ -117,7 +117,7 @@ def test_forecast_band_and_probability_agree():
     assert forecast.interval[1] < forecast.prediction[1]
     assert result.probability(float(median_M[-1]), 16000.0) == pytest.approx(0.5, abs=0.02)
     assert result.probability(forecast.interval[0], 16000.0) == pytest.approx(0.975, abs=0.005)
-    assert forecast.paper_point == pytest.approx(float(result.curve(16000.0)))
+    assert forecast.paper_point == pytest.approx(float(result.paper_curve(16000.0)))
 
 
 def test_compute_to_reach_a_target_is_where_the_band_crosses_it():
@@ -300,7 +300,7 @@ def test_a_fit_prints_its_answer():
     assert "identified" in text
     (low, high), point = result.intervals.A, result.ceiling
     assert f"A {point:.3f}  95% [{low:.3f}, {high:.3f}]" in text
-    assert f"least squares (paper)  A {result.curve.A:.3f}  B {result.curve.B:.3g}  " in text
+    assert f"least squares (paper)  A {result.paper_curve.A:.3f}  B {result.paper_curve.B:.3g}  " in text
 
 
 def frechet_points(phi=0.6, sd=0.005, seed=3):
@@ -314,14 +314,14 @@ def frechet_points(phi=0.6, sd=0.005, seed=3):
 def test_the_medians_lie_in_their_intervals_where_least_squares_does_not():
     result = fit(frechet_points(phi=0.0, sd=0.003))
     median, intervals = result.median, result.intervals
-    assert not intervals.A[0] <= result.curve.A <= intervals.A[1]
+    assert not intervals.A[0] <= result.paper_curve.A <= intervals.A[1]
     for name in ("A", "A_given_family", "B", "C_mid"):
         low, high = getattr(intervals, name)
         assert low < getattr(median, name) < high
     assert result.ceiling == median.A == pytest.approx(0.82, abs=0.01)
     data = result.to_json()
     assert data["median"] == dataclasses.asdict(median)
-    assert data["fit"]["A"] == result.curve.A
+    assert data["fit"]["A"] == result.paper_curve.A
 
 
 def test_the_narrowest_interval_closes_on_the_median():

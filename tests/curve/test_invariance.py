@@ -28,7 +28,9 @@ def run(seed: int, n: int = N, sd: float = 0.004, phi: float = 0.0, reach: float
 def test_the_unit_of_compute(unit, seed):
     points = run(seed)
     own, other = fit(points), fit(replace(points, compute_N=points.compute_N * unit))
-    np.testing.assert_allclose(numbers(other.curve), numbers(own.curve) * [1, 1, 1, unit], rtol=1e-6)
+    np.testing.assert_allclose(
+        numbers(other.paper_curve), numbers(own.paper_curve) * [1, 1, 1, unit], rtol=1e-6
+    )
     for name in ("A", "A_given_family", "B"):
         assert getattr(other.intervals, name) == pytest.approx(getattr(own.intervals, name), rel=1e-5)
         assert getattr(other.median, name) == pytest.approx(getattr(own.median, name), rel=1e-5)
@@ -83,7 +85,7 @@ def test_every_row_twice_is_the_same_curve():
     points = replace(steps, step_N=None)
     twice = points.select(np.repeat(np.arange(N), 2))
     own, other = (fit(p) for p in (points, twice))
-    np.testing.assert_allclose(numbers(other.curve), numbers(own.curve), rtol=1e-6)
+    np.testing.assert_allclose(numbers(other.paper_curve), numbers(own.paper_curve), rtol=1e-6)
     assert other.rmse == pytest.approx(own.rmse, rel=1e-5)
     assert 0.35 < width(other) / width(own) < 1.0  # 1 / sqrt 2 with independent noise of known size
     assert (

@@ -78,7 +78,7 @@ def test_an_arm_is_summed_up_over_its_seeds(verdict):
     alike = [replace(run, run=replace(run.run, plan=replace(run.run.plan, model="one"))) for run in base.runs]
     (one,) = summarise({"base": tuple(alike)}, None, None, 0.95)
     assert one.quantities["A"].interval[1] - one.quantities["A"].interval[0] < 0.9 * (high - low)
-    ends = [result.curve(np.array(10_000.0)) for result in base.fits]
+    ends = [result.paper_curve(np.array(10_000.0)) for result in base.fits]
     assert base.quantities["pass_rate"].median == pytest.approx(np.mean(ends), abs=0.01)
     assert base.quantities["C_mid"].interval[0] < 2500 < base.quantities["C_mid"].interval[1]
     assert base.stability.outcomes == {"finished": 4}

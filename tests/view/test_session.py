@@ -186,33 +186,6 @@ def test_a_comparison_and_a_backtest_as_frames(places):
     assert set(frame.source) == set(test.sources)
 
 
-def test_the_plot_shows_what_the_fit_says(fitted):
-    ax = fitted.plot(at=[16_000, 20_000])
-    assert ax.get_xlim()[1] > 20_000
-    texts = " ".join(text.get_text() for text in ax.texts)
-    assert f"ceiling A {fitted.median.A:.3f}".replace("0.", ".") in texts
-    heights = {round(float(line.get_ydata()[0]), 9) for line in ax.lines if len(line.get_ydata()) == 2}
-    assert round(fitted.median.A, 9) in heights
-    forecasts = [fitted.forecast(c).prediction for c in (16_000, 20_000)]
-    drawn = [tuple(part[:, 1]) for bar in ax.containers for part in bar[2][0].get_segments()]
-    for low, high in forecasts:
-        assert any(np.allclose((low, high), ends) for ends in drawn)
-    labels = {text.get_text() for text in ax.get_legend().get_texts()}
-    assert {"interval of the ceiling", "interval, one evaluation"} <= labels
-    assert ax.get_xlabel() == "training compute (GPU-hours)"
-
-
-def test_the_line_begins_where_the_first_evaluation_is(fitted):
-    """Before any training: the curve has a value there, R_0, and the axis a place."""
-    assert fitted.points.compute_N[0] == 0
-    (line,) = [line for line in fitted.plot().lines if len(line.get_xdata()) > 100]
-    assert line.get_xdata()[0] == 0
-    assert line.get_ydata()[0] == fitted.band(np.zeros(1))[0][0]
-    later = scalerl.fit(fitted.points, r0="free")
-    (line,) = [line for line in later.plot().lines if len(line.get_xdata()) > 100]
-    assert line.get_xdata()[0] > 0
-
-
 def test_amounts_of_compute_stand_with_their_unit(fitted):
     rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
     assert rows["C_mid"].endswith("] GPU-hours")
@@ -243,44 +216,17 @@ def test_a_frame_has_no_numbers_where_nothing_is_known(places):
 def test_what_is_no_number_is_refused_by_name(fitted):
     """Not by what numpy or Python would say of it."""
     asked = "a compute to forecast at must be a number, found 'x'"
-    for ask in (lambda: fitted.plot(at="x"), lambda: fitted.plot(at=[1, "x"]), lambda: fitted.forecast("x")):
+    for ask in (
+        lambda: fitted.plot(forecast=[1, "x"]),
+        lambda: fitted.forecast([1, "x"]),
+        lambda: fitted.forecast("x"),
+    ):
         with pytest.raises(scalerl.InputError, match=asked):
             ask()
     with pytest.raises(scalerl.InputError, match="the target must be a number, found 'high'"):
         fitted.verdict("high", 16_000)
     with pytest.raises(scalerl.InputError, match="the number of devices must be a number, found 'abc'"):
         scalerl.load_run("log.csv", devices="abc")  # type: ignore[arg-type]
-
-
-def test_a_second_fit_on_the_same_axes_leaves_the_first_in_sight(places):
-    _, ax = plt.subplots()
-    long = scalerl.fit(scalerl.load_run("runs/mine"))
-    short = scalerl.fit(scalerl.load_run("runs/a-seed0"), max_compute=5000)
-    assert long.plot(ax) is ax
-    before = ax.get_xlim(), ax.get_ylim()
-    short.plot(ax)
-    assert ax.get_xlim()[1] >= before[0][1]
-    assert ax.get_ylim()[1] >= before[1][1]
-    assert "evaluation left out" in {text.get_text() for text in ax.get_legend().get_texts()}
-
-
-def test_ticks_are_short_where_the_numbers_are_long(places):
-    frame = pd.read_csv("log.csv").assign(flops=lambda f: f.gpu_hours * 1e15)
-    ax = scalerl.fit(frame, x="flops").plot()
-    ax.figure.canvas.draw()
-    assert ax.get_xlabel() == "training compute (EFLOP)"
-    assert "10" in {text.get_text() for text in ax.get_xticklabels()}
-    assert ax.get_xlim()[1] > 9e18
-
-
-def test_a_misfit_is_drawn_with_its_change(places):
-    frame = pd.read_csv("log.csv")
-    frame.loc[13:, "pass_rate"] += 0.2
-    fit = scalerl.fit(frame)
-    assert fit.misfit is not None
-    labels = [text.get_text() for text in fit.plot().get_legend().get_texts()]
-    assert any("the pass rate jumps" in label for label in labels)
-    assert "withheld" in "".join(Checked(fit._repr_html_()).words)
 
 
 def test_results_show_themselves_escaped_in_a_notebook(places):

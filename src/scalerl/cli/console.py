@@ -7,7 +7,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -205,6 +206,25 @@ class StudyProgressBar(_Bar):
             if name not in self._runs:
                 self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
             self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
+
+
+@contextmanager
+def share_shown(name: str, done: str) -> Iterator[Callable[[float], None]]:
+    """Yield a function that shows the share that is done on a bar, once a second has passed.
+
+    `done` stands behind the share: `simulated`, `fitted`.
+    """
+    started, bar = time.monotonic(), None
+    with ExitStack() as stack:
+
+        def watch(share: float) -> None:
+            nonlocal bar
+            if bar is None and time.monotonic() - started > 1:
+                bar = stack.enter_context(TrainingProgress(name))
+            if bar is not None:
+                bar.show(share, done)
+
+        yield watch
 
 
 class _LogLines(logging.Handler):

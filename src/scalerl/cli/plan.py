@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +86,9 @@ def run(args: argparse.Namespace) -> None:
     every = args.evaluate_every or (record and evaluated_every(record)) or job.evaluate_every
     job = replace(job, evaluate_every=every)
     tried: tuple[SimulationResult, ...] = ()
-    with _progress() as watch:
+    from scalerl.cli.console import share_shown
+
+    with share_shown("plan", "simulated") as watch:
         how = {"steps": args.steps, "seed": args.seed, "watch": watch}
         if args.devices:
             tried = splits(job, rates, args.devices, **how)
@@ -138,24 +138,6 @@ def _memory_row(devices: Sequence[DeviceMemory]) -> str:
     if not devices:
         return "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"
     return ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """Yield a function that shows the simulated share of the whole on a bar, once a second has passed."""
-    from scalerl.cli.console import TrainingProgress
-
-    started, bar = time.monotonic(), None
-    with ExitStack() as stack:
-
-        def watch(share: float) -> None:
-            nonlocal bar
-            if bar is None and time.monotonic() - started > 1:
-                bar = stack.enter_context(TrainingProgress("plan"))
-            if bar is not None:
-                bar.show(share, "simulated")
-
-        yield watch
 
 
 def _check(args: argparse.Namespace) -> None:

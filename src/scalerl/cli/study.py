@@ -134,10 +134,13 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
     """Print the verdict of the study in `folder`, and write its report there, or to --output."""
+    from scalerl.cli.console import share_shown
     from scalerl.study.entry import verdict as judge
     from scalerl.study.page.page import print_study, write_study_report
 
-    verdict = judge(folder, axis=args.x, budget=args.budget, target=args.target, level=args.level)
+    with share_shown("study report", "of the runs fitted") as shown:
+        asked = {"axis": args.x, "budget": args.budget, "target": args.target, "level": args.level}
+        verdict = judge(folder, **asked, progress=shown)
     if args.json:
         print_json(verdict.to_json())
         return

@@ -66,6 +66,7 @@ lazy(
         "Curve Family Frechet Gompertz LogLogistic PowerLaw Weibull",
         "fit": "fit",
         "points": "Points",
+        "answers": "Forecasts",
         "result": "Fit Forecast Intervals Medians NoiseEstimate",
         "seeds": "SEED_PRIOR SeedPrior",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from scalerl.curve.prior import log_mid_range
 from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
+from scalerl.frames import data_frame
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -127,6 +129,49 @@ class Forecast:
 
     def _repr_html_(self) -> str:
         return view("forecast_html", self)
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts at M computes: the fields of `Forecast` as arrays (M,), intervals as pairs of arrays.
+
+    `axes.fill_between(found.compute, *found.interval)` draws the interval of the mean curve.
+    """
+
+    compute: np.ndarray
+    median: np.ndarray
+    paper_point: np.ndarray
+    interval: tuple[np.ndarray, np.ndarray]
+    prediction: tuple[np.ndarray, np.ndarray]
+    rerun: tuple[np.ndarray, np.ndarray]
+    axis: str = "compute"
+
+    @classmethod
+    def of(cls, found: Sequence[Forecast], axis: str) -> Forecasts:
+        """Stack forecasts on one axis."""
+
+        def column(name: str) -> np.ndarray:
+            return np.array([getattr(one, name) for one in found], dtype=float)
+
+        def ends(name: str) -> tuple[np.ndarray, np.ndarray]:
+            low_M, high_M = column(name).reshape(-1, 2).T
+            return low_M, high_M
+
+        points = column("compute"), column("median"), column("paper_point")
+        return cls(*points, ends("interval"), ends("prediction"), ends("rerun"), axis)
+
+    def to_frame(self) -> Any:
+        """Make a `pandas.DataFrame` with a row for every compute, in a column named by the axis.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        columns: dict[str, Any] = {self.axis: self.compute, "median": self.median}
+        columns["paper_point"] = self.paper_point
+        for name in ("interval", "prediction", "rerun"):
+            low_M, high_M = getattr(self, name)
+            columns |= {f"{name}_low": low_M, f"{name}_high": high_M}
+        return data_frame(columns)
 
 
 @dataclass(frozen=True)

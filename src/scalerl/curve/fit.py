@@ -112,7 +112,7 @@ def fit(
         max_compute=max_compute,
         r0_value=r0_value,
         r0_source=r0_source,
-        curve=best.curve,
+        paper_curve=best.curve,
         rmse=rmse,
         **_answers(post, sample, level, points),
         prior=prior,

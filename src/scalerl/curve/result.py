@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from scalerl.curve.answers import (
     NO_GO,
     Chance,
     Forecast,
+    Forecasts,
     Identification,
     Intervals,
     Medians,
@@ -36,8 +37,12 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
 from scalerl.errors import InputError, number_of
+from scalerl.frames import data_frame
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
 from scalerl.record.metric import Metric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _DRAWS = 2000
 
@@ -51,10 +56,11 @@ class Fit:
     max_compute: float
     r0_value: float
     r0_source: Literal["given", "measured", "fitted"]
-    curve: Curve
-    """The least-squares log-logistic curve (the paper's); the intervals are not about it."""
+    paper_curve: Curve
+    """The least-squares log-logistic curve (the paper's), a function of compute. The intervals are not about
+    it, and `forecast` follows the posterior median instead."""
     rmse: float
-    """Root mean square of the residuals of `curve`."""
+    """Root mean square of the residuals of `paper_curve`."""
     median: Medians
     intervals: Intervals
     families: dict[str, float]
@@ -136,22 +142,34 @@ class Fit:
     @property
     def least_squares(self) -> str:
         """The paper's point estimate in one line, to stand apart from the intervals."""
-        curve, ceiling = self.curve, "withheld" if self.misfit else f"{self.curve.A:.3f}"
+        curve, ceiling = self.paper_curve, "withheld" if self.misfit else f"{self.paper_curve.A:.3f}"
         return f"A {ceiling}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
 
-    def forecast(self, compute: float) -> Forecast:
-        """Forecast at `compute`, in the unit of the axis.
+    @overload
+    def forecast(self, compute: float) -> Forecast: ...
+    @overload
+    def forecast(self, compute: Sequence[float] | np.ndarray) -> Forecasts: ...
+    def forecast(self, compute: float | Sequence[float] | np.ndarray) -> Forecast | Forecasts:
+        """Forecast at `compute`, in the unit of the axis; of several computes, arrays of the same.
+
+        The point is the posterior median of the mean curve, all families averaged; `paper_curve` is the
+        least-squares curve of one family, and another number.
 
         Raises:
-            InputError: `compute` is negative or not finite.
+            InputError: a compute is negative or not finite.
         """
+        if np.ndim(compute):  # not by its type: a column of a data frame is no sequence
+            return Forecasts.of([self._forecast_at(one) for one in list(compute)], self.axis)  # pyright: ignore[reportArgumentType]
+        return self._forecast_at(compute)  # pyright: ignore[reportArgumentType]
+
+    def _forecast_at(self, compute: float) -> Forecast:
         at_Q = tails(self.intervals.level)
         median, (least, most) = self.predicted(compute, at_Q)
         prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
         # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
-        paper, rerun = float(self.curve(compute)), (rerun_low, rerun_high)
+        paper, rerun = float(self.paper_curve(compute)), (rerun_low, rerun_high)
         return Forecast(float(compute), median, paper, (low, high), prediction, rerun, self.axis)
 
     def predicted(self, compute: float, at_Q: np.ndarray) -> tuple[float, np.ndarray]:
@@ -334,7 +352,7 @@ class Fit:
             "min_compute": self.min_compute,
             "max_compute": _finite(self.max_compute),
             "r0": {"value": self.r0_value, "source": self.r0_source},
-            "fit": curve(self.curve, {"rmse": self.rmse}),
+            "fit": curve(self.paper_curve, {"rmse": self.rmse}),
             "basins": [curve(found, {"rss": rss}) for found, rss in self.basins],
             "intervals": intervals | withheld("A", "A_given_family"),
             "median": asdict(self.median) | withheld("A", "A_given_family"),
@@ -361,27 +379,77 @@ class Fit:
         asked = {"reward": target, "budget": budget, "compute_to_target": reached}
         return asked | asdict(self.chance(target, budget))
 
-    def plot(self, ax: Any = None, at: float | Sequence[float] = ()) -> Any:
-        """Draw the evaluations with their noise, the curve with its band, and the ceiling with its interval.
-
-        Args:
-            ax: the matplotlib axes to draw on; by default those of a new figure of pyplot.
-            at: computes to forecast at, in the unit of the axis; the curve goes on to the last of them.
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        log: bool = False,
+        color: str | None = None,
+        label: str | None = None,
+        ceiling: bool = True,
+        forecast: float | Sequence[float] = (),
+    ) -> Axes:
+        """Draw the evaluations, the curve with its interval, and the ceiling: see `scalerl.plot`.
 
         Returns:
-            The axes. Their compute is in the unit of the fit's axis, so that more can be drawn there, other
-            fits too; the ticks may show multiples of it.
+            The axes: those given, or of a new figure of pyplot. Their compute is in the unit of the fit's
+            axis, so that more can be drawn there, other fits too.
 
         Raises:
-            InputError: a compute of `at` is negative or not finite.
+            InputError: a compute of `forecast` is negative or not finite.
         """
-        return view("plot_fit", self, ax, at)
+        options = {"color": color, "label": label, "ceiling": ceiling, "forecast": forecast}
+        return view("plot", self, log=log, ax=ax, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parameters as one flat row: `pandas.DataFrame([fit.to_dict() for fit in fits])`.
+
+        Keys: `A`, `B`, `C_mid` (posterior medians; A is None where it is withheld), each with `_low` and
+        `_high` at `level`; `R_0`; `identified`; `axis`, `max_compute_seen`, `points`, `metric`. `to_json` has
+        everything.
+        """
+        row: dict[str, Any] = {}
+        for name in ("A", "B", "C_mid"):
+            low, high = getattr(self.intervals, name)
+            found = [None] * 3 if name == "A" and self.misfit else [getattr(self.median, name), low, high]
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+        row |= {"R_0": self.r0_value, "level": self.intervals.level, "identified": self.identified}
+        row |= {"axis": self.axis, "max_compute_seen": float(self.points.compute_N.max())}
+        return row | {"points": self.n_points, "metric": self.metric.name}
+
+    def to_frame(self) -> Any:
+        """Make a `pandas.DataFrame` with a row for every evaluation, by compute.
+
+        Columns: the compute (named by the axis), `pass_rate`, `noise_sd`, whether it was `fitted`, and the
+        `median` of the curve there with its interval, `low` and `high`.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([getattr(self.points, name), getattr(self.excluded, name)])
+
+        order_N = np.argsort(column("compute_N"), kind="stable")
+        compute_N = column("compute_N")[order_N]
+        median_N, low_N, high_N = self.band(compute_N)
+        columns = {self.axis: compute_N, "pass_rate": column("pass_rate_N")[order_N]}
+        columns |= {"noise_sd": column("noise_sd_N")[order_N], "fitted": order_N < self.n_points}
+        return data_frame(columns | {"median": median_N, "low": low_N, "high": high_N})
+
+    def to_latex(self, name: str = "run", at: float | None = None) -> str:
+        """Return a small table for a paper: A, B, C_mid and, with `at`, the forecast there; see `latex`.
+
+        Raises:
+            InputError: `at` is negative or not finite.
+        """
+        return view("latex", {name: self}, at)
 
     def _repr_html_(self) -> str:
         return view("fit_html", self)
 
     def __str__(self) -> str:
-        median, intervals = self.median, self.intervals
+        median, intervals, own = self.median, self.intervals, self.paper_curve.family
         state = "identified" if self.identified else "not identified"
         ceiling = "withheld"
         if not self.misfit:
@@ -390,7 +458,7 @@ class Fit:
             f"{self.metric}\n"
             f"A {ceiling}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {span(intervals.B, '.3g')}   "
-            f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
+            f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {own.label}\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
 

@@ -130,7 +130,7 @@ def compare(
     # Of one metric the prompts may be known of some runs alone.
     metrics = {(fit.metric.name, fit.metric.dataset): fit.metric for fits in recipes.values() for fit in fits}
     named, axis = tuple(replace(one, others=()) for one in metrics.values()), recipes[base][0].axis
-    return Comparison(base, runs, named, axis, level, budget, target, seed_prior, tuple(pairs))
+    return Comparison(base, runs, named, axis, level, budget, target, seed_prior, tuple(pairs), dict(recipes))
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl._views import view
 from scalerl.curve.answers import span
@@ -14,6 +15,11 @@ from scalerl.forecast.crossing import Crossing
 from scalerl.frames import of_rows
 from scalerl.jsonl import plain
 from scalerl.record.metric import Metric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from scalerl.curve.result import Fit
 
 Verdict = Literal[
     "higher at the compute seen",
@@ -128,10 +134,38 @@ class Comparison:
     target: float | None
     seed_prior: SeedPrior
     pairs: tuple[Pair, ...]
+    fits: Mapping[str, Sequence[Fit]] = field(repr=False)
+    """What was compared: the fits of every recipe's runs."""
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        log: bool = False,
+        color: Mapping[str, str] | None = None,
+        ceiling: bool = True,
+        forecast: float | Sequence[float] | None = None,
+    ) -> Axes:
+        """Draw the recipes by colour, with forecasts at the budget, where there is one: `scalerl.plot`."""
+        at = (() if self.budget is None else self.budget) if forecast is None else forecast
+        return view("plot", self.fits, log=log, ax=ax, color=color, ceiling=ceiling, forecast=at)
+
+    def to_latex(self, at: float | None = None) -> str:
+        """Return a small table for a paper: A, B, C_mid and the pass rate at `at`, by default the budget.
+
+        One run has its median and credible interval, several have mean and standard deviation over the seeds.
+        The differences with their verdicts are in `to_frame`.
+
+        Raises:
+            InputError: `at` is negative or not finite.
+        """
+        return view("latex", self.fits, self.budget if at is None else at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `scalerl compare --json` prints; infinite ends and A withheld are None."""
-        found = plain(asdict(self)) | {"metrics": [metric.to_json() for metric in self.metrics]}
+        found = plain(asdict(replace(self, fits={})))
+        del found["fits"]
+        found |= {"metrics": [metric.to_json() for metric in self.metrics]}
         for pair in found["pairs"]:
             pair["differences"] = {"A": None} | pair["differences"]
         return found

@@ -120,7 +120,7 @@ def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) 
     sample, level = fit.sample, fit.intervals.level
     # The noise of a row: with that of one evaluation A's interval was three times too wide at 4,000 of them.
     sd, rng = sample.row_sd(fit.noise.sd), np.random.default_rng(seed)
-    y_nN = fit.curve.at_log(sample.log_c_N) + sd * _replicates(sample, fit.noise.phi, n, rng)
+    y_nN = fit.paper_curve.at_log(sample.log_c_N) + sd * _replicates(sample, fit.noise.phi, n, rng)
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
     curves = [refit.curve for refit in refits]
 
@@ -156,7 +156,7 @@ def profile(fit: Fit) -> Profile:
     # Of the noise model only the whitening by phi counts here: the sd comes from RSS.
     own = replace(FLAT, noise=(NoiseModel(fit.noise.phi, 0.0),))
     noise = make_noise(sample, SD_RANGE[0], own)
-    A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
+    A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.paper_curve.A)
     A_M, rss_M = _refined(sample, noise, np.unique(A_M))
     best = int(np.argmin(rss_M))
     floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor / math.sqrt(sample.each)

@@ -6,6 +6,7 @@ A trainer writes it through `RunWriter`; everything that fits, compares or repor
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,14 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
+_MEANT = {
+    "time": "gpu_hours",
+    "seconds": "gpu_hours",
+    "compute": "flops",
+    "cost": "dollars",
+    "rollouts": "samples",
+}
+"""What people call an axis, where the spelling does not lead to it."""
 UNTRAINED = ("checkpoint", "cluster", "health", "learner", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
@@ -322,7 +331,9 @@ class RunRecord:
                 above 0.
         """
         if axis not in AXES:
-            raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
+            near = difflib.get_close_matches(_MEANT.get(axis.lower(), axis.lower()), AXES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"unknown compute axis {axis!r}: {hint}choose one of {', '.join(AXES)}")
         compute = self._axis(axis)
         if np.isnan(compute).any():
             logged = ", ".join(self.logged_axes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def verdict(
     budget: float | None = None,
     target: float | None = None,
     level: float = 0.95,
+    progress: Callable[[float], None] | None = None,
 ) -> StudyVerdict:
     """Judge the study in a folder, finished or not, as `scalerl study report` does: nothing is run.
 
@@ -69,6 +71,7 @@ def verdict(
             the largest compute that all arms with a fit have reached.
         target: pass rate whose compute is compared; that of the study by default.
         level: of the intervals; 1 - level is the family-wise error of the verdicts.
+        progress: is called with the share of the runs that are fitted.
 
     Raises:
         InputError: the folder holds no study, or a file in it cannot be read.
@@ -77,4 +80,4 @@ def verdict(
     from scalerl.study.verdict.verdict import judge_study
 
     record = StudyRecord.read(folder)
-    return judge_study(record, axis=axis, budget=budget, target=target, level=level)
+    return judge_study(record, axis=axis, budget=budget, target=target, level=level, progress=progress)

@@ -14,15 +14,16 @@ from scalerl.forecast.backtest_result import COLUMNS
 from scalerl.record.reader import unit_of
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
-from scalerl.view.figures.run_figure import fit_svg, plot_fit
 from scalerl.view.numbers import plain, rate, unit_for
+from scalerl.view.paper_table import latex
+from scalerl.view.plotting import fit_svg, plot
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast
     from scalerl.forecast import Backtest, Comparison
     from scalerl.record.reader import RunRecord
 
-__all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "plot_fit", "run_html"]
+__all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "latex", "plot", "run_html"]
 
 
 def fit_html(fit: Fit) -> str:

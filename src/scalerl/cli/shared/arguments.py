@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [text for text in self._option_string_actions if text.startswith("--")]
-            near = [_nearest(text.partition("=")[0], options) for text in unknown if text.startswith("-")]
+            near = [_suggested(text.partition("=")[0], options) for text in unknown if text.startswith("-")]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, near), '')}")
         return found, unknown
 
@@ -66,6 +66,29 @@ class Parser(argparse.ArgumentParser):
 def examples(text: str) -> str:
     """Return the epilog of a command: its examples, one a line, each with a comment."""
     return f"examples:\n{text.strip(chr(10))}"
+
+
+_MEANT = {
+    "--metric": ("--y NAME",),
+    "--reward": ("--y NAME",),
+    "--axis": ("--x AXIS",),
+    "--steps": ("--set budget.kind=steps --set budget.amount=N", "--x steps"),
+    "--max-steps": ("--set budget.kind=steps --set budget.amount=N", "--max-compute '600 steps'"),
+    "--lr": ("--set optimiser.lr=LR",),
+    "--learning-rate": ("--set optimiser.lr=LR",),
+    "--batch-size": ("--set batch.prompts=N",),
+    "--model": ("--set model=MODEL",),
+    "--gpu-hours": ("--x gpu_hours", "--budget C"),
+    "--confidence": ("--level 0.95",),
+    "--forecast": ("--at C",),
+}
+"""What other tools call an option: how it is given here; of several the first that the command has."""
+
+
+def _suggested(word: str, options: Sequence[str]) -> str:
+    """Return the option that is meant by a word that is none, by its meaning, else by its spelling."""
+    here = [given for given in _MEANT.get(word, ()) if given.split()[0] in options]
+    return f", did you mean {here[0]!r}?" if here else _nearest(word, options)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,8 +104,15 @@ class ArmSummary:
         return f"none of its {len(self.runs)} runs could be fitted: {reasons or 'there is none'}"
 
 
-def fit_arms(study: StudyRecord, axis: str, level: float = 0.95) -> dict[str, tuple[FittedRun, ...]]:
-    """Fit all runs of every arm to all evaluations that they have, failed and stopped ones too."""
+def fit_arms(
+    study: StudyRecord, axis: str, level: float = 0.95, progress: Callable[[float], None] | None = None
+) -> dict[str, tuple[FittedRun, ...]]:
+    """Fit all runs of every arm to all evaluations that they have, failed and stopped ones too.
+
+    `progress` is called with the share of the runs that are fitted.
+    """
+    of_arm = {arm.name: study.of_arm(arm.name) for arm in study.arms}
+    done, count = 0, sum(map(len, of_arm.values()))
 
     def fitted(run: StudyRun) -> FittedRun:
         if run.record is None or not run.record.evals:
@@ -116,7 +123,14 @@ def fit_arms(study: StudyRecord, axis: str, level: float = 0.95) -> dict[str, tu
         except (CannotAnswerError, InputError) as error:
             return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
 
-    return {arm.name: tuple(map(fitted, study.of_arm(arm.name))) for arm in study.arms}
+    found: dict[str, list[FittedRun]] = {name: [] for name in of_arm}
+    for name, runs in of_arm.items():
+        for run in runs:
+            found[name].append(fitted(run))
+            done += 1
+            if progress is not None:
+                progress(done / count)
+    return {name: tuple(runs) for name, runs in found.items()}
 
 
 def fits_of(

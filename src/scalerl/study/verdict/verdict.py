@@ -6,7 +6,7 @@ It is made from the folder of the study alone, without torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -167,6 +167,7 @@ def judge_study(
     budget: float | None = None,
     target: float | None = None,
     level: float = 0.95,
+    progress: Callable[[float], None] | None = None,
 ) -> StudyVerdict:
     """Fit all runs, compare the arms with the base seed by seed, and score the forecasts.
 
@@ -180,7 +181,7 @@ def judge_study(
     plan, base = study.plan, str(study.plan["base"])
     axis = axis or str(plan["axis"])
     target = plan.get("target") if target is None else target
-    runs = fit_arms(study, axis, level)
+    runs = fit_arms(study, axis, level, progress)
     fits, seeds = fits_of(runs)
     asked = [budget] if budget is not None else []
     if budget is None:

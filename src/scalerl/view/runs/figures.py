@@ -97,6 +97,6 @@ def _points(run: OverlayRun, unit: Unit, most: int) -> RunPoints:
     chosen = order_N[thin(run.points.pass_rate_N[order_N], most)]
     curve = None
     if run.fit is not None and run.fit.misfit is None:
-        own = run.fit.curve
+        own = run.fit.paper_curve
         curve = replace(own, C_mid=own.C_mid / unit.size)
     return RunPoints(run.points.compute_N[chosen] / unit.size, run.points.pass_rate_N[chosen], curve)

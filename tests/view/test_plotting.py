@@ -1,0 +1,206 @@
+"""`scalerl.plot`, `Fit.plot` and `Comparison.plot`: what is drawn is what the fits say, on any scale."""
+
+import example_files
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgba
+
+import scalerl
+from scalerl.errors import InputError
+
+CUT = 6000.0
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    return example_files.write(tmp_path_factory.mktemp("plots"))
+
+
+@pytest.fixture(scope="module")
+def runs(places):
+    return {name: scalerl.load_run(places / "runs" / name) for name in ("a-seed0", "a-seed1", "b-seed0")}
+
+
+@pytest.fixture(scope="module")
+def recipes(runs):
+    cut = {name: scalerl.fit(run, max_compute=CUT) for name, run in runs.items()}
+    return {"a": [cut["a-seed0"], cut["a-seed1"]], "b": [cut["b-seed0"]]}
+
+
+@pytest.fixture(scope="module")
+def comparison(recipes):
+    return scalerl.compare(recipes, budget=12_000)
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed():
+    yield
+    plt.close("all")
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def curves(ax):
+    return [line for line in ax.lines if len(line.get_xdata()) > 20 and line.get_marker() == "None"]
+
+
+def drawn(ax):
+    """Evaluations on the axes, filled and hollow, as (compute, pass rate)."""
+    found = {"filled": [], "hollow": []}
+    for line in ax.lines:
+        if line.get_marker() in "os^D" and len(line.get_xdata()) > 1:
+            kind = "hollow" if line.get_markerfacecolor() == "none" else "filled"
+            found[kind] += list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    return {kind: sorted(points) for kind, points in found.items()}
+
+
+def test_a_fit_is_drawn_with_its_curve_its_ceiling_and_its_forecasts(recipes):
+    (fit,) = recipes["b"]
+    ax = fit.plot(forecast=[12_000, 20_000])
+    solid, dashed = curves(ax)
+    assert (solid.get_xdata()[0], solid.get_xdata()[-1]) == (0, pytest.approx(CUT, rel=0.05))
+    assert dashed.get_xdata()[-1] == 20_000
+    np.testing.assert_allclose(dashed.get_ydata()[-1], fit.forecast(20_000).median, atol=2e-3)
+    (ceiling,) = [line for line in ax.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2]
+    assert ceiling.get_ydata()[0] == fit.median.A
+    assert f"A {fit.median.A:.3f}".replace("0.", ".") in texts(ax)[0]
+    bars = [tuple(part[:, 1]) for bar in ax.containers for part in bar[2][0].get_segments()]
+    for compute in (12_000, 20_000):
+        assert any(np.allclose(fit.forecast(compute).prediction, ends) for ends in bars)
+    assert ax.get_xlabel() == "training compute (GPU-hours)"
+
+
+def test_evaluations_after_the_cut_are_hollow_and_every_one_is_drawn(recipes, runs):
+    ax = scalerl.plot(recipes)
+    points = drawn(ax)
+    assert max(compute for compute, _ in points["filled"]) <= CUT < min(x for x, _ in points["hollow"])
+    every = [
+        (e, r)
+        for run in runs.values()
+        for e, r in zip(run.compute("gpu_hours"), run.to_frame().pass_rate, strict=True)
+    ]
+    assert sorted(points["filled"] + points["hollow"]) == sorted(every)
+    assert texts(ax)[-1] == "evaluation after the cut"
+
+
+def test_recipes_have_colours_and_seeds_are_thin_around_their_mean(recipes):
+    ax = scalerl.plot(recipes, color={"b": "black"})
+    bold = [line for line in curves(ax) if line.get_linewidth() > 1.5]
+    thin = [line for line in curves(ax) if line.get_linewidth() < 1]
+    assert len(bold) == len(thin) == 4  # solid and dashed each: two recipes, and two seeds of one
+    assert {to_rgba(line.get_color())[:3] for line in thin} == {to_rgba(bold[0].get_color())[:3]}
+    assert to_rgba(bold[-1].get_color())[:3] == (0, 0, 0)
+    mean = np.mean([np.asarray(line.get_ydata()) for line in (thin[0], thin[2])], axis=0)
+    np.testing.assert_allclose(np.asarray(bold[0].get_ydata()), mean)
+    assert texts(ax)[0].startswith("a (2 seeds): A .")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_figure_is_the_same_whichever_way_the_scale_is_set(recipes, log):
+    """The data hold and the limits follow; nothing drawn leaves the frame, points at compute 0 aside."""
+    first, last = ["linear", "log"][:: 1 if log else -1]
+    direct = scalerl.plot(recipes, log=log, forecast=12_000)
+    changed = scalerl.plot(recipes, log=not log, forecast=12_000)
+    assert (changed.get_xscale(), direct.get_xscale()) == (first, last)
+    changed.set_xscale(last)
+    for ax in (direct, changed):
+        ax.figure.canvas.draw()
+    assert changed.get_xlim() == pytest.approx(direct.get_xlim(), rel=0.02)
+    left, right = changed.get_xlim()
+    assert left < (400 if log else 0)
+    assert right > 12_000
+    assert changed.get_xlabel() == direct.get_xlabel()
+
+
+def test_a_second_fit_on_the_same_axes_takes_the_next_colour(recipes):
+    _, ax = plt.subplots()
+    before = plt.rcParams.copy()
+    assert recipes["a"][0].plot(ax, label="one") is ax
+    ax = recipes["b"][0].plot(ax, label="two", ceiling=False)
+    assert plt.rcParams == before
+    assert texts(ax)[0].startswith("one: A .")
+    assert texts(ax)[1] == "two"
+    assert len({line.get_color() for line in curves(ax)}) == 2
+
+
+def test_what_is_no_fit_yet_is_fitted_on_the_axis_that_is_named(places, runs):
+    frame = pd.read_csv(places / "log.csv")
+    ax = scalerl.plot({"table": frame, "run": runs["b-seed0"]}, x="gpu_hours", log=True)
+    assert [text.split(":")[0] for text in texts(ax)] == ["table", "run"]
+
+
+def test_a_misfit_has_its_evaluations_and_its_change_and_no_ceiling(places):
+    frame = pd.read_csv(places / "log.csv")
+    frame.loc[13:, "pass_rate"] += 0.2
+    fit = scalerl.fit(frame)
+    assert fit.misfit is not None
+    ax = fit.plot()
+    assert "the pass rate jumps" in texts(ax)[0]
+    assert "A ." not in texts(ax)[0]
+    assert any(np.array_equal(line.get_xdata(), [float(fit.misfit.at or 0)] * 2) for line in ax.lines)
+    assert len(drawn(ax)["filled"]) == len(frame)
+    assert "--" in fit.to_latex()
+
+
+def test_what_cannot_be_drawn_is_named(recipes, runs):
+    fit = recipes["b"][0]
+    steps = scalerl.fit(runs["b-seed0"], x="steps")
+    for fits, options, message in (
+        ({"a": fit, "b": steps}, {}, "'a' is on gpu_hours, 'b' on steps"),
+        (fit, {"x": "flops"}, "the fits are on gpu_hours, not on flops"),
+        ({}, {}, "nothing to plot"),
+        ({"a": []}, {}, "recipe 'a' has no fits"),
+        ({"a": fit}, {"label": "b"}, "label is for a single recipe"),
+        ("log.csv", {}, "fit takes a run"),
+    ):
+        with pytest.raises(InputError, match=message):
+            scalerl.plot(fits, **options)  # type: ignore[arg-type]
+    assert plt.get_fignums() == []
+
+
+def test_a_comparison_draws_its_fits_to_the_budget(comparison, recipes):
+    ax = comparison.plot(log=True)
+    assert [text[0] for text in texts(ax)[:2]] == ["a", "b"]
+    assert max(line.get_xdata()[-1] for line in curves(ax)) == comparison.budget
+    assert "fits" not in comparison.to_json()
+
+
+def test_forecasts_of_several_computes_are_those_of_each(recipes):
+    (fit,) = recipes["b"]
+    found, one = fit.forecast(np.array([8000.0, 12_000.0])), fit.forecast(12_000)
+    assert found.median[1] == one.median
+    assert (found.interval[0][1], found.interval[1][1]) == one.interval
+    frame = found.to_frame()
+    assert list(frame.gpu_hours) == [8000, 12_000]
+    assert frame.prediction_high[1] == one.prediction[1]
+    assert len(fit.forecast([]).median) == 0
+
+
+def test_a_fit_as_a_row_and_as_a_frame(recipes, runs):
+    (fit,) = recipes["b"]
+    row = pd.DataFrame([fit.to_dict()]).iloc[0]
+    assert (row.A, row.A_low, row.A_high) == (fit.median.A, *fit.intervals.A)
+    assert (row.axis, row.points) == ("gpu_hours", fit.n_points)
+    frame = fit.to_frame()
+    np.testing.assert_array_equal(frame.gpu_hours, runs["b-seed0"].compute("gpu_hours"))
+    assert list(frame.gpu_hours[frame.fitted]) == list(fit.points.compute_N)
+
+
+def test_the_latex_table_has_the_numbers_of_the_fits(comparison, recipes):
+    text = comparison.to_latex()
+    a, b = recipes["a"], recipes["b"][0]
+    rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+    assert rows[0].startswith("recipe & $A$ & $B$ & $C_\\mathrm{mid}$ (GPU-hours) & at $12000$ GPU-hours")
+    A = np.array([fit.median.A for fit in a])
+    assert rows[1].startswith(f"a (2 seeds) & ${A.mean():.3f} \\pm {A.std(ddof=1):.3f}")
+    low, high = b.intervals.A
+    assert f"${b.median.A:.3f}" in rows[2]
+    assert f"$[{low:.3f}, {high:.3f}]$" in rows[2]
+    assert f"${b.forecast(12_000).median:.3f}$" in rows[2]
+    assert text.count("\\caption") == 1
+    assert text.count("$") % 2 == 0
+    assert "a\\_b\\& " in b.to_latex("a_b&")
