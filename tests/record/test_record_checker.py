@@ -4,12 +4,14 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
 from record_checker import RULES, check
 from small_runs import small_recipe
 
 from scalerl.rl.config.settings import Suite
+from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 
 
@@ -30,7 +32,7 @@ def straight(run, axis, target):
 def sound(guesser, tmp_path_factory):
     """A run of 14 steps that was cut twice: after steps 8 and 11, with checkpoints of 6 and 9."""
     recipe = small_recipe(guesser)
-    suite = Suite("other", replace(recipe.task, seed=9), every=2)
+    suite = Suite("other", replace(cast(Chain, recipe.task), seed=9), every=2)
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, downstream=(suite,)))
     folder = tmp_path_factory.mktemp("runs") / "run"
 

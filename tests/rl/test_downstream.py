@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from scalerl.rl.config.settings import Suite
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.evaluate import evaluate
 from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.reasoning_gym import ReasoningGym
 from scalerl.rl.tasks.verifiers import Math
 from scalerl.rl.tracking.metrics import of_suite
 from scalerl.rl.train import train
@@ -91,7 +94,7 @@ def test_a_run_that_was_cut_is_resumed_to_the_same(recipe, run, tmp_path):
 def test_a_resume_may_have_other_suites_but_not_other_prompts_by_the_same_name(recipe, tmp_path):
     folder, more = tmp_path / "run", replace(SPARSE, name="more", every=1)
     train(recipe, folder, recipe.model, evaluate_aside=False, until=7)
-    changed = replace(LONGER, task=replace(LONGER.task, seed=6))
+    changed = replace(LONGER, task=replace(cast(Chain, LONGER.task), seed=6))
     with pytest.raises(InputError, match="suite longer have changed"):
         train(with_suites(recipe, changed), folder, recipe.model, evaluate_aside=False, resume=True)
     train(with_suites(recipe, LONGER, more), folder, recipe.model, evaluate_aside=False, resume=True)
@@ -170,7 +173,7 @@ def test_a_suite_may_be_one_line(aime):
     lines_ = f'evaluation.downstream=["{aime}", "reasoning-gym:chain_sum", "code:humaneval.jsonl"]'
     suites = load_recipe("demo", [lines_]).evaluation.downstream
     assert [suite.name for suite in suites] == ["aime", "chain_sum", "humaneval"]
-    assert [suite.task.kind for suite in suites] == ["dataset", "reasoning_gym", "code"]
+    assert [type(suite.task) for suite in suites] == [Dataset, ReasoningGym, Code]
 
 
 @pytest.mark.parametrize(

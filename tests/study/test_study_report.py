@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -136,7 +137,8 @@ def test_many_runs_make_a_page_that_stays_fluent(verdict):
     page = study_html(found, figures=figures)
     assert len(page) < 4e6
     assert "<details><summary>" in page
-    groups = study_chart(found)["groupings"][0]["groups"]
+    chart: Any = study_chart(found)
+    groups = chart["groupings"][0]["groups"]
     assert [group["name"] for group in groups] == [arm.name for arm in arms]
     checked(page)
 

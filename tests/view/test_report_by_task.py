@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
 
 def test_every_task_and_suite_has_a_line_of_its_last_evaluation(folder):
     table = task_table(RunRecord.read(folder), "flops")
-    rows = [dict(zip(table.keys, row, strict=True)) for row in table.raw_rows()]
+    rows: list[dict[str, Any]] = [dict(zip(table.keys, row, strict=True)) for row in table.raw_rows()]
     assert [(row["name"], row["prompts"], row["step"]) for row in rows] == [
         ("hard", 300, 240), ("easy", 300, 240), ("aime", 30, 240)
     ]  # fmt: skip

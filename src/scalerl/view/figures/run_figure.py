@@ -23,7 +23,6 @@ from scalerl.view.style import (
     MUTED,
     PAPER,
     WINDOW,
-    inline_svg,
     new_figure,
     note,
     plain_rates,
@@ -81,28 +80,6 @@ class DrawnRun:
         then = self.frozen.fit if self.frozen and self.fit is None else {}
         A = as_float(as_mapping(then.get("median")).get("A"))
         return A, pair(as_mapping(then.get("intervals")).get("A")), " (as frozen)"
-
-
-def plot_fit(fit: Fit, ax: Axes | None = None, at: float | Sequence[float] = ()) -> Axes:
-    """`Fit.plot`: see there."""
-    asked = [fit.forecast(compute) for compute in np.atleast_1d(np.asarray(at, dtype=object)).ravel()]
-    with style():
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=_SIZE, layout="constrained")
-        draw_run(ax, DrawnRun(fit.points, fit, part_that_holds(fit), asked=asked))
-    return ax
-
-
-def fit_svg(fit: Fit) -> str:
-    """The same as an `<svg>` element, its colours as they are."""
-    with style():
-        figure = new_figure(*_SIZE)
-        figure.subplots_adjust(left=0.09, right=0.985, bottom=0.125, top=0.98)
-        draw_run(figure.add_subplot(), DrawnRun(fit.points, fit, part_that_holds(fit)))
-    described = f"Pass rate against {fit.axis}, {fit.n_points} evaluations"
-    return inline_svg(figure, "fit", described, themed=False)
 
 
 def curve_figure(

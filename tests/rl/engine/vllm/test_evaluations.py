@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Suite
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.placement.evaluate_served import ServedEvaluator
+from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import as_reward
 
 HELD_OUT = [replace(prompt, id=f"held-out/{i}") for i, prompt in enumerate(PROMPTS)]
@@ -185,7 +187,7 @@ def test_an_evaluation_costs_training_neither_tokens_nor_time(peer, connect, wei
 def test_the_result_is_that_of_all_held_out_prompts(peer, connect, weights):
     small = ["task.k_max=2", "task.heldout_per_length=20", "evaluation.samples=3"]
     recipe = load_recipe("demo", small)
-    suite = Suite("other", replace(recipe.task, heldout_per_length=5, seed=9), samples=2)
+    suite = Suite("other", replace(cast(Chain, recipe.task), heldout_per_length=5, seed=9), samples=2)
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, downstream=(suite,)))
     generator = connect(peer)
     evaluator = ServedEvaluator(recipe, generator)
