@@ -25,13 +25,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         "keeps them. The exit status is 3 with fewer than three evaluations, or no weights.",
         epilog=examples("""
   scalerl best runs/mine                               # its folder, step, pass rate without noise
-  scalerl best runs/mine --metric pass_rate/aime       # by a downstream suite, or a task of a mixture
+  scalerl best runs/mine --y pass_rate/aime            # by a downstream suite, or a task of a mixture
   scalerl best runs/mine --json
 """),
     )
     best.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     best.add_argument(
-        "--metric", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (all of them)"
+        "--y", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (all of them)"
     )
     add_shared(best, "--x", "compute axis to smooth over (that of the budget)")
     add_shared(best, "--level")
@@ -46,12 +46,12 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.record.saved_weights import saved_weights
 
     record = RunRecord.read(args.run_folder)
-    if args.metric is not None:
+    if args.y is not None:
         from scalerl.record.prompts import of_task
 
-        if not args.metric.startswith(PASS_RATE_OF):
-            raise InputError(f"--metric {args.metric}: expected {PASS_RATE_OF}NAME of a suite or a task")
-        record = of_task(record, args.metric.removeprefix(PASS_RATE_OF))
+        if not args.y.startswith(PASS_RATE_OF):
+            raise InputError(f"--y {args.y}: expected {PASS_RATE_OF}NAME of a suite or a task")
+        record = of_task(record, args.y.removeprefix(PASS_RATE_OF))
     if len(record.evals) < FEWEST:
         made = counted(len(record.evals), "evaluation")
         raise CannotAnswerError(

@@ -40,7 +40,7 @@ def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
     note = (
         "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
         f"samples. Ceiling: of a curve of its own, with the {percent(level)} interval, where identified. "
-        f"`scalerl fit RUN --metric {PASS_RATE_OF}NAME` prints it."
+        f"`scalerl fit RUN --y {PASS_RATE_OF}NAME` prints it."
     )
     if len(found) > _MOST:
         note += f" Only the first {_MOST} are fitted here."
