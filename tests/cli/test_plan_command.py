@@ -171,7 +171,7 @@ def test_a_bar_comes_once_a_second_has_passed(rates, capsys, monkeypatch):
 
     clock = itertools.count(0.0, 0.25)
     monkeypatch.setattr("scalerl.cli.console.TrainingProgress", Bar)
-    monkeypatch.setattr("scalerl.cli.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("scalerl.cli.console.time", SimpleNamespace(monotonic=lambda: next(clock)))
     answer(capsys, *rates, *SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1")
     name, *shares, end = shown
     assert (name, end) == ("plan", "end")

@@ -93,7 +93,7 @@ def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds(
     assert {run.seed for run, _ in trials} == {1_000_000, 1_000_001}
     assert {arm.recipe.optimiser.lr for _, arm in trials} == {1e-5, 1e-4}
     assert "tuned for each arm by one rule" in rate_in_words(plan)
-    assert rate_in_words(make_plan(STUDY)) == "fixed, 3e-05 for all arms"
+    assert rate_in_words(make_plan(STUDY)) == "fixed, 2.5e-06 for all arms"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_dry_run_prints_the_table_and_runs_nothing(tmp_path, capsys, monkeypat
         ["base", "2", "3", "TFLOP", "?", "0.0949", "GiB", "-"],
         ["dapo", "2", "3", "TFLOP", "?", "0.0949", "GiB", "loss.kind", "=", "dapo"],
     ]
-    assert "fixed, 3e-05 for all arms" in out
+    assert "fixed, 2.5e-06 for all arms" in out
     assert "--like RUN" in out
     assert err.startswith("warning: 2 seeds an arm")
     assert not (tmp_path / "studies").exists()

@@ -115,5 +115,5 @@ def test_a_run_on_a_mixture_has_one_batch_over_all(tmp_path):
     total = sum(part.evals[-1].pass_rate * part.evals[-1].n_prompts for part in parts)
     assert total / joint.n_prompts == pytest.approx(joint.pass_rate)
     assert record.metric.others == ("pass_rate/sums", "pass_rate/gcd")
-    with pytest.raises(InputError, match=r"no prompts of task 'gdc' at step 0; its tasks are gcd, sums"):
+    with pytest.raises(InputError, match=r"no prompts of task 'gdc' at step 0; its .* gcd, sums"):
         load_run(record.path, metric="pass_rate/gdc")

@@ -236,10 +236,9 @@ def before_training(point: EvalPoint) -> list[str]:
     """Return what the evaluation of the untrained model says against training it as it is."""
     lines: list[str] = []
     if point.pass_rate == 0:
-        asked = f"{point.n_prompts:,} held-out prompts, {point.n_samples} completions each"
         lines.append(
-            f"the model solves none of the {asked}: nothing is learnt from groups that are all wrong; "
-            "look at samples.jsonl, and try easier problems or another template"
+            f"the model solves none of {point.n_prompts:,} held-out prompts: nothing is learnt from groups "
+            "that are all wrong; look at samples.jsonl, and try easier problems or another template"
         )
     if point.truncated >= _MANY_CUT:
         lines.append(

@@ -38,7 +38,7 @@ def run_recipe(tiny_recipe):
 def cut(run_recipe, on_ranks, tmp_path_factory):
     """A run on two ranks that was cut, with two checkpoints."""
     run = tmp_path_factory.mktemp("cut") / "run"
-    assert on_ranks(run_recipe, run, until=NEWER) == []
+    assert not [line for line in on_ranks(run_recipe, run, until=NEWER) if "checkpoint" in line]
     return run
 
 
