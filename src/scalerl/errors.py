@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -149,6 +149,13 @@ def brief_error(error: BaseException) -> str:
     """Return the type of an error and the first line of its text."""
     name, text = type(error).__name__, first_line(error)
     return name if text == name else f"{name}: {text}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that is spelt most like a word that is none of them, if any is near."""
+    import difflib  # only where something is wrong
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -128,5 +128,6 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rate(told: dict[str, Any], level: float) -> str:
-    low, high = told["interval"]
-    return f"{told['pass_rate']:.3f} [{low:.3f}, {high:.3f}] ({level * 100:g} %)"
+    from scalerl.curve.answers import span
+
+    return f"{told['pass_rate']:.3f} {span(told['interval'])} ({level * 100:g} %)"

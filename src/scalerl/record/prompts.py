@@ -45,10 +45,9 @@ def noise_between(record: RunRecord) -> float | None:
     variances: list[float] = []
     differences = 0
     before: tuple[Any, np.ndarray] | None = None
-    of_all = not record.task or record.task not in record.tasks
-    for row in _rows(record, 1):
-        key = row["prompt_set"], row["n"], row["id"]
-        correct_P = (np.asarray(row["correct"]) if of_all else _of(row, record.task)) / row["n"]
+    task = record.task if record.task in record.tasks else ""
+    for row in whole_rows(record, 1):
+        key, correct_P = (row["prompt_set"], row["n"], row["id"]), successes_of(row, task) / row["n"]
         if before is not None and before[0] == key:
             variances.append(float(np.var(correct_P - before[1], ddof=1)) / len(correct_P) / 2)
             differences += len(correct_P)
@@ -70,8 +69,8 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
     # These are of the evaluation as a whole.
     unknown = dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan)
     narrowed = {}
-    for row in _rows(record, 0):
-        correct_P, n = _of(row, name), row["n"]
+    for row in whole_rows(record, 0):
+        correct_P, n = successes_of(row, name), row["n"]
         if len(correct_P):
             narrowed[row["step"]] = {
                 **unknown,
@@ -94,13 +93,13 @@ def _points(record: RunRecord, rows: list[dict[str, Any]]) -> tuple[EvalPoint, .
         raise InputError(f"{record.path / DOWNSTREAM}: {error}") from error
 
 
-def _of(row: dict[str, Any], task: str) -> np.ndarray:
-    """Return the successes of the prompts of a task, (P,)."""
-    start = f"{task}/"
+def successes_of(row: dict[str, Any], task: str = "") -> np.ndarray:
+    """Return the successes of the prompts of a task, or of all, (P,)."""
+    start = f"{task}/" if task else ""
     return np.array([n for id, n in zip(row["id"], row["correct"], strict=True) if str(id).startswith(start)])
 
 
-def _rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
+def whole_rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of the evaluations from step `first` on, one for each, in their order."""
     suite = record.task if record.task and record.task not in record.tasks else None
     path = record.path / (FILE if suite is None else DOWNSTREAM)

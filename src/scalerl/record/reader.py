@@ -6,7 +6,6 @@ A trainer writes it through `RunWriter`; everything that fits, compares or repor
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalerl._views import view
-from scalerl.errors import InputError, brief, counted, number_of, printable
+from scalerl.errors import InputError, brief, counted, nearest, number_of, printable
 from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
@@ -313,7 +312,7 @@ class RunRecord:
         return read_rows(self.path / "samples.jsonl", [])
 
     def downstream(self) -> list[dict[str, Any]]:
-        """Read the lines of downstream.jsonl: evaluations of suites, as docs/run-folder.md has them."""
+        """Read the lines of downstream.jsonl: evaluations of suites (docs/reference/run-folder.md)."""
         return read_rows(self.path / "downstream.jsonl", [])
 
     def eval_prompts(self) -> list[dict[str, Any]]:
@@ -331,8 +330,8 @@ class RunRecord:
                 above 0.
         """
         if axis not in AXES:
-            near = difflib.get_close_matches(_MEANT.get(axis.lower(), axis.lower()), AXES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            near = nearest(_MEANT.get(axis.lower(), axis.lower()), AXES)
+            hint = f"did you mean {near!r}? " if near else ""
             raise InputError(f"unknown compute axis {axis!r}: {hint}choose one of {', '.join(AXES)}")
         compute = self._axis(axis)
         if np.isnan(compute).any():

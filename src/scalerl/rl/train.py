@@ -75,8 +75,6 @@ from scalerl.rl.verify.samples import training_samples
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
-
-
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
 """Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
@@ -280,9 +278,8 @@ class _TrainingRun:
         self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate, writing = parts.evaluate(job.stop, activities), (self.writer, task, recipe.evaluation)
-        heard = self._on_point, self._on_suite
-        self.evaluations = Evaluations(evaluate, *writing, self.counters, *heard, activities)
+        evaluate, heard = parts.evaluate(job.stop, activities), (self._on_point, self._on_suite)
+        self.evaluations = Evaluations(evaluate, self.writer, recipe, self.counters, *heard, activities)
         self.learner.watch(job.stop, self._report_training)
         verify = self.verifier.start
         self.pipeline = Pipeline(

@@ -96,8 +96,8 @@ def plot(
         x: the compute axis, where something is to be fitted; a fit has its own.
         log: whether compute is on a logarithmic axis. `axes.set_xscale` may change it later.
         ax: the axes to draw on; by default those of a new figure of pyplot.
-        color: a colour of matplotlib, or a dict from the names of recipes; by default a palette that is told
-            apart with every common colour deficiency, and goes on in a second call on the same axes.
+        color: a colour of matplotlib, or a dict from the names of recipes. The default palette is safe for
+            colour-blind readers, and a second call on the same axes continues it.
         label: the text of the key, for a single recipe; "" leaves it out.
         ceiling: whether ceilings are drawn, and given in the key.
         forecast: computes to which the curves go on, with the prediction interval of one evaluation there.

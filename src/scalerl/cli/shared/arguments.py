@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO
 
 from scalerl.cli.shared.amounts import amount
+from scalerl.errors import nearest
 from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
@@ -92,10 +93,8 @@ def _suggested(word: str, options: Sequence[str]) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, known)
+    return f", did you mean {near!r}?" if near else ""
 
 
 def _coloured(stream: TextIO) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 import io
 import json
 import math
@@ -18,7 +17,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
-from scalerl.errors import InputError, brief, counted, listed
+from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
@@ -98,8 +97,8 @@ class _Table:
             return
         if count > 1:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
-        near = difflib.get_close_matches(column, self.columns, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        near = nearest(column, self.columns)
+        hint = f"did you mean '{near}'? " if near else ""
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
         names = listed([name[:60] for name in self.columns], most=20)

@@ -10,16 +10,15 @@ over all evaluations 0 to .007.
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import WriteError
 from scalerl.record.reader import RunRecord
+from scalerl.rl.checkpoint.background import BackgroundWriter
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import step_folders, write_whole
 from scalerl.rl.model.causal_lm import dtype_of, load_model
@@ -29,21 +28,18 @@ from scalerl.rl.types import Weights
 BEST = "best-"
 """How their names begin."""
 MOST = 3
-_LOG = logging.getLogger("scalerl")
-
 
 Smooth = Callable[[RunRecord], Mapping[int, float]]
 """From the run so far: the pass rate of every evaluation without its noise, by step."""
 
 
-class BestWeights:
+class BestWeights(BackgroundWriter):
     """Keeps the weights of the evaluations with the highest rates; a thread writes them."""
 
     def __init__(self, model: str, precision: str, tokenizer: Any, smooth: Smooth) -> None:
         """`model` is the folder that the run began from: its files are those of the weights but for these."""
+        super().__init__("these weights")
         self._model, self._precision, self._tokenizer, self._smooth = model, precision, tokenizer, smooth
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="best-weights")
-        self._under_way: Future[None] | None = None
 
     def consider(self, run: Path, step: int, weights: Weights) -> None:
         """Keep the weights of `step` if they are among the best, and drop those that are no longer.
@@ -63,23 +59,7 @@ class BestWeights:
             _remove(dropped)
             return
         path = folder / f"{BEST}{step:05d}"
-        self._under_way = self._thread.submit(self._write, path, weights, dropped)
-
-    def wait(self) -> None:
-        """Wait until the weights under way are on the disk; a disk that does not take them is a warning."""
-        if self._under_way is not None:
-            future, self._under_way = self._under_way, None
-            try:
-                future.result()
-            except WriteError as error:
-                _LOG.warning("%s; training goes on without these weights", error)
-
-    def close(self) -> None:
-        """Wait, and stop the thread."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
+        self.start(partial(self._write, path, weights, dropped))
 
     def _write(self, path: Path, weights: Weights, dropped: list[Path]) -> None:
         write_whole(path, lambda aside: self._save(weights, aside))

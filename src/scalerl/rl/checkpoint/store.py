@@ -20,7 +20,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from scalerl.errors import WriteError
 from scalerl.files import sync
+from scalerl.rl.checkpoint.background import BackgroundWriter
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
@@ -45,7 +46,7 @@ Write = Callable[[Path], Sums]
 """Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
 
 
-class Checkpoints:
+class Checkpoints(BackgroundWriter):
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
     def __init__(
@@ -58,9 +59,8 @@ class Checkpoints:
     ) -> None:
         """`saver` is `Learner.saver`; `on_made` is called after each checkpoint, in its thread."""
         self.folder, self._settings, self._on_made = folder, settings, on_made
+        super().__init__("this checkpoint")
         self._saver, self._tokenizer = saver, tokenizer
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._under_way: Future[None] | None = None
         self._last = time.monotonic()
 
     def due(self, step: int) -> bool:
@@ -84,35 +84,9 @@ class Checkpoints:
             # Copies are made here, between two steps; the thread only writes.
             save = self._saver(self.folder)
         except WriteError as error:
-            # Kept for `wait` or `finish`, which decide whether it ends the run.
-            self._under_way = Future()
-            self._under_way.set_exception(error)
+            self.fail(error)
         else:
-            self._under_way = self._thread.submit(self._write, self.folder / name, step, state, save)
-
-    def wait(self) -> None:
-        """Wait until the checkpoint under way is on the disk; one that fails is a warning."""
-        try:
-            self.finish()
-        except WriteError as error:
-            _LOG.warning("%s; training goes on without this checkpoint", error)
-
-    def finish(self) -> None:
-        """Wait until the checkpoint under way is on the disk.
-
-        Raises:
-            WriteError: it could not be saved.
-        """
-        if self._under_way is not None:
-            future, self._under_way = self._under_way, None
-            future.result()
-
-    def close(self) -> None:
-        """Wait, and stop the thread."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
+            self.start(partial(self._write, self.folder / name, step, state, save))
 
     def _write(self, path: Path, step: int, state: Mapping[str, Any], save: Write) -> None:
         def training(aside: Path) -> Sums:

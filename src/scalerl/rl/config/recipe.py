@@ -54,6 +54,8 @@ from scalerl.rl.tasks.mix import Mix, OneTask
 from scalerl.rl.tasks.shorthand import suite_of, table_of
 from scalerl.rl.tasks.task import Task
 
+HELDOUT = ""
+"""The name of the held-out prompts of a run, beside those of its downstream suites."""
 AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
@@ -171,6 +173,12 @@ class Recipe:
     def lr_at(self, step: int) -> float:
         """Return the learning rate of the step that makes version `step` + 1."""
         return self.optimiser.lr_at(step, self.optimiser.decay_steps or self.budget.amount)
+
+    @property
+    def evaluated(self) -> dict[str, tuple[Task, int]]:
+        """Task and completions of each prompt of `HELDOUT`, and of every downstream suite by its name."""
+        suites = {suite.name: (suite.task, suite.samples) for suite in self.evaluation.downstream}
+        return {HELDOUT: (self.task, self.evaluation.samples), **suites}
 
     @property
     def evaluations(self) -> float:

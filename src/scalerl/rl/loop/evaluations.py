@@ -17,13 +17,12 @@ from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.downstream import suite_row
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
-from scalerl.rl.config.settings import Evaluation
+from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.loop.activity import Activities
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.placement.evaluate import HELDOUT, Evaluate, EvaluationResult
+from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
 from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Weights
 
 MAX_PENDING = 3
@@ -111,8 +110,7 @@ class Evaluations:
 
     evaluate: Evaluate
     writer: RunWriter
-    task: Task
-    settings: Evaluation
+    recipe: Recipe
     counters: RunCounters
     on_point: Callable[[EvalPoint, EvaluationResult, Weights], None]
     """Called with an evaluation that is on record, its outcome, and the weights that it is of."""
@@ -126,18 +124,19 @@ class Evaluations:
     _pending: deque[_Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        tasks = {HELDOUT: self.task, **{suite.name: suite.task for suite in self.settings.downstream}}
-        self._prompt_sets = {name: task.heldout_hash for name, task in tasks.items()}
-        self._prompt_ids = {name: [p.id for p in task.prompts("heldout")] for name, task in tasks.items()}
-        self._samples = {suite.name: suite.samples for suite in self.settings.downstream}
-        self._samples[HELDOUT] = self.settings.samples
+        self._sets: dict[str, tuple[str, list[str]]] = {}
+        """Hash and ids of the prompts that are evaluated, by name."""
+        self._samples: dict[str, int] = {}
+        for name, (task, samples) in self.recipe.evaluated.items():
+            self._sets[name] = task.heldout_hash, [prompt.id for prompt in task.prompts("heldout")]
+            self._samples[name] = samples
 
     def start(self, step: int, weights: Weights, last: bool = False) -> None:
         """Start the evaluation of `weights`, with the counters as they stand; the `last` has all suites."""
         counters = self.counters
         row = {"step": step, "time": time.time(), "samples": counters.samples, "prompts": counters.prompts}
         self.last_step = step
-        suites = self.settings.due(self.started, last)
+        suites = self.recipe.evaluation.due(self.started, last)
         self.started += 1
         self._start(row | counters.json(), weights, suites)
 
@@ -169,8 +168,8 @@ class Evaluations:
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs; those under way are started again, with their weights."""
         return {
-            "prompt_set": self._prompt_sets[HELDOUT],
-            "suites": {name: found for name, found in self._prompt_sets.items() if name != HELDOUT},
+            "prompt_set": self._sets[HELDOUT][0],
+            "suites": {name: found for name, (found, _) in self._sets.items() if name != HELDOUT},
             "last_step": self.last_step,
             "started": self.started,
             "pending": [[one.row, dict(one.weights), list(one.suites)] for one in self._pending],
@@ -200,20 +199,15 @@ class Evaluations:
         row = row | {"device_seconds": seconds}
         self.writer.samples(result.samples)  # first: an evaluation on record has its completions on record
         for name, of_suite in result.downstream.items():
-            point, prompts = (
-                self._point(row, name, of_suite),
-                (self._prompt_sets[name], self._prompt_ids[name]),
-            )
-            line = suite_row(name, point, *prompts, of_suite.correct_P)
+            line = suite_row(name, self._point(row, name, of_suite), *self._sets[name], of_suite.correct_P)
             self.writer.downstream(line)
             self.on_suite(line)
         point = self._point(row, HELDOUT, result)
-        prompts = self._prompt_sets[HELDOUT], self._prompt_ids[HELDOUT]
-        self.writer.evaluation(point, *prompts, result.correct_P)
+        self.writer.evaluation(point, *self._sets[HELDOUT], result.correct_P)
         self.on_point(point, result, pending.weights)
 
     def _point(self, row: Mapping[str, Any], name: str, result: EvaluationResult) -> EvalPoint:
-        n, n_samples = len(self._prompt_ids[name]), self._samples[name]
+        n, n_samples = len(self._sets[name][1]), self._samples[name]
         spread = mean_p_1mp(result.correct_P, n_samples)
         return EvalPoint.from_json(
             {

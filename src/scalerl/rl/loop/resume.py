@@ -206,9 +206,9 @@ def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
     _check_config(folder, saved)
     if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
-    suites = {suite.name: suite.task.heldout_hash for suite in recipe.evaluation.downstream}
     before = saved["evaluations"].get("suites", {})
-    if other := [name for name, found in suites.items() if before.get(name, found) != found]:
+    suites = {suite.name: suite.task for suite in recipe.evaluation.downstream if suite.name in before}
+    if other := [name for name, suite in suites.items() if before[name] != suite.heldout_hash]:
         raise InputError(
             f"the prompts of suite {other[0]} have changed since the run began: give it another name"
         )

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.types import Prompt, Reward, Rollout, Weights
@@ -50,20 +50,9 @@ class EvaluationResult:
     """The same of downstream suites, by name; their seconds are also in `seconds`."""
 
 
-HELDOUT = ""
-"""The name of the held-out prompts, beside those of the suites."""
-
-
 def prompts_of(recipe: Recipe) -> dict[str, list[Prompt]]:
     """Return the prompts that are evaluated: `HELDOUT`, and those of every downstream suite."""
-    suites = {suite.name: suite.task.prompts("heldout") for suite in recipe.evaluation.downstream}
-    return {HELDOUT: recipe.task.prompts("heldout"), **suites}
-
-
-def samples_of(recipe: Recipe) -> dict[str, int]:
-    """Return how often a prompt is sampled: of `HELDOUT`, and of every downstream suite."""
-    suites = {suite.name: suite.samples for suite in recipe.evaluation.downstream}
-    return {HELDOUT: recipe.evaluation.samples, **suites}
+    return {name: task.prompts("heldout") for name, (task, _) in recipe.evaluated.items()}
 
 
 class Evaluate(Protocol):
@@ -141,7 +130,8 @@ class Evaluator:
     ) -> None:
         self._beat, self._lender, self._seed = beat, lender, recipe.evaluation.seed
         self._stop = stop or threading.Event()
-        self._samples, self._n_kept = samples_of(recipe), recipe.samples.evaluation
+        self._samples = {name: samples for name, (_, samples) in recipe.evaluated.items()}
+        self._n_kept = recipe.samples.evaluation
         self._prompts = prompts_of(recipe) if prompts is None else prompts
         if lender is None:
             slots = recipe.evaluation.slots_for(len(self._prompts[HELDOUT]))
@@ -159,15 +149,14 @@ class Evaluator:
             EvaluationStoppedError: `stop` is set.
         """
         with nullcontext(self._generator) if self._lender is None else self._lender.lent(self._seed) as own:
-            heldout = self._evaluate(own, weights, version, HELDOUT)
-            return with_suites(heldout, {s: self._evaluate(own, weights, version, s) for s in suites})
+            started = time.perf_counter()
+            # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
+            own.update(weights, version)
+            heldout = self._evaluate(own, HELDOUT, started)
+            return with_suites(heldout, {s: self._evaluate(own, s, time.perf_counter()) for s in suites})
 
-    def _evaluate(
-        self, generator: TorchGenerator, weights: Weights, version: int, suite: str
-    ) -> EvaluationResult:
-        started, prompts, n_samples = time.perf_counter(), self._prompts[suite], self._samples[suite]
-        # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
-        generator.update(weights, version)
+    def _evaluate(self, generator: TorchGenerator, suite: str, started: float) -> EvaluationResult:
+        prompts, n_samples = self._prompts[suite], self._samples[suite]
         of = len(prompts) * n_samples
         for prompt in prompts:
             generator.submit(prompt, 0, n_samples)
@@ -179,7 +168,7 @@ class Evaluator:
         while not pending.wait(_LOOK):  # each verdict has a time limit of its own
             self._go_on(of, of)
         seconds, n_kept = time.perf_counter() - started, self._n_kept if suite == HELDOUT else 0
-        return result_of(version, groups, pending.result(), seconds, generator.tokenizer, n_kept)
+        return result_of(generator.version, groups, pending.result(), seconds, generator.tokenizer, n_kept)
 
     def _go_on(self, done: int, of: int) -> None:
         self._beat(done, of)

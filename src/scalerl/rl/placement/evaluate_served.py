@@ -13,16 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.engine.sampling import RequestFactory
-from scalerl.rl.placement.evaluate import (
-    HELDOUT,
-    EvaluationResult,
-    prompts_of,
-    result_of,
-    samples_of,
-    with_suites,
-)
+from scalerl.rl.placement.evaluate import EvaluationResult, result_of, with_suites
 from scalerl.rl.types import Rollout, Weights
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -41,16 +34,15 @@ class ServedEvaluator:
         factory = RequestFactory(
             generator.tokenizer, replace(generator.sampling, seed=recipe.evaluation.seed)
         )
-        prompts, n_samples = prompts_of(recipe), samples_of(recipe)
         self._requests = {
             name: [
                 request
-                for i, prompt in enumerate(prompts[name])
-                for request in factory.requests(i, (prompt, 0, n_samples[name]))
+                for i, prompt in enumerate(task.prompts("heldout"))
+                for request in factory.requests(i, (prompt, 0, samples))
             ]
-            for name in prompts
+            for name, (task, samples) in recipe.evaluated.items()
         }
-        self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in prompts}
+        self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in self._requests}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._counted = 0.0
         """Seconds of servers that earlier results have."""

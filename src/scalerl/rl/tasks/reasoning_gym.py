@@ -13,14 +13,13 @@ or a table, with what its `create_dataset` takes:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from scalerl.errors import InputError, brief, brief_error
+from scalerl.errors import InputError, brief, brief_error, nearest
 from scalerl.rl.tasks.task import SLOT, Task, check_presentation
 from scalerl.rl.tasks.verifiers import answer_of, last_box
 from scalerl.rl.types import Limits, Prompt, Reward, Split
@@ -135,5 +134,5 @@ class ReasoningGym(Task):
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""

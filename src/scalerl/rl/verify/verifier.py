@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout, as_reward
@@ -163,11 +163,11 @@ class PoolVerifier(Verification):
         self._close()
 
 
-def load_verifier(recipe: Recipe, tokenizer: Any, suite: str = "") -> Verification:
+def load_verifier(recipe: Recipe, tokenizer: Any, name: str = HELDOUT) -> Verification:
     """Return the verifier of a recipe, or of one of its downstream suites, in processes of this machine
     unless its task is trusted."""
     sent = recipe.without_prompts()  # which other processes can import, and without its prompts
-    task = {one.name: one.task for one in sent.evaluation.downstream}[suite] if suite else sent.task
+    task, _ = sent.evaluated[name]
     return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
 
 

@@ -11,7 +11,7 @@ Shapes: S seeds, M computes, A arms.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,26 +43,30 @@ def measured_differences(
     """
     rates = {arm.name: rates_at(arm, axis, np.array([compute])) for arm in arms}
     models = {arm.name: models_of(arm) for arm in arms}
-    found: dict[str, tuple[np.ndarray, np.ndarray, float]] = {}
+    of_base = rates.get(base, {})
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    variances, degrees = [], []
     for name, own in rates.items():
-        seeds = [s for s in own if s in rates.get(base, {}) and np.isfinite(own[s] - rates[base][s]).all()]
-        value_S = np.array([own[seed][0] - rates[base][seed][0] for seed in seeds])
-        se = standard_error(value_S, [models[name][seed] for seed in seeds]) if len(seeds) > 1 else math.nan
-        if name != base and math.isfinite(se):
-            found[name] = value_S, np.array([rates[base][seed][0] for seed in seeds]), se
-    degrees = {name: _degrees(rates, models, name, base) for name in found}
-    variance_A = np.array([len(value_S) * se**2 for value_S, _, se in found.values()])
-    degrees_A = np.array([degrees[name] for name in found], dtype=float)
+        seeds = [s for s in own if s in of_base and np.isfinite(own[s] - of_base[s]).all()]
+        if name == base or len(seeds) < 2:
+            continue
+        base_S = np.array([of_base[seed][0] for seed in seeds])
+        value_S = np.array([own[seed][0] for seed in seeds]) - base_S
+        groups = [models[name][seed] for seed in seeds]
+        found[name] = value_S, base_S
+        variances.append(len(seeds) * standard_error(value_S, groups) ** 2)
+        degrees.append(_clusters(groups) - 1)
+    variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
     moderated_A, total_A = moderated(variance_A, degrees_A)
     tests = []
-    for (value_S, _, _), variance, total in zip(found.values(), moderated_A, total_A, strict=True):
+    for (value_S, _), variance, total in zip(found.values(), moderated_A, total_A, strict=True):
         se = math.sqrt(variance / len(value_S))
         mean = float(value_S.mean())
         # Exactly 0 throughout: the arm does not act, and so differs for certain by nothing.
         tests.append((mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0))
     adjusted = holm([p for *_, p in tests])
     made = {}
-    for (name, (value_S, base_S, _)), (mean, se, total, p), p_adjusted in zip(
+    for (name, (value_S, base_S)), (mean, se, total, p), p_adjusted in zip(
         found.items(), tests, adjusted, strict=True
     ):
         half = t_quantile(level, total) * se
@@ -115,18 +119,10 @@ def standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
     return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))
 
 
-def _degrees(
-    rates: Mapping[str, Mapping[int, np.ndarray]],
-    models: Mapping[str, Mapping[int, str]],
-    name: str,
-    base: str,
-) -> int:
-    """Return the degrees of freedom of a standard error: clusters less one, or seeds less one."""
-    seeds = [
-        s for s in rates[name] if s in rates[base] and np.isfinite(rates[name][s] - rates[base][s]).all()
-    ]
-    clusters = {models[name][seed] for seed in seeds}
-    return (len(clusters) if len(clusters) > 1 else len(seeds)) - 1
+def _clusters(models: Sequence[str]) -> int:
+    """Return the independent parts of seeds: their base models, or the seeds where all have one."""
+    different = len(set(models))
+    return different if different > 1 else len(models)
 
 
 def moderated(variance_A: np.ndarray, degrees_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-    from scalerl.curve import Fit, Forecast, Points
+    from scalerl.curve import Fit, Points
 
 _SIZE = (6.4, 4.0)
 _DASHES = (0, (4, 2))  # of the line where a run leaves every curve
@@ -54,14 +54,12 @@ class DrawnRun:
     frozen: FrozenForecast | None = None
     """Drawn with its own curve, as it was stored, instead of that of the fit."""
     known_ceiling: float = math.nan
-    asked: Sequence[Forecast] = ()
 
     @property
     def end(self) -> float:
         """The largest compute that is drawn."""
         target = self.frozen.target_compute if self.frozen else math.nan
-        ends = [self.points.compute_N.max(initial=0.0), target, *(one.compute for one in self.asked)]
-        return float(np.nanmax(ends)) or 1.0
+        return float(np.nanmax([self.points.compute_N.max(initial=0.0), target])) or 1.0
 
     @property
     def band(self) -> Band | None:
@@ -133,7 +131,7 @@ def draw_run(axes: Axes, run: DrawnRun, log: bool = False) -> None:
         *_draw_evaluations(axes, run, 2.9 if log else 3.8),
         *_draw_ceiling(axes, run, named=not log),
         *_draw_change(axes, run),
-        *_draw_intervals(axes, run),
+        *_draw_interval(axes, run),
     ]
     _compute_axis(axes, run, log)
     if log:
@@ -231,17 +229,14 @@ def _draw_change(axes: Axes, run: DrawnRun) -> list[Entry]:
     return entries
 
 
-def _draw_intervals(axes: Axes, run: DrawnRun) -> list[Entry]:
-    """Upright bars: the intervals of one evaluation at computes to come."""
-    found = [(one.compute, one.prediction) for one in run.asked]
-    if run.frozen and math.isfinite(run.frozen.width):
-        found.append((run.frozen.target_compute, run.frozen.prediction))
-    if not found:
+def _draw_interval(axes: Axes, run: DrawnRun) -> list[Entry]:
+    """An upright bar: the interval of one evaluation at the target of the frozen forecast."""
+    if not (run.frozen and math.isfinite(run.frozen.width)):
         return []
-    compute_M = [compute for compute, _ in found]
-    low_M, high_M = np.array([interval for _, interval in found]).T
+    low, high = run.frozen.prediction
     look: dict[str, Any] = {"ecolor": FORECAST, "elinewidth": 1.6, "capsize": 5, "capthick": 1.6}
-    axes.errorbar(compute_M, (low_M + high_M) / 2, yerr=(high_M - low_M) / 2, fmt="none", zorder=4, **look)
+    place = [run.frozen.target_compute], [(low + high) / 2]
+    axes.errorbar(*place, yerr=[(high - low) / 2], fmt="none", zorder=4, **look)
     return [("interval, one evaluation", {"color": FORECAST, "marker": "_", "ms": 8, "mew": 1.6})]
 
 
@@ -293,7 +288,6 @@ def _limits(run: DrawnRun, keys: int) -> tuple[float, float]:
     noise_N, rates_N = np.nan_to_num(run.points.noise_sd_N), run.points.pass_rate_N
     A, interval, _ = run.ceiling
     drawn: list[Any] = [rates_N - noise_N, rates_N + noise_N, [run.known_ceiling, A, *interval]]
-    drawn += [one.prediction for one in run.asked]
     if run.frozen:
         drawn.append(run.frozen.prediction)
     if band := run.band:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterator
 
 from scalerl.curve.points import Points
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record.downstream import SuiteResult, last_of_each
-from scalerl.record.prompts import of_task
+from scalerl.record.prompts import of_task, successes_of, whole_rows
 from scalerl.record.reader import PASS_RATE_OF, RunRecord
 from scalerl.view.numbers import DASH, percent
 from scalerl.view.table import Cell, Estimate, Row, Table, TableColumn, number, rate_cell, spread_keys, words
@@ -49,18 +51,10 @@ def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
 
 def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
     """Yield the tasks of a mixture at the last evaluation whose prompts are on record."""
-    if not run.tasks:
-        return
-    of_run = [
-        line for line in run.eval_prompts() if all(key in line for key in ("id", "correct", "n", "step"))
-    ]
-    if not of_run:
-        return
-    last = of_run[-1]
-    for name in run.tasks:
-        pairs = zip(last["id"], last["correct"], strict=True)
-        if correct := [n for id, n in pairs if str(id).startswith(f"{name}/")]:
-            yield SuiteResult.of(name, last["step"], correct, last["n"])
+    newest = deque(whole_rows(run, 0) if run.tasks else (), maxlen=1)
+    for last, name in itertools.product(newest, run.tasks):
+        if len(correct_P := successes_of(last, name)):
+            yield SuiteResult.of(name, last["step"], correct_P, last["n"])
 
 
 def _row(run: RunRecord, found: SuiteResult, axis: str, level: float, is_fitted: bool) -> Row:
