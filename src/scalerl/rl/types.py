@@ -71,6 +71,11 @@ class Prompt:
     template_args: tuple[tuple[str, str | int | float], ...] = ()
     """Arguments of the chat template by name, such as ("enable_thinking", False)."""
 
+    @property
+    def asked(self) -> tuple[str, str]:
+        """What the model is shown, as text: prompts that are equal in it are the same problem."""
+        return self.text, str(self.messages)
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Back from `dataclasses.asdict`, by way of JSON."""

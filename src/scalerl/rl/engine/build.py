@@ -120,11 +120,11 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     check_task(task)
     train = task.prompts("train")
     kept = _check_lengths(tokenizer, task, [*task.prompts("heldout"), *train], most)
-    suites, trained = recipe.evaluation.downstream, {(p.text, str(p.messages)) for p in train}
+    suites, trained = recipe.evaluation.downstream, {prompt.asked for prompt in train}
     checked = []
     for suite in suites:
         prompts = check_suite(suite.task, suite.name)
-        if leaked := sum((prompt.text, str(prompt.messages)) in trained for prompt in prompts):
+        if leaked := sum(prompt.asked in trained for prompt in prompts):
             text = (
                 "evaluation.downstream: %d of %d prompts of %r are trained on: it measures no more than that"
             )

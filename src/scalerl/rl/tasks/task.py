@@ -103,9 +103,9 @@ def check_task(task: Task) -> None:
     splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))
     for split, name in splits:
         _check_split(task, split, name, "task")
-    heldout = {(prompt.text, str(prompt.messages)) for prompt in task.prompts("heldout")}
+    heldout = {prompt.asked for prompt in task.prompts("heldout")}
     train = task.prompts("train")
-    if both := [prompt for prompt in train if (prompt.text, str(prompt.messages)) in heldout]:
+    if both := [prompt for prompt in train if prompt.asked in heldout]:
         many = f"{len(both)} of {len(train)} training prompts are held out, too"
         raise InputError(f"task: prompt {brief(both[0].id)} is in both splits ({many}): leave it out of one")
 

@@ -154,33 +154,36 @@ def _runs(looker: Looker) -> Callable[[Request], Any]:
     return answer
 
 
+def _answered(looker: Looker, respond: Callable[[Request], Response]) -> Callable[[Request], Any]:
+    """Return `respond` with its errors as JSON."""
+
+    def answer(request: Request) -> Response:
+        looker.touch()
+        try:
+            return respond(request)
+        except UnknownRunError as error:
+            return _json({"error": str(error)}, 404)
+        except ScalerlError as error:
+            return _json({"error": str(error)}, 422)
+
+    return answer  # no coroutine: it is run in a thread
+
+
 def _of_several(
     looker: Looker, query: Callable[[list[str], str | None], dict[str, Any]]
 ) -> Callable[[Request], Any]:
-    def answer(request: Request) -> Response:
-        looker.touch()
+    def respond(request: Request) -> Response:
         ids = [one for one in request.query_params.get("runs", "").split(",") if one]
-        try:
-            return _json(query(ids, request.query_params.get("axis") or None))
-        except UnknownRunError as error:
-            return _json({"error": str(error)}, 404)
-        except ScalerlError as error:
-            return _json({"error": str(error)}, 422)
+        return _json(query(ids, request.query_params.get("axis") or None))
 
-    return answer  # no coroutine: it is run in a thread
+    return _answered(looker, respond)
 
 
 def _page(looker: Looker) -> Callable[[Request], Any]:
-    def answer(request: Request) -> Response:
-        looker.touch()
-        try:
-            return Response(looker.store.page(request.path_params["id"]), media_type="text/html")
-        except UnknownRunError as error:
-            return _json({"error": str(error)}, 404)
-        except ScalerlError as error:
-            return _json({"error": str(error)}, 422)
+    def respond(request: Request) -> Response:
+        return Response(looker.store.page(request.path_params["id"]), media_type="text/html")
 
-    return answer  # no coroutine: it is run in a thread
+    return _answered(looker, respond)
 
 
 def _events(looker: Looker) -> Callable[[Request], Any]:
