@@ -184,6 +184,16 @@ def test_another_kind_brings_its_own_parameters():
         load_recipe("demo", ["budget.kind=steps"])
 
 
+def test_a_folder_that_is_no_run_does_not_hide_the_recipe_of_its_name(tmp_path, monkeypatch):
+    # `scalerl study STUDY -o smollm2` makes such a folder, and is run again from the same place.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+    assert load_recipe("smollm2").model == "smollm2"
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match=r"other: a folder without a config.json"):
+        load_recipe("other")
+
+
 def test_a_recipe_that_is_not_there_names_those_that_are():
     with pytest.raises(
         InputError, match=r"demmo: no such file, and no recipe of that name \(there are: .*demo"

@@ -268,9 +268,10 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     if path.is_dir() and (path / "config.json").is_file():
         return overridden(recipe_of_run(path / "config.json"), overrides)
     if not path.is_file():
-        if path.is_dir():
-            raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
+        # A folder that is no run may have the name of a recipe: a study of smollm2 in the folder smollm2.
         known = packaged()
+        if path.is_dir() and str(source) not in known:
+            raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
         if str(source) not in known:
             raise InputError(
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
