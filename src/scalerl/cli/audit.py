@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from scalerl.cli.shared.text import print_json, print_table
 
 if TYPE_CHECKING:
     from scalerl.rl.tasks.task import Task
+    from scalerl.rl.verify.audit import AuditFinding
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     """Audit the task, and print what was found."""
     from scalerl.rl.verify.audit import AuditError, audit
 
-    found = audit(_task(args.task, args.set), args.prompts)
+    found = list(_counted(audit(_task(args.task, args.set), args.prompts)))
     faults = sum(finding.level == "fault" for finding in found)
     if args.json:
         print_json({"task": args.task, "faults": faults, "findings": [asdict(finding) for finding in found]})
@@ -52,6 +55,17 @@ def run(args: argparse.Namespace) -> None:
         print_table(rows, ("", "check", "result", "example"))
     if faults:
         raise AuditError(f"{args.task}: {faults} of {len(found)} checks found a fault")
+
+
+def _counted(found: Iterator[AuditFinding]) -> Iterator[AuditFinding]:
+    """Yield findings, and show on a terminal how many there are: of slow verifiers it takes minutes."""
+    shown = sys.stderr.isatty()
+    for n, finding in enumerate(found, 1):
+        if shown:
+            print(f"\r{n} checks, the last: {finding.check:<50.50}", end="", file=sys.stderr, flush=True)
+        yield finding
+    if shown:
+        print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
 
 
 def _task(text: str, overrides: list[str]) -> Task:

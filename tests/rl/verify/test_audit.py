@@ -51,7 +51,8 @@ def task_by(tmp_path):
         from scalerl.rl.tasks.verifiers import Function
 
         verifier = Function(f"{tmp_path}/judges.py:{judge}")
-        return Dataset(str(tmp_path / "rows.jsonl"), heldout=heldout, verifier=verifier)
+        patient = Limits(seconds=100.0)  # on a machine with much other work
+        return Dataset(str(tmp_path / "rows.jsonl"), heldout=heldout, verifier=verifier, limits=patient)
 
     return make
 
@@ -64,7 +65,7 @@ def faults(task, prompts=12):
     ("judge", "expected"),
     [
         ("equal", set()),
-        ("strict", {"reference among spaces"}),
+        ("strict", {"reference among white space"}),
         (
             "contains",
             {"hedged: right or wrong", "hedged: wrong or right", "a list of many answers"},
@@ -75,7 +76,8 @@ def faults(task, prompts=12):
     ],
 )
 def test_a_verifier_with_a_known_fault(task_by, judge, expected):
-    assert faults(task_by(judge)) - {"reference among spaces"} == expected - {"reference among spaces"}
+    spaced = {"reference among white space"}
+    assert faults(task_by(judge)) - spaced == expected - spaced
     if judge == "strict":
         assert faults(task_by(judge)) == expected
 
@@ -120,6 +122,38 @@ def test_repeated_leaked_and_told_prompts_are_counted():
     assert found["held-out prompts trained on"].example == "heldout/same"
     assert found["held-out prompts that share 13 words"].result == "2 of 4"
     assert found["answers of 5 letters or more in the prompt"].example == "heldout/told"
+
+
+@dataclass(frozen=True)
+class Programs(Task):
+    """Answers of two lines; right is a program that defines what is asked, in a block or without one."""
+
+    limits: Limits = field(default_factory=Limits)
+    trusted = True
+
+    def prompts(self, split):
+        numbers = range(10) if split == "heldout" else range(10, 60)
+        return [
+            Prompt(f"f/{n}", f"Write the function f of {n}.", f"def f():\n    return {n}") for n in numbers
+        ]
+
+    def verify(self, prompt, text):
+        code = text.split("</think>")[-1].split("```")
+        found: dict = {}
+        try:
+            exec(code[1] if len(code) > 1 else code[0], found)  # the answers of the audit alone
+            return found["f"]() == int(prompt.answer.rsplit(" ", 1)[1])
+        except Exception:
+            return False
+
+
+def test_code_is_tried_in_blocks_and_between_empty_lines():
+    found = {finding.check: finding for finding in audit(Programs(), 10)}
+    assert not [finding for finding in found.values() if finding.level == "fault"]
+    for check in ("in a code block", "after thinking, in a code block", "as it is"):
+        assert found[f"reference, {check}"].share == 1.0
+    assert found["reference, a sentence"].share == 0.0
+    assert found["reference among white space"].share == 1.0
 
 
 def test_words_of_a_template_are_no_leak(tmp_path):

@@ -114,8 +114,9 @@ class Code(Dataset):
         return Sandbox(backend, python, int(self.limits.memory_gib * 2**30 / _PROGRAMS))
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return the code of the row, which MBPP has; where there is none, None."""
-        return json.loads(prompt.answer).get("reference") or None
+        """Return the code of the row, which HumanEval and MBPP have; where there is none, None."""
+        problem = json.loads(prompt.answer)
+        return problem.get("reference") or problem.get("solution") or None
 
     # -- rows -----------------------------------------------------------------------------------------------
 
@@ -148,6 +149,9 @@ def _problem(row: DatasetRow, text: str) -> dict[str, Any]:
     if "entry_point" in values and "test" in values:
         problem |= {"tests": [values["test"]], "entry_point": values["entry_point"]}
         problem |= {"setup": text, "prompt": text}
+        # Not the reference, whose definitions the tests of MBPP take for those of the code.
+        if solution := values.get("canonical_solution"):
+            problem |= {"solution": text + solution}
     elif "test_list" in values:
         setup = [values.get("test_setup_code", ""), *values.get("test_imports", ())]
         problem |= {"tests": list(values["test_list"]), "setup": "\n".join(filter(None, setup))}

@@ -42,6 +42,11 @@ FORMS: dict[str, Form] = {
     "after thinking, boxed": lambda a: f"Let me see.</think>\\boxed{{{a}}}",
 }
 """How completions write an answer."""
+BLOCKS: dict[str, Form] = {
+    "in a code block": lambda a: f"```\n{a}\n```",
+    "after thinking, in a code block": lambda a: f"Let me see.</think> So:\n```\n{a}\n```",
+}
+"""How they write one of several lines, beside."""
 N_GRAM = 13
 """Words of a text that a held-out prompt must not share with a training prompt (as of GPT-3's overlaps)."""
 _COMMON = 0.02  # of the training prompts: words that more of them share are of their template
@@ -78,14 +83,14 @@ class AuditFinding:
     example: str = ""
 
 
-def audit(task: Task, prompts: int = 64) -> list[AuditFinding]:
-    """Audit a task by its verifier, in its workers, and by its prompts.
+def audit(task: Task, prompts: int = 64) -> Iterator[AuditFinding]:
+    """Audit a task by its verifier, in its workers, and by its prompts; yield what is found as it is.
 
     Args:
         task: its prompts are loaded, and its verifier is called some twenty times for each prompt looked at.
         prompts: how many prompts answers are tried for, evenly from both splits.
 
-    Returns:
+    Yields:
         The findings in the order of a report; those of level `fault` are to be mended before a run.
 
     Raises:
@@ -94,7 +99,8 @@ def audit(task: Task, prompts: int = 64) -> list[AuditFinding]:
     both = [*task.prompts("heldout"), *task.prompts("train")]
     at = np.linspace(0, len(both) - 1, min(prompts, len(both))).round().astype(int)
     with closing(_Judge(task)) as judge:
-        return [*_of_verifier(judge, task, [both[i] for i in at]), *_of_prompts(task)]
+        yield from _of_verifier(judge, task, [both[i] for i in at])
+    yield from _of_prompts(task)
 
 
 # -- the verifier --------------------------------------------------------------------------------------------
@@ -142,14 +148,14 @@ def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterat
             "reference answers", "the task has none, so that its verifier was not tried", "note"
         )
         return
-    shares = {}
-    for name, form in FORMS.items():
+    shares, forms = {}, FORMS | (BLOCKS if any("\n" in answer for _, answer in known) else {})
+    for name, form in forms.items():
         pairs = [(prompt, form(answer)) for prompt, answer in known]
         shares[name] = _tried(judge, f"reference, {name}", pairs, True)
-    best = max(FORMS, key=lambda name: shares[name].share or 0.0)
+    best = max(forms, key=lambda name: shares[name].share or 0.0)
     for name, finding in shares.items():  # models may write one form alone: the best one counts
         yield finding if name == best else replace(finding, level="note")
-    form = FORMS[best]
+    form = forms[best]
     yield from _variants(judge, known, form)
     yield from _wrong(judge, known, form)
     yield _steady(judge, [(prompt, form(answer)) for prompt, answer in known])
@@ -176,8 +182,10 @@ def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right
 
 
 def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
-    """The reference answer with spaces around it, and numbers as they are written elsewhere."""
-    yield _tried(judge, "reference among spaces", [(p, form(f" {a} ") + "\n") for p, a in known], True)
+    """The reference answer with white space around it, and numbers as they are written elsewhere."""
+    # Before code of several lines a space is an error of its own, and an empty line is none.
+    spaced = [(p, form(f"\n{a}\n" if "\n" in a else f" {a} ") + "\n") for p, a in known]
+    yield _tried(judge, "reference among white space", spaced, True)
     whole = [(p, int(a)) for p, a in known if _WHOLE.fullmatch(a)]
     if whole:
         pairs = [(p, form(f"{n}.0")) for p, n in whole]
