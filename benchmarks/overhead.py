@@ -23,6 +23,7 @@ from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.health.watch import Watch
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.model.named import find_model
+from scalerl.rl.training_run import TrainingRun
 
 train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
 STEPS = 400
@@ -67,7 +68,7 @@ PARTS = [
     (train, "groups_row", "recording"),
     (RunWriter, "step", "recording"),
     (RunWriter, "lengths", "checkpointing"),
-    (train._TrainingRun, "state", "checkpointing"),
+    (TrainingRun, "state", "checkpointing"),
     (checkpoint.Checkpoints, "make", "checkpointing"),
     (Probe, "__call__", "health: the probe"),
     (Watch, "step", "health: the watch"),

@@ -27,7 +27,7 @@ ROOMS = (
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
     *("rl.types", "rl.algo", "rl.sandbox", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
-    *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
+    *("rl.loop", "rl.tracking", "rl.training_run", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
     *("view.facts", "view.figures", "view.plotting", "view.paper_table", "view.runs", "view.terminal"),
     *("view.notebook", "view.serve"),
