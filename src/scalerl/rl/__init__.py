@@ -1,6 +1,7 @@
 """Training: prompts -> rollouts -> verified groups -> advantages -> loss -> weights -> generators.
 
-    train.py      a run, from recipe to run folder; evaluate.py a model on the held-out prompts
+    train.py      a run, from recipe to run folder; training_run.py its parts, and what follows every step
+    evaluate.py   a model on the held-out prompts
     types.py      what flows along the arrows
     config/ algo/ tasks/ sandbox/    what a recipe says; where code that a model wrote runs
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
