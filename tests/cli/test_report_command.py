@@ -198,7 +198,7 @@ def test_a_crowd_is_drawn_and_compared_with_the_base_that_was_named(tmp_path, ca
     assert answer["comparison"]["base"] == "run 13"
     assert [pair["recipe"] for pair in answer["comparison"]["pairs"]] == ["run 0"]
     # Two recipes of 13 runs each: two mean curves, each with its name.
-    assert re.findall(r">(run \d+)<", figure.read_text()) == ["run 0", "run 13"]
+    assert re.findall(r">(run \d+) \(13 seeds\)", figure.read_text()) == ["run 0", "run 13"]
 
 
 def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):

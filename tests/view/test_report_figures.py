@@ -12,23 +12,28 @@ from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.view import curve_figure, frozen_forecasts, main_forecast
 from scalerl.view.facts.facts import axis_for
-from scalerl.view.figures.run_figure import drawn_run
 from scalerl.view.runs.details import strata_table
+from scalerl.view.runs.figures import run_figure
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.panels import always_zero, health_panels, in_blocks, running_mean, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
 from scalerl.view.runs.run import OverlayRun
-from scalerl.view.style import apart, inline_svg, new_figure
+from scalerl.view.style import inline_svg, new_figure
 
 
 def test_the_figure_shows_the_forecast_as_stored(run):
     row = json.loads((run.path / "forecasts.jsonl").read_text().splitlines()[1])
-    drawn = drawn_run(run, None, main_forecast(frozen_forecasts(run)))
-    assert drawn.band is not None
-    np.testing.assert_array_equal(drawn.band.median_M, row["curve"]["median"])
-    np.testing.assert_allclose(drawn.band.compute_M, row["curve"]["compute"])
-    assert drawn.ceiling[0] == 0.811
-    assert drawn.known_ceiling == 0.82
+    linear, _ = run_figure(run, None, main_forecast(frozen_forecasts(run))).axes
+    before, after = [line for line in linear.lines if np.size(line.get_xdata()) > 40]
+    # Solid up to where the forecast was made, dashed from there on.
+    drawn = np.concatenate([before.get_xydata(), after.get_xydata()[1:]])
+    np.testing.assert_allclose(drawn.T, [row["curve"]["compute"], row["curve"]["median"]])
+    assert before.get_xdata()[-1] == row["compute"]
+    levels = {
+        line.get_label(): line.get_ydata()[0] for line in linear.lines if "ceiling" in str(line.get_label())
+    }
+    assert list(levels.values()) == [0.811, 0.82]
+    assert "ceiling A .811 [.768, .879] (as frozen)" in levels
 
 
 def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
@@ -38,10 +43,10 @@ def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
     )
     run = replace(run, evals=evals)
     points = Points.from_record(run, "gpu_hours")
-    drawn = drawn_run(run, fit(points), None).points.compute_N
+    (drawn,) = [line for line in run_figure(run, fit(points)).axes[0].lines if line.get_marker() == "o"]
     assert run.compute("gpu_hours")[0] > 0
-    assert drawn[0] == 0
-    np.testing.assert_array_equal(drawn, points.compute_N)
+    assert drawn.get_xdata()[0] == 0
+    np.testing.assert_array_equal(drawn.get_xdata(), points.compute_N)
     data = overlay([OverlayRun("one", Points.from_record(run, "steps"), run)])
     assert data["runs"][0]["compute"]["gpu_hours"][0] == 0
 
@@ -111,15 +116,6 @@ def test_zeros_are_named_and_get_no_panel():
     assert titles(steps) == ["Staleness of tokens"]
     assert titles([{"step": 1, "truncated": 0.0}]) == []
     assert always_zero([]) == []
-
-
-def test_labels_that_would_touch_move_apart():
-    anywhere = 0.2, -math.inf, math.inf
-    assert apart([], *anywhere) == []
-    assert apart([0.5], *anywhere) == [0.5]
-    np.testing.assert_allclose(apart([0.1, 0.9], *anywhere), [0.1, 0.9])
-    np.testing.assert_allclose(apart([0.5, 0.52], *anywhere), [0.41, 0.61])
-    np.testing.assert_allclose(apart([0.52, 0.5], *anywhere), [0.61, 0.41])
 
 
 def test_evidence_of_updates_in_flight():

@@ -6,7 +6,7 @@
 
     facts/        what is shown of a run, in numbers and words
     runs/         the page of one run, and of several; document.py lays out every page
-    figures/      matplotlib: the curve of a run, recipes over one another
+    plotting.py   matplotlib: what draws every figure; runs/figures.py has those of files
     terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
 
 It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`; never
@@ -22,7 +22,7 @@ from scalerl._lazy import lazy
 if TYPE_CHECKING:
     from scalerl.view.facts.facts import axis_for
     from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
-    from scalerl.view.figures.run_figure import curve_figure
+    from scalerl.view.runs.figures import curve_figure
     from scalerl.view.runs.page import report_html, write_report
     from scalerl.view.terminal.closing import closing_rows, print_closing
 
@@ -43,7 +43,7 @@ __all__ = [
 lazy(
     __name__,
     {
-        "figures.run_figure": "curve_figure",
+        "runs.figures": "curve_figure",
         "facts.facts": "axis_for",
         "facts.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
         "runs.page": "report_html write_report",

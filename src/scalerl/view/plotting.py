@@ -1,13 +1,15 @@
-"""Fits on axes of matplotlib, as papers have them: `scalerl.plot`, `Fit.plot`, `Comparison.plot`.
+"""Fits on axes of matplotlib: `scalerl.plot`, `Fit.plot`, `Comparison.plot`, and every figure of a file.
 
-Data stay in the unit of the compute axis, and limits and ticks are matplotlib's own, so that whatever a user
-does to the axes afterwards (a scale, limits, more lines) holds.
+Data stay in the unit of the compute axis, and limits and ticks of `plot` are matplotlib's own, so that
+whatever a user does to the axes afterwards (a scale, limits, more lines) holds.
 
 Shapes: N evaluations of a run, M places of a curve.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,10 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scalerl.curve.fit import fit as fit_curve
+from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
 from scalerl.record.reader import unit_of
+from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
+from scalerl.view.facts.sampled import places_between, thin
 from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.style import MUTED, inline_svg, new_figure, plain_rates, run_look, style
 
@@ -27,49 +32,72 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (6.4, 4.0)
-_PLACES = 70
 _CURVE, _LATER = "scalerl-curve", "scalerl-later"
 """The gids of each recipe's line and of evaluations beyond a cut, by which later calls find them."""
 _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
 _BOLD: dict[str, Any] = {"lw": 1.8}
+_CROWD = 120
+"""Evaluations of a recipe from which on they are faint, so that its curve is seen."""
+RATE = "pass rate on the held-out prompts"
 
 
 @dataclass(frozen=True)
-class _DrawnRecipe:
-    """A recipe on the axes: its fits (one for each seed), and how they look."""
+class DrawnCurve:
+    """What has one colour: a run, or the seeds of a recipe."""
 
     name: str
-    fits: tuple[Fit, ...]
-    colour: str
-    marker: str
-    places_M: np.ndarray
+    """For the key; empty where it has no line there."""
+    runs: Sequence[Fit | Points]
+    """The fit of each run, or its evaluations where it has none."""
+    look: tuple[str, str, str]
+    """Colour, marker and dashes."""
+    compute_M: np.ndarray
+    """Where its curves are computed."""
+    band: Band | None = None
+    """The mean curve with its interval; None draws those of the fits."""
+    cut: float = math.inf
+    """Compute after which evaluations were made later than the curve, where the fit does not say so."""
+    most: int = 100_000
+    """Evaluations of a run that are drawn."""
+
+    @property
+    def points(self) -> list[Points]:
+        """The evaluations of each run, or those that were fitted."""
+        return [run.points if isinstance(run, Fit) else run for run in self.runs]
 
     @property
     def known(self) -> float:
-        """The compute up to which every seed was fitted; curves are dashed beyond."""
-        return min(float(fit.points.compute_N.max()) for fit in self.fits)
+        """The compute up to which every seed was measured, and fitted; curves are dashed beyond."""
+        return min(self.cut, *(float(one.compute_N.max()) for one in self.points))
+
+    @property
+    def fits(self) -> list[Fit]:
+        """The fits that it has."""
+        return [run for run in self.runs if isinstance(run, Fit)]
 
     @property
     def curves(self) -> list[Fit]:
         """The fits that have a curve: all but misfits."""
         return [fit for fit in self.fits if fit.misfit is None]
 
+    @functools.cached_property
+    def parts(self) -> list[Fit]:
+        """Of misfits, the fits of the parts that hold."""
+        return [part for fit in self.fits if (part := part_that_holds(fit)) is not None]
+
     def label(self, ceiling: bool) -> str:
         """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
-        curves, n = self.curves, len(self.fits)
-        seeds = f" ({n} seeds)" if n > 1 else ""
-        if not curves:
-            return f"{self.name}{seeds}: {misfit_in_words(self.fits[0].lack_of_fit)}"
+        curves, n = self.curves, len(self.runs)
+        name = f"{self.name} ({n} seeds)" if n > 1 else self.name
+        if not curves and self.band is None:
+            return f"{name}: {misfit_in_words(self.fits[0].lack_of_fit) if self.fits else 'no curve'}"
+        if not ceiling or not curves:
+            return name
         A = np.array([fit.median.A for fit in curves])
-        spread = (
-            rate_interval(curves[0].intervals.A)
-            if n == 1
-            else f"± {rate(A.std(ddof=1))}"
-            if len(A) > 1
-            else ""
-        )
+        spread = rate_interval(curves[0].intervals.A) if n == 1 else ""
+        spread = f"± {rate(A.std(ddof=1))}" if len(A) > 1 else spread
         doubt = "" if all(fit.identified for fit in curves) else ", not identified"
-        return f"{self.name}{seeds}" + (f": A {rate(A.mean())} {spread}{doubt}" if ceiling else "")
+        return f"{name}: A {rate(A.mean())} {spread}{doubt}"
 
 
 def plot(
@@ -122,13 +150,12 @@ def plot(
             _, ax = plt.subplots(figsize=_SIZE, layout="constrained")
         taken = sum(line.get_gid() == _CURVE for line in ax.lines)
         for place, (name, own) in enumerate(recipes.items(), start=taken):
-            colour, marker, _ = run_look(place)
+            colour, *look = run_look(place)
             chosen = color.get(name) if isinstance(color, Mapping) else color
-            ends = [compute for fit in own for one in (fit.points, fit.excluded) for compute in one.compute_N]
-            drawn = _DrawnRecipe(name, own, chosen or colour, marker, _places([*ends, *at], log))
-            _draw(ax, drawn, ceiling)
+            drawn = DrawnCurve(name, own, (chosen or colour, look[0], "-"), _places(own, at, log))
+            draw(ax, drawn, ceiling)
             for found in (one for seed in asked[name] for one in seed):
-                _bar(ax, drawn, found.compute, found.prediction)
+                draw_interval(ax, drawn, found.compute, found.prediction)
         _finish(ax, next(iter(recipes.values()))[0], log)
     return ax
 
@@ -166,112 +193,128 @@ def _recipes(fits: Any, x: str | None, label: str | None) -> dict[str, tuple[Fit
     return found
 
 
-def _places(ends: Iterable[float], log: bool) -> np.ndarray:
-    """Return where curves are computed, (M,): dense on a linear and on a logarithmic axis.
+def _places(fits: Iterable[Fit], at: Sequence[float], log: bool) -> np.ndarray:
+    """Return where curves are computed, (M,), to the last evaluation or forecast.
 
     A line to compute 0 is flat on a logarithmic axis, where the curve is not: it has its end before that.
     """
-    all_N = np.array(list(ends))
-    positive_N = all_N[all_N > 0]
-    first, last = float(positive_N.min()) / 2, float(positive_N.max())
-    start = [0.0] if (all_N == 0).any() and not log else []
-    return np.unique(
-        np.concatenate([start, np.geomspace(first, last, _PLACES), np.linspace(first, last, _PLACES)])
+    all_N = np.sort(
+        [compute for fit in fits for one in (fit.points, fit.excluded) for compute in one.compute_N]
     )
+    compute_M = places_between(all_N, max([float(all_N[-1]), *at]))
+    return compute_M[compute_M > 0] if log else compute_M
 
 
-def _draw(ax: Axes, drawn: _DrawnRecipe, ceiling: bool) -> None:
-    """Draw a recipe: evaluations, curves, ceiling."""
-    many, curves = len(drawn.fits) > 1, drawn.curves
-    for fit in drawn.fits:
-        _evaluations(ax, drawn, fit)
-    medians = []
-    for fit in curves:
-        median_M, low_M, high_M = fit.band(drawn.places_M)
-        medians.append(median_M)
-        if many:
-            _line(ax, drawn, median_M, float(fit.points.compute_N.max()), **_THIN)
-        else:
-            ax.fill_between(drawn.places_M, low_M, high_M, color=drawn.colour, alpha=0.15, lw=0)
-    label = drawn.label(ceiling) if drawn.name else "_"
-    if curves:
-        _line(ax, drawn, np.mean(medians, axis=0), drawn.known, label=label, gid=_CURVE, **_BOLD)
+def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
+    """Draw a run or recipe: evaluations, curves, and the ceiling as a level."""
+    many, curves, colour = len(drawn.runs) > 1, drawn.curves, drawn.look[0]
+    for run in drawn.runs:
+        _evaluations(ax, drawn, run)
+    look: dict[str, Any] = {"label": drawn.label(ceiling) if drawn.name else "_", "gid": _CURVE, **_BOLD}
+    band = drawn.band
+    if band is None and curves:
+        bands = [Band(drawn.compute_M, *fit.band(drawn.compute_M)) for fit in curves]
+        for fit, one in zip(curves, bands, strict=True) if many else ():
+            _line(ax, drawn, one, float(fit.points.compute_N.max()), **_THIN)
+        mean = np.mean([one.median_M for one in bands], axis=0)
+        band = Band(drawn.compute_M, mean, *((mean, mean) if many else (bands[0].lo_M, bands[0].hi_M)))
+    if band is None:
+        look["lw"] = 1.0
+        ax.plot([], [], drawn.look[1], color=colour, ls="--", **look)
     else:
-        ax.plot([], [], drawn.marker, color=drawn.colour, ls="--", label=label, gid=_CURVE)
-    for fit in drawn.fits:
-        _change(ax, drawn, fit)
+        if (band.hi_M > band.lo_M).any():
+            ax.fill_between(band.compute_M, band.lo_M, band.hi_M, color=colour, alpha=0.15, lw=0, zorder=1)
+        _line(ax, drawn, band, drawn.known, **look)
+    _changes(ax, drawn)
     if ceiling and curves:
         A = float(np.mean([fit.median.A for fit in curves]))
-        ax.axhline(A, color=drawn.colour, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        ax.axhline(A, color=colour, lw=1.0, ls=(0, (1, 2)), zorder=1)
 
 
-def _evaluations(ax: Axes, drawn: _DrawnRecipe, fit: Fit) -> None:
+def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
     """Filled where they were fitted; hollow beyond the cut; crosses where they were left out otherwise."""
-    many = len(drawn.fits) > 1
-    look: dict[str, Any] = {"ms": 2.6 if many else 3.8, "alpha": 0.6 if many else 1.0, "zorder": 3}
-    points, out = fit.points, fit.excluded
-    noise_N = np.nan_to_num(points.noise_sd_N)
-    if many or not noise_N.any():
-        ax.plot(points.compute_N, points.pass_rate_N, drawn.marker, color=drawn.colour, **look)
+    colour, marker, _ = drawn.look
+    if isinstance(run, Fit):
+        used, out, cut = run.points, run.excluded, min(drawn.cut, run.max_compute)
     else:
-        bars = {"color": drawn.colour, "fmt": drawn.marker, "elinewidth": 0.9}
-        ax.errorbar(points.compute_N, points.pass_rate_N, yerr=noise_N, **bars, **look)
-    later_N = out.compute_N > fit.max_compute
-    hollow = look | {"mfc": "none", "mec": drawn.colour, "mew": 0.9, "alpha": 0.9}
-    ax.plot(out.compute_N[later_N], out.pass_rate_N[later_N], drawn.marker, gid=_LATER, **hollow)
-    ax.plot(out.compute_N[~later_N], out.pass_rate_N[~later_N], "x", color=MUTED, ms=4)
+        used, out, cut = run, run.select(np.zeros(len(run), dtype=bool)), drawn.cut
+    many = len(drawn.runs) > 1
+    crowd = sum(map(len, drawn.points)) > _CROWD
+    look = {"color": colour, "ms": 2.6 if many else 3.8, "alpha": 0.32 if crowd else 0.6 if many else 1.0}
+    hollow = look | {"mfc": "none", "mew": 0.9, "alpha": 0.9, "gid": _LATER}
+    crosses = {"color": MUTED, "ms": 4, "fmt": "x"}
+    for points, is_later, sign in (
+        (used, False, look),
+        (used, True, hollow),
+        (out, True, hollow),
+        (out, False, crosses),
+    ):
+        chosen = np.flatnonzero((points.compute_N > cut) == is_later)
+        if not chosen.size:
+            continue
+        chosen = chosen[np.argsort(points.compute_N[chosen], kind="stable")]
+        chosen = chosen[thin(points.pass_rate_N[chosen], drawn.most)]
+        noise_N = np.nan_to_num(points.noise_sd_N[chosen])
+        bars: dict[str, Any] = {"yerr": noise_N, "elinewidth": 0.9} if noise_N.any() and not many else {}
+        place = points.compute_N[chosen], points.pass_rate_N[chosen]
+        ax.errorbar(*place, **({"fmt": marker, "zorder": 3, "ls": "", **sign} | bars))
 
 
-def _line(ax: Axes, drawn: _DrawnRecipe, value_M: np.ndarray, known: float, **look: Any) -> None:
+def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) -> None:
     """A curve, solid up to `known` and dashed beyond."""
-    x_M, label = drawn.places_M, look.pop("label", "_")
-    seen_M, beyond_M = x_M <= known, x_M >= known
-    ax.plot(x_M[seen_M], value_M[seen_M], color=drawn.colour, label=label, **look)
-    if beyond_M.sum() > 1:
-        ax.plot(
-            x_M[beyond_M], value_M[beyond_M], color=drawn.colour, **(look | {"gid": None, "ls": (0, (4, 2))})
-        )
+    colour, _, dashes = drawn.look
+    until = int(np.searchsorted(band.compute_M, known * (1 + 1e-9), side="right"))
+    seen, beyond = slice(0, until), slice(max(until - 1, 0), None)
+    ax.plot(band.compute_M[seen], band.median_M[seen], color=colour, ls=dashes, **look)
+    if len(band.compute_M[beyond]) > 1:
+        later = look | {"gid": None, "ls": (0, (4, 2)), "label": "_"}
+        ax.plot(band.compute_M[beyond], band.median_M[beyond], color=colour, **later)
 
 
-def _change(ax: Axes, drawn: _DrawnRecipe, fit: Fit) -> None:
-    """Where a run leaves every curve, and the curve of the part that holds."""
-    if fit.misfit is None:
-        return
-    if fit.misfit.at is not None:
-        ax.axvline(fit.misfit.at, color=drawn.colour, lw=1.0, ls="--", zorder=1)
-    if (part := part_that_holds(fit)) is not None:
+def _changes(ax: Axes, drawn: DrawnCurve) -> None:
+    """Where runs leave every curve, and the curves of the parts that hold."""
+    for at in (fit.misfit.at for fit in drawn.fits if fit.misfit is not None):
+        if at is not None:
+            ax.axvline(at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
+    for part in drawn.parts:
         own_N = part.points.compute_N
-        part_M = drawn.places_M[(drawn.places_M >= own_N.min()) & (drawn.places_M <= own_N.max())]
-        ax.plot(part_M, part.band(part_M)[0], color=drawn.colour, **_THIN)
+        part_M = drawn.compute_M[(drawn.compute_M >= own_N.min()) & (drawn.compute_M <= own_N.max())]
+        ax.plot(part_M, part.band(part_M)[0], color=drawn.look[0], **_THIN)
 
 
-def _bar(ax: Axes, drawn: _DrawnRecipe, compute: float, interval: tuple[float, float]) -> None:
-    """The interval of one evaluation at a compute to come."""
+def draw_interval(ax: Axes, drawn: DrawnCurve, compute: float, interval: tuple[float, float]) -> None:
+    """Draw the interval of one evaluation at a compute to come, as an upright bar with caps."""
     low, high = interval
-    look = _THIN["alpha"] if len(drawn.fits) > 1 else 1.0
     bar: dict[str, Any] = {
-        "ecolor": drawn.colour,
+        "ecolor": drawn.look[0],
         "elinewidth": 1.4,
         "capsize": 4,
         "fmt": "none",
-        "alpha": look,
+        "zorder": 4,
     }
-    ax.errorbar([compute], [(low + high) / 2], yerr=[(high - low) / 2], zorder=4, **bar)
+    bar["alpha"] = _THIN["alpha"] if len(drawn.runs) > 1 else 1.0
+    ax.errorbar([compute], [(low + high) / 2], yerr=[(high - low) / 2], **bar)
+
+
+def key_of(ax: Axes, later: str = "evaluation after the cut") -> tuple[list[Any], list[str]]:
+    """Return the signs and texts of the key of these axes; `later` is the text of hollow evaluations."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = ax.get_legend_handles_labels()
+    if any(line.get_gid() == _LATER for line in ax.lines):
+        handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=MUTED, ms=3.8))
+        labels.append(later)
+    return handles, labels
 
 
 def _finish(ax: Axes, fit: Fit, log: bool) -> None:
     """Labels, scale and key."""
-    from matplotlib.lines import Line2D
-
-    what = "training reward" if fit.metric.no_verdict else "pass rate on the held-out prompts"
+    what = "training reward" if fit.metric.no_verdict else RATE
     ax.set(xlabel=f"training compute ({unit_of(fit.axis)})", ylabel=what)
     plain_rates(ax)
     if log:
         ax.set_xscale("log")
-    handles, labels = ax.get_legend_handles_labels()
-    if any(line.get_gid() == _LATER and np.size(line.get_xdata()) for line in ax.lines):
-        handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=MUTED, ms=3.8))
-        labels.append("evaluation after the cut")
+    handles, labels = key_of(ax)
     if labels:
         falls = fit.points.pass_rate_N[-1] < fit.points.pass_rate_N[0]
         corner = "upper right" if falls else "lower right"  # the one that the curve leaves empty

@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from scalerl.errors import InputError
 from scalerl.files import write_atomically
 from scalerl.view.assets import writing
@@ -37,11 +35,11 @@ CEILING = "#00805c"
 PURPLE = "#aa4499"
 SKY = "#2a95d5"
 
-LOOKS = ((INK, "o"), (FORECAST, "s"), (LATER, "^"), (CEILING, "D"), (PURPLE, "v"), (SKY, "P"))
-"""Colour and marker, the base's first: told apart with every common colour deficiency, and in grey."""
 RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK, "v"), (SKY, "P"))
-"""The same for runs, none of which is a base: as the chart of a page has them (scalerl/view/web/marks.js)."""
+"""Colour and marker, as the chart of a page has them (scalerl/view/web/marks.js): told apart with every
+common colour deficiency, and in grey."""
 DASHES = ("-", "--", ":", "-.")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LONGEST = 26
 """Letters of a name in a figure."""
 
@@ -99,12 +97,15 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return Figure(figsize=(width_in, height_in))
 
 
-def plain_rates(axes: Axes) -> None:
-    """Ticks of pass rates as the text writes them: `.25`, `.5`, `1`."""
+def plain_rates(axes: Axes, axis: Any = None) -> None:
+    """Ticks of pass rates as the text writes them, on the upright axis or another: `.25`, `.5`, `1`."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2f}".removeprefix("0")))
+    axis = axis or axes.yaxis
+    low, high = axis.get_view_interval()
+    digits = 2 if high - low > 0.05 else 3
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{digits}f}".removeprefix("0")))
 
 
 def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -> str:
@@ -149,56 +150,6 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 def _elided(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 12]}…{text[-11:]}"
-
-
-def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The heights moved as little as keeps them `gap` apart, within [low, high] where that is wide enough."""
-    order = np.argsort(heights, kind="stable")
-    wanted = np.clip(np.asarray(heights, dtype=float)[order], low, high)
-    # Least squares with an order: neighbours that are too close share their mean place.
-    offset = gap * np.arange(len(wanted))
-    blocks: list[list[float]] = []
-    for value in wanted - offset:
-        blocks.append([float(value), 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            last, before = blocks.pop(), blocks.pop()
-            weight = before[1] + last[1]
-            blocks.append([(before[0] * before[1] + last[0] * last[1]) / weight, weight])
-    placed = np.repeat([value for value, _ in blocks], [int(n) for _, n in blocks]) + offset
-    placed -= max(float(placed.max(initial=low)) - high, 0.0)
-    found = np.empty(len(placed))
-    found[order] = np.maximum(placed, low + offset)
-    return found.tolist()
-
-
-def note(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    data: str = "",
-    offset: tuple[float, float] = (0, 0),
-    **look: Any,
-) -> None:
-    """Write `text` at `at`, moved by `offset` points.
-
-    `at` counts in the data along the axes that `data` names ("", "x", "y"), in fractions of the frame along
-    the others.
-    """
-    along = {True: "data", False: "axes fraction"}
-    coordinates = along["x" in data], along["y" in data]
-    axes.annotate(text, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **look)
-
-
-def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], points: float = 11.0) -> None:
-    """Name lines at the right edge of the frame, from (height in data, text, colour), kept apart."""
-    if not ends:
-        return
-    height = axes.bbox.height / axes.figure.dpi * 72
-    to_frame = axes.transScale + axes.transLimits
-    heights = [float(to_frame.transform((axes.get_xlim()[0], value))[1]) for value, _, _ in ends]
-    gap = points / height
-    for place, (_, text, colour) in zip(apart(heights, gap, gap / 2, 1 - gap / 2), ends, strict=True):
-        note(axes, text, (1.012, place), va="center", color=colour)
 
 
 FIGURES = (".svg", ".png", ".pdf")

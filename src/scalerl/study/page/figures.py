@@ -1,4 +1,4 @@
-"""The figures of a study: differences and forecasts here, curves in `scalerl.view.figures.overlay_figures`.
+"""The figures of a study: differences and forecasts here, curves in `scalerl.view.runs.figures`.
 
 forest      every arm against the base, in ceiling and in efficiency, with intervals
 forecasts   what was forecast against what was measured, by the share of the compute it was made at
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.study.page.chart import arm_groups
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.claims import claim_text, is_made
-from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.view.numbers import percent, signed, unit_for
-from scalerl.view.runs.figures import arm_curves
+from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
 from scalerl.view.style import (
     FORECAST,
     INK,
@@ -29,7 +27,6 @@ from scalerl.view.style import (
     MUTED,
     PAPER,
     new_figure,
-    note,
     plain_rates,
     short_names,
     style,
@@ -40,14 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW, _MARGIN = 0.34, 0.72  # inches
-_WHOLE = (0.0, 1.0)
 _WIDEST_RATIO = 20.0
 """Ratios beyond which an interval leaves the forest plot through its edge."""
-_ROUND_RATIOS = (
-    *(0.5, 2.0, 0.8, 1.2, 0.2, 5.0, 0.1, 10.0, 0.6),
-    *(1.5, 0.9, 1.1, 0.7, 1.4, 0.95, 1.05, 0.05, 20.0),
-)
-"""Ticks beside 1, those that are wanted most first."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class StudyFigure:
     name: str
     title: str
     figure: Figure
-    caption: str
+    caption: str = ""
 
 
 def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
@@ -66,10 +57,9 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
     if (figure := forest_figure(verdict)) is not None:
         found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
     unit = unit_for(verdict.axis, verdict.budget)
-    base = str(verdict.study.plan["base"])
-    curves = arm_curves(arm_groups(verdict), unit, verdict.budget, verdict.level, base=base)
+    curves = drawn_groups(arm_groups(verdict), verdict.budget, verdict.level)
     if (figure := overlay_figure(curves, unit)) is not None:
-        found.append(StudyFigure("overlay", "Pass rate against compute", figure, _overlay(verdict, curves)))
+        found.append(StudyFigure("overlay", "Pass rate against compute", figure))
     if (made := linearised_figure(curves, unit)) is not None:
         found.append(StudyFigure("linearised", "The linearised curve", *made))
     if (figure := forecasts_figure(verdict)) is not None:
@@ -92,16 +82,6 @@ _FORECASTS = (
     "Every forecast as it was frozen, its median with the prediction interval, against the evaluation that "
     "came of it. Filled: inside; hollow: outside. On the line the two are equal."
 )
-
-
-def _overlay(verdict: StudyVerdict, arms: Sequence[ArmCurve]) -> str:
-    level = percent(verdict.comparison.level if verdict.comparison else 0.95)
-    text = (
-        "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
-        f"{level} interval, the variance between seeds included, thin beyond where its runs reach."
-    )
-    bare = [arm.name for arm in arms if arm.band is None]
-    return text + (f" Without a curve: {', '.join(bare)}." if bare else "")
 
 
 def forest_figure(verdict: StudyVerdict) -> Figure | None:
@@ -148,7 +128,8 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim | No
         text = "withheld" if claim else "not measured"
         if found is not None and claim is not None:
             colour, text = _effect(axes, place, found, claim, (low, high)), claim_text(claim)
-        note(axes, text, (1.02, place), "y", va="center_baseline", color=colour)
+        beside = axes.get_yaxis_transform()
+        axes.text(1.02, place, text, va="center_baseline", color=colour, transform=beside)
     axes.set_title(label, color=MUTED, loc="left", fontsize=9)
     axes.grid(visible=False, axis="y")
     axes.tick_params(left=False)
@@ -187,26 +168,16 @@ def _range(found: Sequence[Difference], none: float, ratio: bool) -> tuple[float
 
 
 def _forest_ticks(axes: Axes, ratio: bool) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    if not ratio:
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed(value) if value else "0"))
-        return
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(FixedLocator(_ratio_ticks(low, high)))
+    far = ratio and high > 6 * low
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0), numticks=6) if far else MaxNLocator(4, steps=[1, 2, 5, 10])
+    )
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
-
-
-def _ratio_ticks(low: float, high: float) -> list[float]:
-    """1, and round ratios as far apart as their labels need."""
-    gap = math.log(high / low) / 6
-    chosen = [1.0]
-    for tick in _ROUND_RATIOS:
-        if low <= tick <= high and all(abs(math.log(tick / other)) >= gap for other in chosen):
-            chosen.append(tick)
-    return sorted(chosen)
+    show = (lambda value, _: f"×{value:g}") if ratio else lambda value, _: signed(value) if value else "0"
+    axes.xaxis.set_major_formatter(FuncFormatter(show))
 
 
 def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
@@ -216,23 +187,17 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
         return None
     columns = min(len(groups), 4)
     rows = math.ceil(len(groups) / columns)
-    side = 9.0 / max(columns, 3)
     with style():
-        width, height = 10.0, 0.5 + (0.85 * side + 0.3) * rows
+        width, height = 0.9 + 2.9 * columns, 0.5 + 2.7 * rows
         figure = new_figure(width, height)
-        figure.subplots_adjust(
-            left=0.6 / width, right=(0.9 + side * columns) / width, bottom=0.5 / height, top=1 - 0.3 / height
-        )
+        figure.subplots_adjust(0.6 / width, 0.5 / height, 1 - 0.1 / width, 1 - 0.3 / height)
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        ends = _frame([judged for _, group in groups for judged in group])
         for axes, (share, group) in zip(panels, groups, strict=False):
-            _forecast_panel(axes, share, group, ends)
+            _forecast_panel(axes, share, group)
         for axes in panels[len(groups) :]:
-            axes.set_visible(False)
-        for axes in panels[::columns]:
-            axes.set_ylabel("forecast")
-        middle = (0.75 + 0.5 * side * columns) / width
-        figure.supxlabel("measured pass rate", fontsize=9, color=MUTED, x=middle, y=0.08 / height)
+            axes.remove()
+        figure.supxlabel("measured pass rate", fontsize=9, color=MUTED, y=0.08 / height)
+        figure.supylabel("forecast", fontsize=9, color=MUTED, x=0.06 / width)
     return figure
 
 
@@ -248,43 +213,20 @@ def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]
     return sorted(groups.items())
 
 
-def _forecast_panel(
-    axes: Axes, share: float, group: Sequence[JudgedForecast], ends: tuple[Interval, Interval]
-) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.plot(_WHOLE, _WHOLE, color=MUTED, lw=0.9, zorder=1)
+def _forecast_panel(axes: Axes, share: float, group: Sequence[JudgedForecast]) -> None:
     for inside, colour, face in ((True, FORECAST, FORECAST), (False, LATER, PAPER)):
         chosen = [judged for judged in group if judged.outcome.inside is inside]
         at = [judged.outcome.measured.pass_rate for judged in chosen if judged.outcome.measured]
-        median = np.array([judged.forecast.median for judged in chosen])
-        interval = np.array([judged.forecast.prediction for judged in chosen]).reshape(-1, 2)
-        if not len(at):
+        if not at:
             continue
+        interval = np.array([judged.forecast.prediction for judged in chosen])
+        median = np.array([judged.forecast.median for judged in chosen])
         # A forecast that was stored without its point has its interval's middle.
         median = np.where(np.isfinite(median), median, interval.mean(axis=1))
         axes.vlines(at, interval[:, 0], interval[:, 1], color=colour, lw=1.0, alpha=0.55, zorder=2)
         axes.plot(at, median, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
+    axes.axline((0.5, 0.5), slope=1, color=MUTED, lw=0.9, zorder=1)
     held = sum(judged.outcome.inside is True for judged in group)
     axes.set_title(f"made at {percent(share)}: {held} of {len(group)} inside", loc="left", color=INK)
-    axes.set_xlim(*ends[0])
-    axes.set_ylim(*ends[1])
-    axes.tick_params(left=False)
     plain_rates(axes)
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    digits = 2 if ends[0][1] - ends[0][0] > 0.05 else 3
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.{digits}f}".removeprefix("0")))
-
-
-def _frame(group: Sequence[JudgedForecast]) -> tuple[Interval, Interval]:
-    """Room for what was measured, and for the forecasts; the widest intervals may leave the frame."""
-    measured = [judged.outcome.measured.pass_rate for judged in group if judged.outcome.measured]
-    ends = np.array([judged.forecast.prediction for judged in group])
-    low = min([*measured, float(np.quantile(ends[:, 0], 0.05))])
-    high = max([*measured, float(np.quantile(ends[:, 1], 0.95))])
-    return _wider(min(measured), max(measured), 0.1), _wider(low, high, 0.06)
-
-
-def _wider(low: float, high: float, share: float) -> Interval:
-    margin = share * max(high - low, 0.02)
-    return max(low - margin, -0.02), min(high + margin, 1.02)
+    plain_rates(axes, axes.xaxis)

@@ -1,30 +1,147 @@
-"""The curves of several runs as figures for papers and slides: SVG, PNG and PDF."""
+"""Figures of runs for papers and slides, as SVG, PNG and PDF, each drawn by `scalerl.view.plotting`.
+
+The figure of one run, recipes over one another, and the paper's linearised plot:
+
+    F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1)        log F against log C has slope B (arXiv 2510.13786)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.errors import InputError
+from scalerl.curve.families import Curve
+from scalerl.curve.points import Points
+from scalerl.errors import InputError, counted
+from scalerl.record.reader import RunRecord
 from scalerl.view.assets import writing
-from scalerl.view.facts.frozen import Band
-from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints, linearised_figure, overlay_figure
-from scalerl.view.numbers import Unit
+from scalerl.view.facts.facts import axis_for, known_ceiling
+from scalerl.view.facts.frozen import FrozenForecast
+from scalerl.view.facts.notices import part_that_holds
+from scalerl.view.facts.sampled import places_between
+from scalerl.view.numbers import Unit, as_float, as_mapping, pair, plain, rate, rate_interval, unit_for
+from scalerl.view.plotting import RATE, DrawnCurve, draw, draw_interval, key_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import RunGroup
-from scalerl.view.runs.overlay import places_between, thin
-from scalerl.view.runs.run import OverlayRun
-from scalerl.view.style import FIGURES, run_look, save_figure, short_names
+from scalerl.view.style import (
+    CEILING,
+    FIGURES,
+    MUTED,
+    SUPERSCRIPTS,
+    WINDOW,
+    new_figure,
+    plain_rates,
+    run_look,
+    save_figure,
+    short_names,
+    style,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from scalerl.curve import Fit
 
 _MOST_POINTS = 2400
 """Evaluations that are drawn in one figure, all runs together; more are thinned."""
+_APART, _MOST_PANELS, _COLUMNS = 6, 24, 4
+"""Curves in one frame; panels, each with one curve beside the first; and panels in a row."""
+_LARGEST_LOG = 600.0
+_F = "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1)\nR_C: pass rate at compute C; logarithmic"
+_DECADES = 0.7
+"""How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
+
+
+def curve_figure(
+    run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None, out: str | Path
+) -> Path:
+    """Write the figure of a run to the file `out` (.svg, .png or .pdf), for a README or a slide.
+
+    Args:
+        run: the record.
+        fit: a fit on all evaluations: its ceiling is shown, and its curve where there is no `frozen`.
+        frozen: the forecast to show, with its own curve and band as stored.
+        out: the file.
+
+    Raises:
+        InputError: `out` ends otherwise, or the counters behind the compute axis are missing.
+        WriteError: the disk does not take it.
+    """
+    return save_figure(run_figure(run, fit, frozen), Path(out))
+
+
+def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> Figure:
+    """Return the figure of a run, on a linear and a logarithmic axis; see `curve_figure`."""
+    points = Points.from_record(run, axis_for(run, fit, frozen))
+    if frozen is not None and frozen.axis != points.axis:
+        frozen = None
+    end = float(np.nanmax([points.compute_N.max(initial=0.0), frozen.target_compute if frozen else 0.0]))
+    name = "evaluations" if fit is None else "fitted curve" if fit.misfit is None else "evaluations"
+    if frozen is not None:
+        step = frozen.made_at_step
+        name = f"forecast, frozen at step {step:.0f}" if math.isfinite(step) else "forecast, as frozen"
+    one = DrawnCurve(
+        name,
+        [points if fit is None else fit],
+        run_look(0),
+        places_between(np.sort(points.compute_N), end) if (points.compute_N > 0).any() else np.empty(0),
+        band=frozen.band if frozen else None,
+        cut=frozen.compute if frozen else math.inf,
+    )
+    A, about = _ceiling(fit, frozen)
+    known = known_ceiling(run)
+    levels = [
+        (A, f"ceiling A {rate(A)}{about}", CEILING, (0, (6, 3))),
+        (known, f"ceiling known beforehand {rate(known)}", MUTED, (0, (1, 1.6))),
+    ]
+
+    def panel(axes: Axes, drawn: DrawnCurve) -> None:
+        if frozen is not None:
+            axes.axvspan(0, frozen.compute, color=WINDOW, lw=0, zorder=0)
+        draw(axes, drawn, ceiling=False)
+        if frozen is not None and math.isfinite(frozen.width):
+            draw_interval(axes, drawn, frozen.target_compute, frozen.prediction)
+        for height, text, colour, dashes in levels:
+            if math.isfinite(height):
+                axes.axhline(height, color=colour, lw=1.1, ls=dashes, zorder=1, label=text)
+
+    with style():
+        figure = new_figure(10.0, 3.9)
+        linear, log = figure.subplots(1, 2, sharey=True, width_ratios=[5.6, 3.2])
+        for axes in (linear, log):
+            panel(axes, one)
+        unit = unit_for(points.axis, end)
+        _compute_axis(linear, unit, (-0.015 * end, 1.03 * end))
+        positive_N = points.compute_N[points.compute_N > 0]
+        if positive_N.size:
+            _compute_axis(log, unit, (positive_N.min() / 1.3, end * 1.15), log=True)
+        plain_rates(linear)
+        _finish(
+            figure,
+            key_of(linear, "evaluation made later"),
+            f"training compute ({unit.name}; right: logarithmic)",
+            RATE,
+        )
+    return figure
+
+
+def _ceiling(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[float, str]:
+    """The median of A, and its interval and what it rests on in words; NaN where it is withheld."""
+    part = part_that_holds(fit) if fit is not None else None
+    sound = part or (fit if fit is not None and fit.misfit is None else None)
+    if sound is not None:
+        doubt = "" if sound.identified else ", not identified"
+        about = f" {rate_interval(sound.intervals.A)}{doubt}{' (part fitted)' if part else ''}"
+        return sound.median.A, about
+    then = frozen.fit if frozen and fit is None else {}
+    A, interval = (as_mapping(then.get(name)).get("A") for name in ("median", "intervals"))
+    return as_float(A), f" {rate_interval(pair(interval))} (as frozen)"
 
 
 def write_figures(view: RunsView, path: Path) -> list[Path]:
@@ -50,53 +167,183 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
     Raises:
         InputError: no run has an evaluation after compute 0.
     """
-    unit = view.unit
-    groups = view.recipe_groups
-    curves = arm_curves(groups, unit, view.budget or 0.0, view.level, looks=True)
-    if (overlay := overlay_figure(curves, unit, view.budget, view.target)) is None:
+    curves = drawn_groups(view.recipe_groups, view.budget or 0.0, view.level)
+    if (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is None:
         raise InputError("there is nothing to draw: no run has an evaluation after compute 0")
-    lines = linearised_figure(curves, unit)
+    lines = linearised_figure(curves, view.unit)
     return {"overlay": overlay} | ({"linearised": lines[0]} if lines else {})
 
 
-def arm_curves(
-    groups: Sequence[RunGroup], unit: Unit, end: float, level: float, looks: bool = False, base: str = ""
-) -> list[ArmCurve]:
-    """Return groups of runs as they are drawn, up to `end` or as far as they reach, with compute in `unit`.
-
-    With `looks` each has the look that the chart of a page gives it.
-    """
+def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[DrawnCurve]:
+    """Return groups of runs as they are drawn, up to `end` or as far as they reach."""
     names = short_names([group.name for group in groups])
     most = max(_MOST_POINTS // max(sum(len(group.runs) for group in groups), 1), 6)
     found = []
     for place, group in enumerate(groups):
         if not group.compute_N.size:
             continue
-        known, band = float(group.compute_N[-1]), None
-        compute_M = places_between(group.compute_N, max(known, end))
-        sound = [fit for fit in group.fits if fit.misfit is None]
-        if group.draws is not None:
-            band = group.band(compute_M, level)
-        elif len(group.runs) == 1 and sound:
-            compute_M = places_between(
-                sound[0].points.compute_N[sound[0].points.compute_N > 0], max(known, end)
-            )
-            band = Band(compute_M, *sound[0].band(compute_M))
-        if band is not None:
-            band = replace(band, compute_M=band.compute_M / unit.size)
-        runs = tuple(_points(run, unit, most) for run in group.runs)
-        look = run_look(place) if looks else None
-        found.append(
-            ArmCurve(names[group.name], group.name == base, runs, band, look, known=known / unit.size)
-        )
+        compute_M = places_between(group.compute_N, max(float(group.compute_N[-1]), end))
+        band = group.band(compute_M, level) if group.draws is not None else None
+        runs = [run.points if run.fit is None else run.fit for run in group.runs]
+        found.append(DrawnCurve(names[group.name], runs, run_look(place), compute_M, band, most=most))
     return found
 
 
-def _points(run: OverlayRun, unit: Unit, most: int) -> RunPoints:
-    order_N = np.argsort(run.points.compute_N, kind="stable")
-    chosen = order_N[thin(run.points.pass_rate_N[order_N], most)]
-    curve = None
-    if run.fit is not None and run.fit.misfit is None:
-        own = run.fit.paper_curve
-        curve = replace(own, C_mid=own.C_mid / unit.size)
-    return RunPoints(run.points.compute_N[chosen] / unit.size, run.points.pass_rate_N[chosen], curve)
+def overlay_figure(
+    curves: Sequence[DrawnCurve], unit: Unit, budget: float | None = None, target: float | None = None
+) -> Figure | None:
+    """Pass rate against compute, curve over curve, with a budget and a target marked; None without any."""
+    if not curves:
+        return None
+
+    return _framed(curves, unit, RATE, draw, budget, target)
+
+
+def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure, str] | None:
+    """The paper's linearised plot, by the least-squares curve of every run; None where no run has one."""
+    curves = [replace(one, runs=one.curves, name=_with_slope(one)) for one in curves if one.curves]
+    every = [fit for one in curves for fit in one.curves]
+    straight = [linearised(fit.points, fit.paper_curve, unit.size) for fit in every]
+    if not any(len(found[0]) for found in straight):
+        return None
+    ends = np.concatenate([_line(fit, unit.size)[1] for fit in every])
+    low, high = float(ends.min()) / 10**_DECADES, float(ends.max()) * 10**_DECADES
+
+    def panel(axes: Axes, drawn: DrawnCurve) -> None:
+        colour, marker, dashes = drawn.look
+        for fit in drawn.curves:
+            x_N, F_N, _ = linearised(fit.points, fit.paper_curve, unit.size)
+            axes.plot(x_N, F_N, marker, zorder=2, ms=3.0, mfc=colour, mec="none", alpha=0.4)
+            axes.plot(*_line(fit, unit.size), color=colour, lw=1.3, ls=dashes, zorder=3)
+        axes.plot([], [], color=colour, ls=dashes, label=drawn.name or "_")
+        axes.set_yscale("log")
+        axes.set_ylim(low, high)
+        # Mathematical text is off: a dollar in somebody's name is a dollar.
+        axes.yaxis.set_major_formatter(
+            lambda F, _: f"10{str(round(math.log10(F))).translate(SUPERSCRIPTS)}" if F > 0 else ""
+        )
+
+    out = sum(found[2] for found in straight)
+    beyond = sum(int(np.sum((found[1] < low) | (found[1] > high))) for found in straight)
+    text = (
+        "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: "
+        "on these axes a run is a straight line, and its slope is B (the number beside the name: median over "
+        f"seeds). Left out: {counted(out, 'evaluation')} not between R_0 and A, where F has no value"
+        f"{f', and {beyond} beyond the frame' if beyond else ''}. Near A a small error moves F far; "
+        "verdicts are not read off this plot."
+    )
+    return _framed(curves, unit, _F, panel), text
+
+
+def linearised(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndarray, np.ndarray, int]:
+    """Compute and F of the evaluations that have one, and how many after step 0 have none.
+
+    C_mid of F is in units of `size`: its power is a number then, on an axis of FLOPs too.
+    """
+    after_N = points.compute_N > 0
+    compute_N, rate_N = points.compute_N[after_N], points.pass_rate_N[after_N]
+    has_N = (rate_N > curve.R_0) & (rate_N < curve.A)
+    share_N = (rate_N[has_N] - curve.R_0) / (curve.A - curve.R_0)
+    return (
+        compute_N[has_N],
+        _power(curve.B, curve.C_mid / size) * share_N / (1 - share_N),
+        int((~has_N).sum()),
+    )
+
+
+def _line(fit: Fit, size: float) -> tuple[np.ndarray, np.ndarray]:
+    """The line of a run, from its first evaluation after step 0 to its last."""
+    ends = fit.points.compute_N[fit.points.compute_N > 0][[0, -1]]
+    return ends, _power(fit.paper_curve.B, ends / size)
+
+
+def _power(B: float, compute: np.ndarray | float) -> np.ndarray:
+    """C^B, kept where it is a number: that of a steep curve in small units is not."""
+    return np.exp(np.clip(B * np.log(compute), -_LARGEST_LOG, _LARGEST_LOG))
+
+
+def _with_slope(drawn: DrawnCurve) -> str:
+    slope = float(np.median([fit.paper_curve.B for fit in drawn.curves]))
+    return f"{drawn.name}  B {plain(slope)} (least squares)"
+
+
+def _framed(
+    curves: Sequence[DrawnCurve],
+    unit: Unit,
+    label: str,
+    panel: Callable[[Axes, DrawnCurve], None],
+    budget: float | None = None,
+    target: float | None = None,
+) -> Figure:
+    """All curves in one frame; too many for that have a panel each, beside the first; a crowd is grey."""
+    compute_N = np.concatenate([points.compute_N for one in curves for points in one.points])
+    limits = compute_N[compute_N > 0].min() / 1.25, max(compute_N.max(), budget or 0.0) * 1.12
+    shown, crowd = [list(curves)], len(curves) > _MOST_PANELS + 1
+    if crowd:
+        shown = [[replace(one, name="", band=None, look=(f"{MUTED}50", "o", "-")) for one in curves]]
+    elif len(curves) > _APART:
+        first = replace(curves[0], look=run_look(0))
+        shown = [[first, replace(one, look=run_look(1))] for one in curves[1:]]
+    columns = min(len(shown), _COLUMNS)
+    rows = math.ceil(len(shown) / columns)
+    look: dict[str, Any] = {"color": MUTED, "lw": 1.0, "ls": ":", "zorder": 1}
+    with style():
+        figure = new_figure(10.0, 4.0 if len(shown) == 1 else 2.0 * rows)
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, own in zip(panels, shown, strict=False):
+            for drawn in own:
+                panel(axes, drawn)
+            if len(shown) > 1:
+                axes.set_title(key_of(axes)[1][1], loc="left", color=own[1].look[0], fontsize=9)
+            if budget is not None:
+                axes.axvline(budget, **look, label=f"budget {unit.show(budget)}")
+            if target is not None:
+                axes.axhline(target, **look, label=f"target {rate(target)}")
+        if label == RATE:
+            plain_rates(panels[0])
+        _compute_axis(panels[0], unit, limits, log=True)
+        for axes in panels[len(shown) :]:
+            axes.remove()
+        for axes in panels[max(len(shown) - columns, 0) : len(shown)]:
+            axes.tick_params(labelbottom=True)
+        handles, texts = key_of(panels[0])
+        if len(shown) > 1:
+            del handles[1], texts[1]
+        about = f"{unit.name}, logarithmic{f'; {len(curves)} runs' if crowd else ''}"
+        _finish(figure, (handles, texts), f"training compute ({about})", label)
+    return figure
+
+
+def _compute_axis(axes: Axes, unit: Unit, limits: tuple[float, float], log: bool = False) -> None:
+    """Round ticks in a unit that keeps them short, on axes whose data stay in the unit of the fit."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    if log:
+        axes.set_xscale("log")
+    axes.set_xlim(*limits)
+    low, high = (end / unit.size for end in limits)
+    subs = (1.0, 2.0, 5.0) if axes.get_position().width > 0.3 else (1.0, 3.0)
+    locator = LogLocator(subs=subs) if log else MaxNLocator(8, steps=[1, 2, 5, 10])
+    ticks = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
+    axes.set_xticks([tick * unit.size for tick in ticks], [plain(round(tick, 9)) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _finish(figure: Figure, key: tuple[list[Any], list[str]], x_label: str, y_label: str) -> None:
+    """Name the axes, and add the key below the frames, where it covers nothing."""
+    below = 0.45 + 0.19 * math.ceil(len(key[1]) / 2)
+    height = figure.get_figheight() + below
+    figure.set_figheight(height)
+    titled = any(axes.get_title(loc="left") for axes in figure.axes)
+    figure.subplots_adjust(
+        left=0.062 + 0.02 * y_label.count("\n"),
+        right=0.99,
+        bottom=(below + 0.12) / height,
+        top=1 - (0.26 if titled else 0.08) / height,
+        wspace=0.07,
+        hspace=0.26,
+    )
+    figure.supxlabel(x_label, fontsize=9, color=MUTED, y=(below - 0.28) / height)
+    figure.supylabel(y_label, fontsize=9, color=MUTED, x=0.006)
+    if key[1]:
+        figure.legend(*key, loc="lower center", ncols=2, frameon=False)

@@ -21,6 +21,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words
+from scalerl.view.facts.sampled import PLACES, places_between, thin
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import short_number, short_numbers, unit_for
 from scalerl.view.runs.groups import RunGroup, groupings, recipe_groups, recipe_values
@@ -35,11 +36,8 @@ MOST_DRAWN = 4000
 """Evaluations that a chart draws in all: beyond that a browser becomes slow."""
 _FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
 """The bounds of what is drawn of one run."""
-_PLACES, _PLACES_OF_MANY, _MANY = 81, 31, 24
-"""Computes at which a curve is drawn, even on a linear axis, and as many even on a logarithmic one; and with
-more than `_MANY` runs."""
-_PLACES_BEYOND = 61
-"""Those between the last evaluation and the budget, where nothing else shows the shape of the curve."""
+_PLACES_OF_MANY, _MANY = 31, 24
+"""Computes at which a curve is drawn with more than `_MANY` runs."""
 
 Clock = Callable[[np.ndarray], np.ndarray]
 """From compute on the axis of the fit to compute on another; NaN where the run has not been."""
@@ -107,7 +105,7 @@ def overlay(
     axis, named = axes.pop(), [(run.name, run.record) for run in runs]
     check_devices(named, axis)
     most = min(max(MOST_DRAWN // len(runs), _FEWEST_DRAWN), _MOST_OF_ONE)
-    places = _PLACES_OF_MANY if len(runs) > _MANY else _PLACES
+    places = _PLACES_OF_MANY if len(runs) > _MANY else PLACES
     mixed = [one for one in HOURS if mixed_devices(named, one)]
     clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in runs]
     spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
@@ -176,28 +174,6 @@ def _end(run: OverlayRun, budget: float | None) -> float:
         return run.budget
     own = own_budget(run.record, run.points.axis) if budget is None else budget
     return own if own > 0 else 2 * float(run.points.compute_N.max(initial=0.0))
-
-
-def thin(value_N: np.ndarray, most: int) -> np.ndarray:
-    """Return positions of about `most` values at most, in order, whose plot looks like that of all.
-
-    Half are even steps apart, the first and the last among them; the others are the highest and the lowest
-    of every bin, so that no outlier is lost. Steps and bins are even both in the place and in its logarithm:
-    a start that a logarithmic axis stretches stays whole.
-    """
-    n = len(value_N)
-    if n <= most:
-        return np.arange(n)
-    even = _even(n - 1, most // 4)
-    edges = _even(n, most // 8)
-    order = np.lexsort((value_N, np.searchsorted(edges[1:], np.arange(n), side="right")))
-    return np.unique(np.concatenate([even, order[edges[:-1]], order[edges[1:] - 1]]))
-
-
-def _even(last: int, count: int) -> np.ndarray:
-    """Return whole numbers from 0 to `last`: `count` evenly spaced ones, and as many on a log scale."""
-    steps = np.concatenate([np.linspace(0, last, count), np.geomspace(1, last, count)])
-    return np.unique(steps.round().astype(int))
 
 
 def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
@@ -287,24 +263,6 @@ def _fit(fit: Fit, part: Fit | None, along: dict[str, Clock], places: int, end: 
         "curve": curve,
         "of_part": fit.misfit is not None and part is not None,
     }
-
-
-def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) -> np.ndarray:
-    """Return the computes at which a curve is drawn, from where its fit begins to `last`.
-
-    They are even on a linear and on a logarithmic axis, up to the last evaluation and again beyond it. A fit
-    with an evaluation at compute 0 begins at half of the first compute above that.
-    """
-    first = float(compute_N[compute_N > 0].min()) / (2 if compute_N[0] == 0 else 1)
-    even_M = np.linspace(min(float(compute_N[0]), first), last, places)
-    within_M = np.union1d(even_M, np.geomspace(first, last, places)[:-1])
-    known = float(compute_N.max())
-    if known >= last:
-        return within_M
-    beyond_M = np.linspace(known, last, _PLACES_BEYOND)
-    if last > 4 * known:
-        beyond_M = np.union1d(beyond_M, np.geomspace(known, last, _PLACES_BEYOND)[:-1])
-    return np.union1d(within_M[within_M < known], beyond_M)
 
 
 def _curve(
