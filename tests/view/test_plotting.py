@@ -5,6 +5,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from hostile_study import check_latex
 from matplotlib.colors import to_rgba
 
 import scalerl
@@ -38,6 +39,10 @@ def comparison(recipes):
 def _figures_are_closed():
     yield
     plt.close("all")
+
+
+def short(rate):
+    return f"{rate:.3f}".removeprefix("0")
 
 
 def texts(ax):
@@ -194,13 +199,16 @@ def test_the_latex_table_has_the_numbers_of_the_fits(comparison, recipes):
     text = comparison.to_latex()
     a, b = recipes["a"], recipes["b"][0]
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
-    assert rows[0].startswith("recipe & $A$ & $B$ & $C_\\mathrm{mid}$ (GPU-hours) & at $12000$ GPU-hours")
+    assert rows[0].startswith("recipe & A & B & ")
+    assert "at 12,000" in rows[0]
     A = np.array([fit.median.A for fit in a])
-    assert rows[1].startswith(f"a (2 seeds) & ${A.mean():.3f} \\pm {A.std(ddof=1):.3f}")
+    assert rows[1].startswith(f"a (2 seeds) & {short(A.mean())} $\\pm$ {short(A.std(ddof=1))}")
     low, high = b.intervals.A
-    assert f"${b.median.A:.3f}" in rows[2]
-    assert f"$[{low:.3f}, {high:.3f}]$" in rows[2]
-    assert f"${b.forecast(12_000).median:.3f}$" in rows[2]
-    assert text.count("\\caption") == 1
-    assert text.count("$") % 2 == 0
+    for known in (
+        f"{short(b.median.A)} ",
+        f"{{[}}{short(low)}, {short(high)}{{]}}",
+        short(b.forecast(12_000).median),
+    ):
+        assert known in rows[2]
+    check_latex(text)
     assert "a\\_b\\& " in b.to_latex("a_b&")

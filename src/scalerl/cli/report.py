@@ -25,11 +25,9 @@ from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
-    from scalerl.forecast.comparison import Comparison
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
-    from scalerl.view.runs.run import OverlayRun
 
 _OF_SEVERAL = (
     *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
@@ -168,7 +166,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
         InputError: none of them can be read, or they have no compute axis in common.
     """
     from scalerl.forecast.recipes import distinct, run_name
-    from scalerl.view.runs.gathered import RunsView, fit_or_reason
+    from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.run import OverlayRun
 
     paths = paths_of(args)
@@ -189,17 +187,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     pairs = zip(found, runs, strict=True)
     by_path = {path: list(itertools.islice(pairs, len(of_path))) for path, of_path in read.items()}
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, by_path).items()}
-    comparison, why = _comparison(recipes, args)
-    view = RunsView(
-        runs=tuple(runs),
-        budget=args.budget,
-        target=args.target,
-        groups={name: [run.name for run in members] for name, members in recipes.items()},
-        comparison=comparison,
-        not_compared=why,
-        **options,
-    )
-    return view, paths, unread
+    view = RunsView(tuple(runs), budget=args.budget, target=args.target, **options)
+    return compared(view, recipes, args.base, args.budget), paths, unread
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
@@ -225,21 +214,3 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
                 for data in found
             ]
     return found
-
-
-def _comparison(
-    recipes: dict[str, list[OverlayRun]], args: argparse.Namespace
-) -> tuple[Comparison | None, str]:
-    """Compare the recipes that have a fit; or return a sentence that says why nothing is compared."""
-    from scalerl.forecast import compare
-
-    if args.base is not None and args.base not in recipes:
-        raise InputError(f"no recipe '{args.base}' to compare with; recipes: {', '.join(recipes)}")
-    fits = {name: [run.fit for run in runs if run.fit is not None] for name, runs in recipes.items()}
-    fits = {name: found for name, found in fits.items() if found}
-    if args.base is not None and args.base not in fits:
-        return None, f"Nothing is compared: no run of {args.base} could be fitted."
-    if len(fits) < 2:
-        return None, f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
-    target = args.target if args.target is not None and 0 < args.target < 1 else None
-    return compare(fits, base=args.base, budget=args.budget, target=target, level=args.level), ""

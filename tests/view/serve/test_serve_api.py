@@ -1,6 +1,7 @@
 """The JSON of the server, and who gets it."""
 
 import asyncio
+import html
 import json
 import os
 import time
@@ -181,9 +182,8 @@ def test_a_log_that_does_not_say_it_is_neither_ended_nor_not(runs):
         assert rows["a/a-0"]["ended"] is False
         assert rows["a/a-0"]["notes"] == []
         (note,) = [note for note in rows["trl-0"]["notes"] if "percentages" in note]
-        found = client.get(f"/api/compare?runs={rows['trl-0']['id']},{rows['trl-1']['id']}").json()
-        assert [one["name"] for one in found["notes"]] == ["trl-0", "trl-1"]
-        assert note in found["notes"][0]["notes"]
+        page = client.get(f"/run/{rows['trl-0']['id']},{rows['trl-1']['id']}").text
+        assert f"<b>trl-0, trl-1</b> {note}" in html.unescape(page)
 
 
 def test_event_files_of_tensorboard_are_followed(runs):
@@ -269,14 +269,15 @@ def test_recipes_are_compared_with_their_runs_as_seeds(client):
     ids = ",".join(row["id"] for row in rows.values())
     found = client.get(f"/api/compare?runs={ids}").json()
     assert found["result"]["runs"] == {"a-0": 2, "b-0": 1}
-    (row,) = found["table"]["rows"]
-    assert [row["cells"][0][key] for key in ("text", "beside")] == ["b-0", "1 and 2 seeds"]
-    assert found["table"]["columns"][0]["header"] == "against a-0"
-    assert any("1,200 steps" in column["header"] for column in found["table"]["columns"])
+    page = client.get(f"/run/{ids}").text
+    assert 'b-0 <span class="beside">1 and 2 seeds</span>' in page
+    for header in ("against a-0", "pass rate at 1,200 steps, difference"):
+        assert f">{header}</th>" in page
     alone = ",".join(row["id"] for path, row in rows.items() if path.startswith("a/"))
     answer = client.get(f"/api/compare?runs={alone}")
     assert answer.status_code == 422
-    assert "one recipe" in answer.json()["error"]
+    assert "that takes two recipes with a fit, and there are 1" in answer.json()["error"]
+    assert "that takes two recipes with a fit" in client.get(f"/run/{alone}").text
 
 
 def test_nothing_is_written(original, client):

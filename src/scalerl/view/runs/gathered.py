@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
-from scalerl.errors import CannotAnswerError, printable
+from scalerl.errors import CannotAnswerError, InputError, printable
 from scalerl.record.devices import is_of_one_device
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
@@ -108,6 +108,34 @@ class RunsView:
         """The names of a few runs, or how many there are."""
         names = [run.name for run in self.runs]
         return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
+
+
+def compared(
+    view: RunsView,
+    recipes: Mapping[str, Sequence[OverlayRun]],
+    base: str | None = None,
+    budget: float | None = None,
+) -> RunsView:
+    """Return the view with its recipes compared with `base`, the first; or with why nothing is compared.
+
+    Raises:
+        InputError: there is no recipe `base`, or the fits cannot be compared.
+    """
+    from scalerl.forecast import compare
+
+    if base is not None and base not in recipes:
+        raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
+    view = replace(view, groups={name: [run.name for run in members] for name, members in recipes.items()})
+    fits = {name: [run.fit for run in runs if run.fit is not None] for name, runs in recipes.items()}
+    fits = {name: found for name, found in fits.items() if found}
+    if base is not None and base not in fits:
+        return replace(view, not_compared=f"Nothing is compared: no run of {base} could be fitted.")
+    if len(fits) < 2:
+        why = f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
+        return replace(view, not_compared=why)
+    target = view.target if view.target is not None and 0 < view.target < 1 else None
+    found = compare(fits, base=base, budget=budget, target=target, level=view.level)
+    return replace(view, comparison=found)
 
 
 def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:

@@ -157,10 +157,11 @@ def _warnings(view: RunsView) -> list[Pair]:
     for run in view.runs:
         misfit = run.fit.misfit.why if run.fit is not None and run.fit.misfit else None
         said = warnings_of(run)
+        if run.record is not None:
+            said += [local(run, one) for one in notes(run.record)]
         if len(view.runs) == 1 and run.record is not None:
             frozen = main_forecast(frozen_forecasts(run.record))
-            then = (frozen.fit.get("warnings") or ()) if frozen else ()
-            said += [*map(str, then), *(local(run, one) for one in notes(run.record))]
+            said += map(str, (frozen.fit.get("warnings") or ()) if frozen else ())
         for warning in dict.fromkeys(said):
             if misfit is None or misfit not in warning:
                 about.setdefault(warning, []).append(run.name)

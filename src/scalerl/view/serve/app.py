@@ -1,10 +1,10 @@
 """The page and its JSON, read-only.
 
 GET /                                    the page, and its files
-GET /run/ID                              the page of a run, as `scalerl report` writes it
+GET /run/ID,ID?axis=AXIS                 the page of a run or of several, as `scalerl report` writes it
 GET /api/runs?since=VERSION              the runs: all ids, and the rows that have changed since
 GET /api/overlay?runs=ID,ID&axis=AXIS    what a chart of these runs shows
-GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs
+GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs, as `scalerl compare --json` has it
 GET /events                              server-sent events: the version, whenever it is another
 """
 
@@ -28,14 +28,13 @@ from starlette.types import ASGIApp
 
 from scalerl.errors import ScalerlError
 from scalerl.jsonl import dumps
-from scalerl.view.assets import CHART, TEMPLATES, WEB
+from scalerl.view.assets import CHART, TEMPLATES, WEB, page
 from scalerl.view.serve.guard import Guard
 from scalerl.view.serve.store import RunStore, UnknownRunError
 
 _LOG = logging.getLogger("scalerl")
 _HERE = Path(__file__).parent
 _FILES = {
-    "/": (_HERE / "index.html", "text/html"),
     "/page.js": (_HERE / "page.js", "text/javascript"),
     "/page.css": (_HERE / "page.css", "text/css"),
     "/look.css": (TEMPLATES / "look.html", "text/css"),
@@ -114,8 +113,9 @@ def make_app(
             looker.stop()
 
     routes = [
+        Route("/", lambda request: Response(_list_page(), media_type="text/html")),
         *(Route(path, _file(*file)) for path, file in _FILES.items()),
-        Route("/run/{id}", _page(looker)),
+        Route("/run/{ids}", _page(looker)),
         Route("/api/runs", _runs(looker)),
         Route("/api/overlay", _of_several(looker, store.overlay)),
         Route("/api/compare", _of_several(looker, store.compare)),
@@ -124,6 +124,11 @@ def make_app(
     inner = Starlette(routes=routes, lifespan=life, exception_handlers={Exception: _broken})
     # Around all of it: as a middleware it would not see the answer to an unforeseen exception.
     return Guard(inner, hosts, token, cookie), looker
+
+
+def _list_page() -> str:
+    scripts = [(name, "") for name in (*CHART, "page.js") if name not in ("panels.js", "start.js")]
+    return page("list.html", {"linked": "./", "name": "runs", "scripts": scripts})
 
 
 def _broken(request: Request, error: Exception) -> Response:
@@ -181,7 +186,8 @@ def _of_several(
 
 def _page(looker: Looker) -> Callable[[Request], Any]:
     def respond(request: Request) -> Response:
-        return Response(looker.store.page(request.path_params["id"]), media_type="text/html")
+        ids, axis = request.path_params["ids"].split(","), request.query_params.get("axis") or None
+        return Response(looker.store.page(ids, axis), media_type="text/html")
 
     return _answered(looker, respond)
 

@@ -1,4 +1,4 @@
-/* The list of runs, followed live; the chosen ones laid over one another (chart.js) and compared. */
+/* The list of runs, followed live; the chosen ones laid over one another (chart.js). */
 "use strict";
 
 (() => {
@@ -226,7 +226,7 @@
 
   async function overlay() {
     const ids = [...chosen].join();
-    at("compare").disabled = chosen.size < 2;
+    at("compare").disabled = chosen.size < 2 || chosen.size > MOST;
     if (!chosen.size || chosen.size > MOST) {
       at("why").textContent = chosen.size ? `Choose up to ${MOST} runs.` : "Choose runs in the list.";
       at("chart").hidden = at("sentence").hidden = true;
@@ -260,39 +260,6 @@
   function axes(data) {
     at("axis").replaceChildren(...data.common.map(({ key, name }) => node("option", { value: key }, name)));
     at("axis").value = data.axis;
-  }
-
-  // The comparison
-
-  /* As the page of `scalerl report` has it (report/tables.html). */
-  function table({ columns, rows: lines }) {
-    const kind = (place) => (columns[place].prose ? "prose" : "number");
-    const cell = ({ text, beside }, place) => {
-      const long = columns[place].prose && beside.length > 40;
-      const made = node("td", { class: kind(place) + (long ? " wide" : "") }, text);
-      if (place) made.setAttribute("data-label", columns[place].header);
-      if (beside) made.append(" ", node("span", { class: "beside" }, beside));
-      return made;
-    };
-    const heads = columns.map(({ header }, place) => node("th", { scope: "col", class: kind(place) }, header));
-    const shown = lines.map(({ mark, cells: found }) => node("tr", { class: mark }, ...found.map(cell)));
-    return node("div", { class: "scroll" }, node("table", { class: "sheet cards figures comparison" },
-      node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...shown)));
-  }
-
-  async function compare() {
-    const ids = [...chosen].join();
-    at("compared").textContent = "Comparing.";
-    at("pairs").replaceChildren();
-    try {
-      const found = await ask(`api/compare?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
-      const about = found.notes.map(({ name, notes: said }) =>
-        node("p", { class: "note" }, node("b", {}, name), ` ${said.join("; ")}.`));
-      at("pairs").replaceChildren(table(found.table), node("p", { class: "note" }, found.table.note), ...about);
-      at("compared").textContent = `As of ${new Date().toLocaleTimeString()}. ${found.priors}`;
-    } catch (error) {
-      at("compared").textContent = `${error.message}.`;
-    }
   }
 
   // Live
@@ -335,7 +302,9 @@
       order();
     });
   }
-  at("compare").addEventListener("click", compare);
+  // Runs of one recipe count as its seeds there.
+  at("compare").addEventListener("click", () =>
+    location.assign(`run/${[...chosen].join()}${axis ? `?axis=${encodeURIComponent(axis)}` : ""}`));
   at("axis").addEventListener("change", () => { axis = at("axis").value; keep(); draw(); });
   at("none").addEventListener("click", () => {
     chosen.clear();

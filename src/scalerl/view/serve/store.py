@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,21 +148,38 @@ class RunStore:
                 self._change(run, row)
         return True
 
-    def page(self, id: str) -> str:
-        """The page of one run, which loads its files from this server.
+    def page(self, ids: Sequence[str], axis: str | None) -> str:
+        """The page of one run or several, as `scalerl report` writes it, which loads its files from here.
 
         Raises:
             UnknownRunError: there is no run of this id.
-            InputError: it has no evaluation yet, or cannot be read.
+            InputError: one has no evaluation yet, or cannot be read, or they have no such axis in common.
         """
         from scalerl.view.runs.page import runs_document
 
-        runs, axis, made = self._chosen([id], None)
+        runs, axis, made = self._chosen(ids, axis)
 
         def answer() -> dict[str, Any]:
-            return {"html": runs_document(self._view(_names(runs), made)).html(linked="../")}
+            return {"html": runs_document(self._compared(runs, made)).html(linked="../")}
 
         return self._answers.once(_key("page", axis, _names(runs), made), answer)["html"]
+
+    def _compared(self, runs: Sequence[Run], made: Sequence[Fitted]) -> RunsView:
+        """Runs as a page shows them, runs of one recipe being its seeds."""
+        from scalerl.forecast.recipes import by_recipe
+        from scalerl.view.runs.gathered import compared
+
+        view = self._view(_names(runs), made)
+        if len(runs) == 1:
+            return view
+        pairs = list(zip(view.runs, made, strict=True))
+        recipes = by_recipe(
+            pairs,
+            lambda pair: pair[0].record,
+            lambda pair: self._plain(str(pair[0].record.path)) if pair[0].record else pair[1].standing.name,
+        )
+        members = {name: [run for run, _ in group] for name, group in recipes.items()}
+        return compared(view, members, budget=_common_budget(made))
 
     def _view(self, names: Sequence[str], made: Sequence[Fitted]) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
@@ -200,53 +217,24 @@ class RunStore:
         return self._answers.once(_key("overlay", axis, names, made), answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The comparison of these runs, runs of one recipe being its seeds.
+        """The comparison of these runs, as `scalerl compare --json` has it.
 
         Raises:
             UnknownRunError: there is no run of this id.
             InputError: they cannot be compared, or one of them cannot be fitted.
         """
-        from scalerl.forecast import compare
-        from scalerl.forecast.recipes import by_recipe
-        from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.run import OverlayRun
-        from scalerl.view.runs.tables import comparison_table
-
         runs, axis, made = self._chosen(ids, axis)
         for run, one in zip(runs, made, strict=True):
             if one.standing.fit is None:
                 raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
 
         def answer() -> dict[str, Any]:
-            groups = by_recipe(
-                [one.standing for one in made],
-                lambda one: one.record,
-                lambda one: self._plain(str(one.record.path)) if one.record else one.name,
-            )
-            if len(groups) < 2:
-                raise InputError("these runs are of one recipe: there is nothing to compare it with")
-            fits = {name: [one.fit for one in group if one.fit] for name, group in groups.items()}
-            target, budget = self._asked.target, _common_budget(made)
-            result = compare(
-                fits,
-                budget=budget,
-                target=target if target is not None and 0 < target < 1 else None,
-                level=self._asked.level,
-            )
-            shown = tuple(
-                OverlayRun(one.standing.name, one.standing.points, one.standing.record) for one in made
-            )
-            table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
-            named = zip(_names(runs), (run.row["notes"] for run in runs), strict=True)
-            return {
-                "axis": axis,
-                "table": asdict(table),
-                "priors": f"The pass rate is {'; '.join(map(str, result.metrics))}. {result.priors()}",
-                "result": result.to_json(),
-                "notes": [{"name": name, "notes": notes} for name, notes in named if notes],
-            }
+            view = self._compared(runs, made)
+            if view.comparison is None:
+                raise InputError(view.not_compared or "a comparison takes two runs")
+            return {"axis": axis, "result": view.comparison.to_json()}
 
-        return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
+        return self._answers.once(_key("compare", axis, _names(runs), made), answer)
 
     def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str, list[Fitted]]:
         """The runs of these ids, the axis for all of them, and their fits on it."""
