@@ -209,7 +209,7 @@ def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
         "import sys; from scalerl.cli.main import main\n"
         f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
         "late = {name for name in sys.modules if name.startswith('scalerl.view.')}\n"
-        "known = ('facts', 'facts.fit_rows', 'facts.reach', 'numbers')\n"
+        "known = ('facts', 'facts.fit_rows', 'numbers')\n"
         "assert late <= {f'scalerl.view.{name}' for name in known}, late"
     )
     _run_afresh(code)

@@ -13,8 +13,7 @@ import pytest
 from hostile_study import ARMS, build, check_latex
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points
-from scalerl.study.page.chart import study_chart
-from scalerl.study.page.figures import forest_figure, study_figures
+from scalerl.study.page.figures import forest_figure, study_chart, study_figures
 from scalerl.study.page.page import print_study, study_html, study_latex, write_study_report
 from scalerl.study.verdict.answers import answers
 from scalerl.view.runs.figures import linearised
@@ -178,7 +177,7 @@ def test_what_a_report_needs_loads_neither_torch_nor_pydantic():
     code = (
         "import sys\n"
         "from scalerl.view import formats\n"
-        "import scalerl.study.page.figures, scalerl.study.page.tables, scalerl.study.page.chart\n"
+        "import scalerl.study.page.figures, scalerl.study.page.tables, scalerl.study.page.figures\n"
         "from scalerl.study import page, record, verdict\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -10,9 +10,9 @@ from scalerl.ingest import load_run
 from scalerl.record.reader import RunRecord
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.logged import logged
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.panels import logged
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from scalerl.view.facts.sampled import thin
 from scalerl.view.numbers import plain
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import _clock, overlay
-from scalerl.view.runs.run import OverlayRun
 from scalerl.view.runs.tables import curves_table
 
 

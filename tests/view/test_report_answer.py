@@ -11,7 +11,7 @@ from scalerl.forecast.comparison import Difference
 from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.runs.answer import more_text, sentence_of
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import difference_cell
 
 

@@ -10,7 +10,7 @@ import pytest
 from scalerl.record.reader import RunRecord
 from scalerl.view import report_html
 from scalerl.view.numbers import DASH
-from scalerl.view.runs.by_task import task_table
+from scalerl.view.runs.details import task_table
 
 N = 31
 

@@ -14,10 +14,10 @@ from scalerl.view import curve_figure, frozen_forecasts, main_forecast
 from scalerl.view.facts.facts import axis_for
 from scalerl.view.runs.details import strata_table
 from scalerl.view.runs.figures import run_figure
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.panels import always_zero, health_panels, in_blocks, running_mean, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
-from scalerl.view.runs.run import OverlayRun
 from scalerl.view.style import inline_svg, new_figure
 
 

@@ -14,7 +14,7 @@ from scalerl.view import report_html
 from scalerl.view.facts.facts import compute_rows
 from scalerl.view.numbers import duration, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView, assumptions
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun
 
 
 def text_of(html):

@@ -17,8 +17,8 @@ from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_fore
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
 from scalerl.view.numbers import unit_for
 from scalerl.view.runs.figures import run_figure
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.runs.run import OverlayRun
 
 TERA = 1e12
 END, MID = 240 * 0.061 * TERA, 55 * 0.061 * TERA  # of the run, and C_mid of its curve, in flops

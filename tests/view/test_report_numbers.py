@@ -10,10 +10,10 @@ from scalerl.view.numbers import (
     duration,
     family_name,
     family_weights,
+    interval,
     one_unit,
     percent,
     plain,
-    plain_interval,
     rate,
     rate_interval,
     unit_for,
@@ -41,7 +41,7 @@ def test_intervals_need_both_ends():
     assert rate_interval([0.771, 0.832]) == "[.771, .832]"
     assert rate_interval([0.771, None]) == "–"
     assert rate_interval(None) == "–"
-    assert plain_interval([3.0e12, 3.66e12], unit_for("flops", 3e12)) == "[3, 3.66]"
+    assert interval([4.2, math.inf], plain) == "[4.20, ∞]"
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
-    from scalerl.view.runs.run import OverlayRun
+    from scalerl.view.runs.groups import OverlayRun
 
     paths = paths_of(args)
     if not paths:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,29 +116,28 @@ def rate(value: Any) -> str:
     return text.replace("0.", ".", 1) if abs(number) < 0.9995 else text
 
 
+def interval(value: Any, show: Callable[[float], str]) -> str:
+    """An interval `[low, high]`, its ends as `show` writes them; a dash where one is not known."""
+    lo, hi = pair(value)
+    return DASH if math.isnan(lo) or math.isnan(hi) else f"[{show(lo)}, {show(hi)}]"
+
+
 def rate_interval(value: Any) -> str:
     """An interval of rates: `[.771, .832]`."""
-    lo, hi = pair(value)
-    return f"[{rate(lo)}, {rate(hi)}]" if math.isfinite(lo + hi) else DASH
+    return interval(value, rate)
 
 
 def plain(value: Any) -> str:
-    """Three significant digits, whole numbers whole; powers of ten below 1e-3 and from 1e9."""
+    """Three significant digits, whole numbers whole; powers of ten below 1e-3 and from 1e9; `∞`."""
     number = as_float(value)
     if not math.isfinite(number):
-        return DASH
+        return "∞" if number == math.inf else DASH
     if number != 0 and not 1e-3 <= abs(number) < 1e9:
         return f"{number:.2e}"
     if number.is_integer():
         return f"{number:,.0f}"
     digits = 2 - math.floor(math.log10(abs(number)))
     return f"{number:,.{min(max(digits, 0), 6)}f}"
-
-
-def plain_interval(value: Any, unit: Unit | None = None) -> str:
-    """An interval of amounts, in `unit` where one is given (its name is left to the value beside it)."""
-    lo, hi = (bound / unit.size if unit else bound for bound in pair(value))
-    return f"[{plain(lo)}, {plain(hi)}]" if math.isfinite(lo + hi) else DASH
 
 
 def percent(value: Any) -> str:
@@ -153,23 +152,6 @@ def signed(value: Any) -> str:
     """A difference of rates with its sign: `+.042`, `−.031`."""
     text = rate(value)
     return text if text == DASH or text.startswith(MINUS) else f"+{text}"
-
-
-def signed_interval(value: Any) -> str:
-    """An interval of such differences: `[+.031, +.053]`."""
-    lo, hi = pair(value)
-    return f"[{signed(lo)}, {signed(hi)}]" if math.isfinite(lo + hi) else DASH
-
-
-def open_plain(value: Any) -> str:
-    """As `plain`, for amounts that may be infinite: `∞`."""
-    return "∞" if as_float(value) == math.inf else plain(value)
-
-
-def open_interval(value: Any, unit: Unit | None = None) -> str:
-    """As `plain_interval`, where an end may be infinite: `[4.2, ∞]`."""
-    lo, hi = (bound / unit.size if unit else bound for bound in pair(value))
-    return DASH if math.isnan(lo) or math.isnan(hi) else f"[{open_plain(lo)}, {open_plain(hi)}]"
 
 
 def p_value(value: Any) -> str:

@@ -14,17 +14,7 @@ from typing import Any, Literal
 from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
-from scalerl.view.numbers import (
-    DASH,
-    Unit,
-    open_interval,
-    open_plain,
-    plain,
-    rate,
-    rate_interval,
-    signed,
-    signed_interval,
-)
+from scalerl.view.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
 
 Raw = str | float | int | None
 """What stands in a CSV: None and NaN are empty there."""
@@ -130,8 +120,10 @@ def amount_cell(found: Estimate | None, unit: Unit | None = None) -> Cell:
     """An amount with its interval, shown in `unit`; infinite is `never`, as amounts are computes then."""
     if found is None:
         return Cell(DASH, (None, None, None))
-    shown = "never" if found.median == math.inf else plain(found.median / (unit.size if unit else 1.0))
-    return Cell(shown, (found.median, *found.interval), open_interval(found.interval, unit))
+    size = unit.size if unit else 1.0
+    shown = "never" if found.median == math.inf else plain(found.median / size)
+    beside = interval(found.interval, lambda end: plain(end / size))
+    return Cell(shown, (found.median, *found.interval), beside)
 
 
 def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
@@ -140,10 +132,10 @@ def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
         return Cell(without, (None, None, None))
     raw = (found.median, *found.interval)
     if found.kind == "difference":
-        return Cell(signed(found.median), raw, signed_interval(found.interval))
+        return Cell(signed(found.median), raw, interval(found.interval, signed))
     if found.median in (0.0, math.inf):  # one of the two ends below the target
         return Cell("never reaches it" if found.median else "the other never reaches it", raw)
-    return Cell(f"×{open_plain(found.median)}", raw, open_interval(found.interval))
+    return Cell(f"×{plain(found.median)}", raw, interval(found.interval, plain))
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:

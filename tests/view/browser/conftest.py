@@ -18,8 +18,8 @@ from scalerl.record.reader import RunRecord
 from scalerl.study.page.page import study_html
 from scalerl.view import write_report
 from scalerl.view.runs.gathered import RunsView, fit_or_reason
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.page import write_runs_report
-from scalerl.view.runs.run import OverlayRun
 
 
 @pytest.fixture

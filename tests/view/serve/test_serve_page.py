@@ -185,7 +185,7 @@ def test_the_axis_is_chosen_in_the_page(browser, served):
         page.select_option("#axis", "tokens")
         page.wait_for_selector("#chart[data-drawn^=tokens]")
         assert "million tokens" in page.locator("#chart").inner_text()
-        page.locator(".sc-controls select").first.select_option("flops")
+        page.locator("#chart .sc-controls select").first.select_option("flops")
         page.wait_for_selector("#chart[data-drawn^=flops]")
 
 

@@ -172,7 +172,7 @@ def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]
     Raises:
         InputError: an amount is named with another axis, or the runs are on several.
     """
-    from scalerl.view.facts.reach import beyond
+    from scalerl.view.facts.fit_rows import beyond
 
     typed = _typed(args)
     if not any(typed.values()):

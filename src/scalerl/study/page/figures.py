@@ -1,4 +1,4 @@
-"""The figures of a study: differences and forecasts here, curves in `scalerl.view.runs.figures`.
+"""The figures of a study: differences and forecasts here, curves in `scalerl.view.runs.figures`; its chart.
 
 forest      every arm against the base, in ceiling and in efficiency, with intervals
 forecasts   what was forecast against what was measured, by the share of the compute it was made at
@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.curve import Points
 from scalerl.forecast.comparison import Claim, Difference, Pair
-from scalerl.study.page.chart import arm_groups
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
-from scalerl.view.facts.claims import claim_text, is_made
+from scalerl.view.facts.notices import claim_text, is_made
 from scalerl.view.numbers import percent, signed, unit_for
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
+from scalerl.view.runs.groups import OverlayRun, RunGroup
+from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import (
     FORECAST,
     INK,
@@ -35,6 +37,7 @@ from scalerl.view.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 _ROW, _MARGIN = 0.34, 0.72  # inches
 _WIDEST_RATIO = 20.0
@@ -230,3 +233,36 @@ def _forecast_panel(axes: Axes, share: float, group: Sequence[JudgedForecast]) -
     axes.set_title(f"made at {percent(share)}: {held} of {len(group)} inside", loc="left", color=INK)
     plain_rates(axes)
     plain_rates(axes, axes.xaxis)
+
+
+def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
+    """Return the arms that have evaluations, with their mean curves over seeds; the base comes first.
+
+    Without a fit the evaluations of a run are shown all the same: a run that failed is part of the arm.
+    """
+    found = []
+    for arm in verdict.arms:
+        runs = []
+        for one in arm.runs:
+            record = one.run.record
+            if record is not None and record.evals and verdict.axis in record.logged_axes():
+                points = Points.from_record(record, verdict.axis, verdict.study.plan["price"])
+            elif one.fit is not None:  # in dollars, which no record has without a price
+                points = one.fit.points
+            else:
+                continue
+            name = f"{arm.name} seed {one.run.plan.seed}"
+            runs.append(OverlayRun(name, points, record, one.fit, one.why, verdict.budget))
+        # A band around a curve that does not describe the runs would lend it a precision that it has not.
+        draws = None if any(fit.misfit for fit in arm.fits) or len(runs) < 2 else arm.draws
+        if runs:
+            found.append(RunGroup(arm.name, tuple(runs), draws))
+    return sorted(found, key=lambda group: group.name != verdict.study.plan["base"])
+
+
+def study_chart(verdict: StudyVerdict) -> dict[str, Any] | None:
+    """Return the data of the chart, arms being groups (`scalerl.view.runs.overlay`); None without a run."""
+    groups = arm_groups(verdict)
+    runs = [run for group in groups for run in group.runs]
+    target = verdict.study.plan.get("target")
+    return overlay(runs, budget=verdict.budget, target=target, groups=groups) if runs else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from scalerl.errors import counted
-from scalerl.study.page.chart import study_chart
+from scalerl.study.page.figures import study_chart
 from scalerl.study.page.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.verdict.verdict import StudyVerdict

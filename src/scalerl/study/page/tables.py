@@ -15,7 +15,7 @@ from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.measured import measured_table
 from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
-from scalerl.view.facts.claims import claim_text
+from scalerl.view.facts.notices import claim_text
 from scalerl.view.numbers import (
     DASH,
     Unit,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
 from scalerl.study.verdict.verdict import Kind, StudyVerdict
-from scalerl.view.facts.claims import pair_text, question_text
+from scalerl.view.facts.notices import pair_text, question_text
 from scalerl.view.numbers import signed, unit_for
 from scalerl.view.table import rate_cell
 

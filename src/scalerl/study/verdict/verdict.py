@@ -24,8 +24,8 @@ from scalerl.study.verdict.forecast_scores import (
     judged_forecasts,
     score_forecasts,
 )
-from scalerl.view.facts.claims import is_made
-from scalerl.view.facts.reach import beyond
+from scalerl.view.facts.fit_rows import beyond
+from scalerl.view.facts.notices import is_made
 
 Kind = Literal[
     "base",

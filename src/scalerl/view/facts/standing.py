@@ -21,7 +21,7 @@ from scalerl.jsonl import read_last
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import EvalPoint, RunRecord, final_folder
-from scalerl.view.facts.reach import beyond
+from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:

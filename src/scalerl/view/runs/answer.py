@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Pair
-from scalerl.view.facts.claims import is_made, pair_text
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
-from scalerl.view.facts.notices import ceiling_text, misfit_in_words
+from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words, pair_text
 from scalerl.view.numbers import Unit, percent, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun
 
 Named = list[tuple[str, str]]
 MOST = 6

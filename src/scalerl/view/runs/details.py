@@ -1,23 +1,27 @@
-"""The folded sections of one run: its fit in full, health, roles, strata, compute, and recipe."""
+"""The folded sections of one run: its fit in full, health, roles, tasks, strata, compute, and recipe."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalerl.errors import counted
-from scalerl.record.reader import RunRecord
+from scalerl.curve.points import Points
+from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.record.downstream import SuiteResult, last_of_each
+from scalerl.record.prompts import of_task, successes_of, whole_rows
+from scalerl.record.reader import PASS_RATE_OF, RunRecord
 from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
-from scalerl.view.numbers import as_float, as_mapping, rate
+from scalerl.view.numbers import DASH, as_float, as_mapping, percent, rate
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, health_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
-from scalerl.view.runs.run import OverlayRun
-from scalerl.view.table import Row, Table, TableColumn, number, words
+from scalerl.view.table import Cell, Estimate, Row, Table, TableColumn, number, rate_cell, spread_keys, words
 
 _CURVE = (
     "R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B). A, B and C_mid are posterior medians with their "
@@ -174,3 +178,75 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Return a sort key that puts `chain/10` after `chain/9`."""
     parts = re.findall(r"\d+|\D+", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+_MOST = 20
+"""Tasks and suites that are fitted, as each fit takes a part of a second."""
+
+
+def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
+    """Return a line for each task of a mixture and each downstream suite; None where there are none.
+
+    Args:
+        run: the record of the run as a whole.
+        axis: the compute axis of the fits.
+        level: of the ceilings' intervals.
+    """
+    found = [*_tasks(run), *last_of_each(run.downstream()).values()]
+    if not found or run.task:
+        return None
+    columns = (
+        TableColumn("task or suite", ("name",), prose=True),
+        TableColumn("prompts", ("prompts",)),
+        TableColumn("samples", ("samples",)),
+        TableColumn("at step", ("step",)),
+        TableColumn("pass@1", spread_keys("pass_rate")),
+        TableColumn("pass@k", spread_keys("pass_at_k")),
+        TableColumn("ceiling A", spread_keys("A")),
+    )
+    rows = tuple(_row(run, one, axis, level, is_fitted=i < _MOST) for i, one in enumerate(found))
+    note = (
+        "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
+        f"samples. Ceiling: of a curve of its own, with the {percent(level)} interval, where identified. "
+        f"`scalerl fit RUN --y {PASS_RATE_OF}NAME` prints it."
+    )
+    if len(found) > _MOST:
+        note += f" Only the first {_MOST} are fitted here."
+    return Table("tasks", "Pass rate by task and suite", columns, rows, note)
+
+
+def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
+    """Yield the tasks of a mixture at the last evaluation whose prompts are on record."""
+    newest = deque(whole_rows(run, 0) if run.tasks else (), maxlen=1)
+    for last, name in itertools.product(newest, run.tasks):
+        if len(correct_P := successes_of(last, name)):
+            yield SuiteResult.of(name, last["step"], correct_P, last["n"])
+
+
+def _row(run: RunRecord, found: SuiteResult, axis: str, level: float, is_fitted: bool) -> Row:
+    ceiling = _ceiling(run, found.suite, axis, level) if is_fitted else Cell(DASH, (None, None, None))
+    return Row(
+        (
+            words(found.suite),
+            number(found.n_prompts),
+            number(found.n_samples),
+            number(found.step),
+            rate_cell(Estimate(found.pass_rate, found.pass_rate_interval)),
+            rate_cell(Estimate(found.pass_at_k, found.pass_at_k_interval)),
+            ceiling,
+        )
+    )
+
+
+def _ceiling(run: RunRecord, name: str, axis: str, level: float) -> Cell:
+    from scalerl.curve import fit
+
+    try:
+        found = fit(Points.from_record(of_task(run, name), axis), level=level)
+    except CannotAnswerError:
+        return rate_cell(None, "too few evaluations")
+    except InputError:  # a line of the record that is damaged: the page is of all the rest
+        return rate_cell(None)
+    if not found.identified:
+        return rate_cell(None, "not identified")
+    return rate_cell(Estimate(found.median.A, found.intervals.A))

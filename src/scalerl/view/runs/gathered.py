@@ -13,11 +13,10 @@ from scalerl.errors import CannotAnswerError, InputError, printable
 from scalerl.record.devices import is_of_one_device
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
-from scalerl.view.facts.reach import beyond
+from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
-from scalerl.view.runs.groups import RunGroup, recipe_groups
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun, RunGroup, recipe_groups
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit

@@ -7,6 +7,7 @@ Shapes: N evaluations, M computes of a curve.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,33 @@ from scalerl.forecast.recipes import recipe_key
 from scalerl.jsonl import flat
 from scalerl.record.reader import UNTRAINED, RunRecord
 from scalerl.view.facts.frozen import Band
+from scalerl.view.facts.notices import part_that_holds
 from scalerl.view.numbers import DASH, as_mapping
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit
+    from scalerl.curve import Fit, Points
     from scalerl.curve.posterior import Draws
-    from scalerl.view.runs.run import OverlayRun
+
+
+@dataclass(frozen=True)
+class OverlayRun:
+    """One run of a chart. `record` is None for a table, and `reason` a sentence on why there is no `fit`."""
+
+    name: str
+    """The name that is shown, unique in its chart."""
+    points: Points
+    """All of its evaluations, on the axis of the fit."""
+    record: RunRecord | None = None
+    fit: Fit | None = None
+    reason: str = ""
+    budget: float = math.nan
+    """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
+
+    @functools.cached_property
+    def part(self) -> Fit | None:
+        """The fit of the part that holds, of a run that no curve describes as a whole."""
+        return part_that_holds(self.fit) if self.fit is not None else None
+
 
 _DRAWS = 2048
 _MOST_KEYS = 40

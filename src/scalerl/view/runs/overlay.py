@@ -24,9 +24,8 @@ from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import PLACES, places_between, thin
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import short_number, short_numbers, unit_for
-from scalerl.view.runs.groups import RunGroup, groupings, recipe_groups, recipe_values
-from scalerl.view.runs.logged import logged
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun, RunGroup, groupings, recipe_groups, recipe_values
+from scalerl.view.runs.panels import logged
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points

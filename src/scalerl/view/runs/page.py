@@ -23,8 +23,8 @@ from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.answer import MOST, answers_of, sentence_of
 from scalerl.view.runs.details import fit_section, record_sections
 from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.runs.run import OverlayRun
 from scalerl.view.runs.tables import runs_tables
 from scalerl.view.table import Table
 

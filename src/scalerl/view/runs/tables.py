@@ -21,9 +21,9 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
-from scalerl.view.runs.by_task import task_table
+from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
-from scalerl.view.runs.run import OverlayRun
+from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import (
     Cell,
     Estimate,

@@ -184,7 +184,7 @@ class RunStore:
     def _view(self, names: Sequence[str], made: Sequence[Fitted]) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
         from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.run import OverlayRun
+        from scalerl.view.runs.groups import OverlayRun
 
         shown = []
         for name, one in zip(names, (each.standing for each in made), strict=True):
