@@ -29,7 +29,7 @@ ROOMS = (
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.training_run", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
-    *("view.facts", "view.plotting", "view.paper_table", "view.runs", "view.terminal"),
+    *("view.facts", "view.plotting", "view.runs", "view.terminal"),
     *("view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),
 )

@@ -1,4 +1,4 @@
-"""A table (`scalerl.view.table`) as Markdown, LaTeX, CSV and plain text.
+"""A table (`scalerl.view.table`) as Markdown, LaTeX and CSV.
 
 Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
 """
@@ -46,8 +46,6 @@ _LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
 _EM = 0.5
 """Of a letter, about."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_WIDEST = 60
-"""Characters at which prose wraps in a terminal."""
 
 
 def markdown(table: Table) -> str:
@@ -200,35 +198,6 @@ def _csv_value(value: Raw) -> str:
     if isinstance(value, str):
         return f"'{value}" if value.startswith(_FORMULA) else value
     return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def plain_text(table: Table) -> str:
-    """A table for a pipe: columns apart by two spaces, long prose wrapped."""
-    texts = [
-        [textwrap.wrap(one_line(cell.whole), _WIDEST) or [""] for cell in row.cells] for row in table.rows
-    ]
-    heads = [textwrap.wrap(column.header, 16) for column in table.columns]
-    widths = [
-        max(len(line) for cell in (head, *(row[place] for row in texts)) for line in cell)
-        for place, head in enumerate(heads)
-    ]
-    lines = _aligned(heads, widths, table.columns)
-    lines.append("  ".join("-" * width for width in widths))
-    for cells in texts:
-        lines += _aligned(cells, widths, table.columns)
-    return "\n".join(lines)
-
-
-def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[TableColumn]) -> list[str]:
-    lines = []
-    for number in range(max(map(len, cells))):
-        parts = [cell[number] if number < len(cell) else "" for cell in cells]
-        aligned = [
-            part.ljust(width) if column.prose else part.rjust(width)
-            for part, width, column in zip(parts, widths, columns, strict=True)
-        ]
-        lines.append("  ".join(aligned).rstrip())
-    return lines
 
 
 def joined(first: Table, second: Table) -> tuple[list[str], list[list[Raw]]]:

@@ -26,7 +26,7 @@ from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.facts.sampled import places_between, thin
 from scalerl.view.numbers import rate, rate_interval
-from scalerl.view.style import MUTED, inline_svg, new_figure, plain_rates, run_look, style
+from scalerl.view.style import LATER, MUTED, inline_svg, new_figure, plain_rates, run_look, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -241,7 +241,8 @@ def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
     many = len(drawn.runs) > 1
     crowd = sum(map(len, drawn.points)) > _CROWD
     look = {"color": colour, "ms": 2.6 if many else 3.8, "alpha": 0.32 if crowd else 0.6 if many else 1.0}
-    hollow = look | {"mfc": "none", "mew": 0.9, "alpha": 0.9, "gid": _LATER}
+    late = LATER if math.isfinite(drawn.cut) else colour
+    hollow = look | {"color": late, "mfc": "none", "mew": 0.9, "alpha": 0.9, "gid": _LATER}
     crosses = {"color": MUTED, "ms": 4, "fmt": "x"}
     for points, is_later, sign in (
         (used, False, look),
@@ -301,8 +302,9 @@ def key_of(ax: Axes, later: str = "evaluation after the cut") -> tuple[list[Any]
     from matplotlib.lines import Line2D
 
     handles, labels = ax.get_legend_handles_labels()
-    if any(line.get_gid() == _LATER for line in ax.lines):
-        handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=MUTED, ms=3.8))
+    if found := {line.get_color() for line in ax.lines if line.get_gid() == _LATER}:
+        colour = found.pop() if len(found) == 1 else MUTED
+        handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=colour, ms=3.8))
         labels.append(later)
     return handles, labels
 

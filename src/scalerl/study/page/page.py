@@ -26,8 +26,6 @@ from scalerl.view.document import Document, PagePart, PageSection
 from scalerl.view.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from scalerl.study.page.figures import StudyFigure
 
 _CHART = (
@@ -35,6 +33,8 @@ _CHART = (
     "seeds with its interval, the variance between seeds included; thin where no run has been. At the "
     "right edge: the ceiling A."
 )
+_WIDTH = 160
+"""Characters of the table in a pipe."""
 _IN_TERMINAL = (
     *("arm", "verdict", "measured_difference", "A_difference", "compute_to_own_ratio"),
     *("A", "pass_rate_at_budget"),
@@ -104,37 +104,34 @@ def study_latex(verdict: StudyVerdict) -> str:
 
 
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
-    """Print the verdicts to `file` (standard output): by rich on a terminal, plain elsewhere."""
-    stream = sys.stdout if file is None else file
-    if (console := console_for(stream)) is not None:
-        _print_rich(verdict, console)
-        return
-    found = [study_name(verdict), _head(verdict), "", formats.plain_text(_short(verdict)), ""]
-    found += [formats.one_line(str(one)) for one in answers(verdict)]
-    found += ["", *(f"{label}: {formats.one_line(text)}" for label, text in _doubts(verdict))]
-    print("\n".join([*found, assumptions(verdict)]).rstrip("\n"), file=stream)
-
-
-def _print_rich(verdict: StudyVerdict, console: Console) -> None:
+    """Print the verdicts to `file` (standard output): coloured on a terminal, and as text elsewhere."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    stream = sys.stdout if file is None else file
+    terminal = console_for(stream)
+    console = terminal or Console(file=stream, width=_WIDTH, color_system=None, force_terminal=False)
     made = _short(verdict)
-    table = RichTable(title=Text(study_name(verdict)), title_justify="left", caption=Text(_head(verdict)))
-    for column in made.columns:
-        table.add_column(Text(column.header), justify="left" if column.prose else "right")
+    table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(made.columns):
+        side = "left" if column.prose else "right"
+        table.add_column(Text(column.header), justify=side, no_wrap=place == 1)  # a verdict is one line
     colours = {"moved": "green", "open": "yellow", "base": "bold", "": ""}
     for row in made.rows:
         # `Text` takes brackets as they are: an interval is no markup.
         cells = [Text(formats.one_line(cell.whole)) for cell in row.cells]
         cells[1].stylize(colours[row.mark])
         table.add_row(*cells)
-    console.print(table)
-    for one in answers(verdict):
-        console.print(Text.assemble((formats.one_line(one.arm), "bold"), ": ", formats.one_line(one.text)))
-    for label, text in _doubts(verdict):
-        console.print(Text.assemble((f"{label}: ", "yellow"), formats.one_line(text)))
-    console.print(Text(assumptions(verdict), style="dim"))
+    lines = [Text.assemble((formats.one_line(one.arm), "bold"), ": ", one.text) for one in answers(verdict)]
+    lines += [Text.assemble((f"{label}: ", "yellow"), text) for label, text in _doubts(verdict)]
+    lines += [Text(text, style="dim") for text in [assumptions(verdict)] if text]
+    for part in (Text(study_name(verdict), style="bold"), Text(_head(verdict)), table, *lines):
+        if isinstance(part, Text):
+            part.plain = formats.one_line(part.plain)
+        # In a pipe a line is a line, however long.
+        console.print(part, soft_wrap=terminal is None and isinstance(part, Text))
 
 
 def study_name(verdict: StudyVerdict) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
@@ -327,3 +329,63 @@ def health_table(view: RunsView) -> Table:
     if unchecked:
         note += f" {NOT_CHECKED.capitalize()}: {WHO_CHECKS}."
     return Table("health", "Health", columns, tuple(rows), note)
+
+
+def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = None) -> Table:
+    """Return a small table for a paper: a row per recipe, with A, B, C_mid and the mean curve at `at`.
+
+    One run has its posterior median and credible interval, several (seeds) have the mean of the medians and
+    their standard deviation. A ceiling has a star where the runs do not identify it, and is withheld where no
+    saturating curve describes them.
+
+    Args:
+        fits: a fit, or the fits of the seeds, by the name of the recipe; all on one axis.
+        at: a compute in the unit of the axis, for the last column.
+
+    Raises:
+        InputError: `at` is negative or not finite.
+    """
+    recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in fits.items()}
+    every = [fit for own in recipes.values() for fit in own]
+    unit = unit_for(every[0].axis, max(at or 0.0, *(fit.median.C_mid for fit in every)))
+    columns = [
+        TableColumn("recipe", ("recipe",), prose=True),
+        TableColumn("A", spread_keys("A")),
+        TableColumn("B", spread_keys("B")),
+        TableColumn(f"C_mid ({unit.name})", spread_keys("C_mid")),
+    ]
+    if at is not None:
+        columns.append(TableColumn(f"at {unit.show(at)}", spread_keys("pass_rate")))
+    rows = []
+    for name, own in recipes.items():
+        sound = [fit for fit in own if fit.misfit is None]
+        star = "" if all(fit.identified for fit in sound) else "*"
+        cells = [
+            words(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
+            _of_seeds([Estimate(fit.median.A, fit.intervals.A) for fit in sound], rate_cell, star),
+            _of_seeds([Estimate(fit.median.B, fit.intervals.B) for fit in own], amount_cell),
+            _of_seeds(
+                [Estimate(fit.median.C_mid, fit.intervals.C_mid) for fit in own],
+                lambda one: amount_cell(one, unit),
+            ),
+        ]
+        if at is not None:
+            found = [fit.forecast(at) for fit in own]
+            cells.append(_of_seeds([Estimate(one.median, one.interval) for one in found], rate_cell))
+        rows.append(Row(tuple(cells)))
+    level = percent(every[0].intervals.level)
+    note = (
+        f"One run: posterior median and {level} credible interval; seeds: mean and standard deviation of "
+        "their medians. *: the data do not identify the ceiling."
+    )
+    return Table("recipes", "Parameters of the curves", tuple(columns), tuple(rows), note)
+
+
+def _of_seeds(found: Sequence[Estimate], cell: Callable[[Estimate | None], Cell], mark: str = "") -> Cell:
+    """The median of one run with its interval, or mean and standard deviation of several."""
+    if len(found) < 2:
+        one = cell(found[0] if found else None)
+        return replace(one, text=f"{one.text}{mark if found else ''}")
+    median_N = np.array([one.median for one in found])
+    mean, sd = (cell(Estimate(x, (math.nan, math.nan))).text for x in (median_N.mean(), median_N.std(ddof=1)))
+    return Cell(f"{mean} ± {sd}{mark}", (float(median_N.mean()), None, None))
