@@ -68,7 +68,7 @@ class DrawnCurve:
     @property
     def known(self) -> float:
         """The compute up to which every seed was measured, and fitted; curves are dashed beyond."""
-        return min(self.cut, *(float(one.compute_N.max()) for one in self.points))
+        return min(self.cut, *(float(one.compute_N.max(initial=0.0)) for one in self.points))
 
     @property
     def fits(self) -> list[Fit]:

@@ -81,8 +81,9 @@ def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | 
     points = Points.from_record(run, axis_for(run, fit, frozen))
     if frozen is not None and frozen.axis != points.axis:
         frozen = None
-    end = float(np.nanmax([points.compute_N.max(initial=0.0), frozen.target_compute if frozen else 0.0]))
-    name = "evaluations" if fit is None else "fitted curve" if fit.misfit is None else "evaluations"
+    reach = points.compute_N.max(initial=0.0), frozen.target_compute if frozen else 0.0
+    end = float(np.nanmax(reach)) or 1.0
+    name = "fitted curve" if fit is not None and fit.misfit is None else "evaluations"
     if frozen is not None:
         step = frozen.made_at_step
         name = f"forecast, frozen at step {step:.0f}" if math.isfinite(step) else "forecast, as frozen"

@@ -38,7 +38,6 @@ _FILES = {
     "/page.js": (_HERE / "page.js", "text/javascript"),
     "/page.css": (_HERE / "page.css", "text/css"),
     "/look.css": (TEMPLATES / "look.html", "text/css"),
-    "/tables.css": (TEMPLATES / "tables-look.html", "text/css"),
     "/chart.css": (WEB / "chart.css", "text/css"),
     **{f"/{name}": (WEB / name, "text/javascript") for name in (*CHART, "live.js")},
 }
