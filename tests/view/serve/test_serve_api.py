@@ -91,7 +91,7 @@ def test_a_broken_run_is_listed_with_its_error_and_comes_back(runs):
         (growing.path / "evals.jsonl").write_bytes(good)
         for _ in range(200):
             row = settled(client, fits=False)["broken"]
-            if not row["error"]:
+            if row.get("evaluations"):  # while the file is written it is empty for a moment
                 break
             time.sleep(0.05)
         assert row["evaluations"] == 6
