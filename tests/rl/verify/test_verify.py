@@ -296,6 +296,19 @@ def test_a_job_that_was_suspended_loses_no_supervisor(make_verifier, make_rollou
     assert process_ids(verifier) == [pid]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what is left is found by /proc")
+def test_a_supervisor_that_hangs_is_replaced_with_all_that_it_has_started(make_verifier, make_rollout):
+    verifier = make_verifier(Limits(seconds=5, workers=1))
+    (worker,) = verifier._pool._workers
+    hung = {worker.process.pid} | descendants(worker.process.pid)
+    assert len(hung) >= 2  # its template, too
+    worker.watchdog._timeout = 1.0  # of this process alone: the next may be slow to start
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    assert verifier.verify([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+    assert "no progress for 1 s" in verifier._pool.lost[0]
+    assert wait_until(lambda: not any(map(alive, hung)))
+
+
 def test_a_worker_that_was_killed_between_two_calls_is_replaced(make_verifier, make_rollout):
     verifier = make_verifier(Limits(seconds=5, workers=1))
     (pid,) = process_ids(verifier)

@@ -17,14 +17,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.errors import InputError, WorkerError
 from scalerl.rl.verify import proc
-from scalerl.rl.workers.process import STOPPING
+from scalerl.rl.workers.fresh_python import start_python
+from scalerl.rl.workers.process import masked_signals
 
 Outcome = dict[str, Any]
 """`value` and `correct`; or `failed`, the reason, and `detail`."""
@@ -42,14 +43,6 @@ _MAX_ANSWER = 1 << 16  # bytes
 _ANSWER = re.compile(
     rb"([0-9a-f]{32}) (ok|exit|changed) (?:verdict ([01]) (\S{1,40})|(raised|nonsense) ((?:[0-9a-f]{2})*))\n"
 )
-
-
-class StartError(Exception):
-    """The task cannot be loaded, or the process that loads it ends."""
-
-    def __init__(self, detail: str, by_task: bool) -> None:
-        super().__init__(detail)
-        self.by_task = by_task
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,12 @@ class ForkedWorker:
 
 
 class Forks:
-    """Starts a template, and workers from it; `seconds` and `memory` (bytes) are limits of one completion."""
+    """Starts a template, and workers from it; `seconds` and `memory` (bytes) are limits of one completion.
+
+    Raises:
+        InputError: the task cannot be loaded.
+        WorkerError: (by `fresh`, too) no process can be started, or it ends as it starts.
+    """
 
     def __init__(self, greeting: bytes, wait: Wait, seconds: float, memory: int) -> None:
         self._greeting, self._wait, self._seconds, self._memory = greeting, wait, seconds, memory
@@ -102,11 +100,7 @@ class Forks:
         self._ensure_template()
 
     def fresh(self) -> ForkedWorker:
-        """Start a worker.
-
-        Raises:
-            StartError: none can be started.
-        """
+        """Start a worker."""
         for _ in range(MAX_FAILED_STARTS):
             template = self._ensure_template()
             began = time.monotonic()
@@ -119,7 +113,7 @@ class Forks:
                 return self._worker_of(template, pid, ours)
             ours.close()  # a completion has killed the template
             self._end_template()
-        raise StartError("its process ends before it forks", by_task=False)
+        raise WorkerError("its process ends before it forks")
 
     def verify(self, worker: ForkedWorker, job: Job, thorough: bool = False) -> WorkerAnswer:
         """Have a worker verify a completion, and if `thorough` look for functions replaced in any module."""
@@ -168,9 +162,9 @@ class Forks:
         while self._template is None:
             began = time.monotonic()
             try:
-                process, control = spawn("scalerl.rl.verify.worker", self._memory)
+                process, control = _template_of(self._memory)
             except OSError as error:
-                raise StartError(f"it cannot be started: {error.strerror or error}", by_task=False) from error
+                raise WorkerError(f"it cannot be started: {error.strerror or error}") from error
             control.settimeout(START_SECONDS)
             with contextlib.suppress(OSError):  # it shows when the answer is read
                 control.sendall(self._greeting)
@@ -182,11 +176,10 @@ class Forks:
                 break
             status = _killed(process, control)
             if "error" in message and not self._loaded:
-                raise StartError(message["error"], by_task=True)
+                raise InputError(message["error"])
             failed += 1
             if failed >= MAX_FAILED_STARTS:
-                detail = message.get("error", f"its process ended with status {status}")
-                raise StartError(detail, by_task=False)
+                raise WorkerError(message.get("error", f"its process ended with status {status}"))
         return self._template
 
     def _request(self, template: _Template, request: bytes, *fds: int) -> int | None:
@@ -300,36 +293,13 @@ class Forks:
         return proc.memory(proc.descendants(os.getpid()) - others, self._memory) > self._memory
 
 
-def spawn(module: str, *args: float, **environment: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that runs `main(fd, parent, *args)` of a module; return it and a channel to `fd`.
-
-    It has a session of its own, out of reach of Ctrl-C. A signal to all processes of a job must not end it as
-    it starts: those that stop a run are blocked until it calls `leave_signals`.
-
-    Raises:
-        OSError: no process can be started.
-    """
+def _template_of(memory: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template; return it and the channel to it."""
     ours, theirs = socket.socketpair()
-    code = f"import sys; sys.path[:] = {sys.path}; from {module} import main; "
-    code += f"main{(theirs.fileno(), os.getpid(), *args)}"
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, **environment},
-            )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process, ours
+    with theirs, masked_signals():
+        arguments = theirs.fileno(), os.getpid(), memory
+        code = f"from scalerl.rl.verify.worker import main; main{arguments}"
+        return start_python(code, theirs.fileno()), ours
 
 
 def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:

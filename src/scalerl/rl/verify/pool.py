@@ -36,7 +36,7 @@ class VerifierWorker(PoolWorker):
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
-        if self.watchdog and not self.in_flight:
+        if self.watchdog and self.taking_part and not self.in_flight:
             self.watchdog.progress()
         super().check()
 

@@ -132,11 +132,13 @@ def reap(kept: Collection[int]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def end_marked(mark: str) -> None:
-    """Kill every process whose environment at its start held `mark`: descendants that have another parent."""
+def end_marked(marks: Collection[str]) -> None:
+    """Kill every process whose environment at its start held one of `marks`: descendants that have another
+    parent."""
+    wanted = {mark.encode() for mark in marks}
     for entry in Path("/proc").glob("[0-9]*") if AVAILABLE else []:
         with contextlib.suppress(OSError):
-            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if not wanted.isdisjoint((entry / "environ").read_bytes().split(b"\0")):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

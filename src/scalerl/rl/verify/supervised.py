@@ -1,42 +1,33 @@
-"""The backend of verification beside the driver: supervisors, spoken to in lines of JSON.
+"""The pool of supervisors, which verify beside the driver in processes of this machine.
 
-A supervisor (`scalerl.rl.verify.supervisor`) is started afresh (nothing is forked here, and the script that
-is running is not imported again) and has a socket of its own. It starts, checks and ends the workers that
-execute the task's code. Nothing that comes from it is unpickled.
+A supervisor (`scalerl.rl.verify.supervisor`) is started afresh: nothing is forked here, and the script that
+is running is not imported again. It starts, checks and ends the workers that execute the task's code. Of what
+these answer it passes on two numbers, or a text, and unpickles nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
 import math
+import os
 import pickle
 import secrets
-import select
-import subprocess
-import time
-from collections.abc import Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
-from scalerl.errors import InputError, ScalerlError, WorkerError
+from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Limits
 from scalerl.rl.verify import proc
-from scalerl.rl.verify.forks import MAX_FAILED_STARTS, spawn
+from scalerl.rl.verify.forks import MAX_FAILED_STARTS
 from scalerl.rl.verify.pool import VerifierPool, VerifierWorker
-from scalerl.rl.verify.supervisor import main
-from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess
+from scalerl.rl.verify.supervisor import MARK, main
+from scalerl.rl.workers.fresh_python import FreshPython
 from scalerl.rl.workers.supervision import WorkerLostError
 
 MAX_SHARE = 64
 """Jobs that a supervisor is given at a time, at most."""
 HEARTBEAT_TIMEOUT = 60.0
-"""Seconds without a heartbeat after which a supervisor that has work is lost."""
-_END_SECONDS = 10.0  # for a supervisor to end what is below it
-_MARK = "SCALERL_VERIFIER"  # in the environment of all that a supervisor has started
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Seconds without a heartbeat after which a supervisor that starts, or has work, is lost."""
 
 
 class SupervisedVerifiers(VerifierPool):
@@ -48,18 +39,17 @@ class SupervisedVerifiers(VerifierPool):
     """
 
     def __init__(self, task: Task, limits: Limits) -> None:
-        workers = [VerifierWorker(f"verifier {i}", i) for i in range(limits.workers)]
-        super().__init__(workers, Supervisors(task, limits), _line_of, self._size, main)
-        self._limits, self._failed_starts = limits, 0
+        workers = [VerifierWorker(f"verifier {i}", i, HEARTBEAT_TIMEOUT) for i in range(limits.workers)]
+        greeting, memory = base64.b64encode(pickle.dumps(task)) + b"\n", int(limits.memory_gib * 2**30)
+        arguments = greeting, limits.seconds, memory, os.getpid()
+        super().__init__(workers, FreshPython(), list, self._size, main, arguments)
+        self._limits, self._failed_starts, self._secret = limits, 0, secrets.token_hex(16)
         try:
             self.start()
             self.wait_for(lambda: self.alive > 0)
         except BaseException:
             self.close()
             raise
-
-    def _size(self, n: int) -> int:
-        return min(math.ceil(n / self._limits.workers), MAX_SHARE)
 
     def poll(self, timeout: float) -> None:
         """See `WorkerPool.poll`."""
@@ -68,6 +58,23 @@ class SupervisedVerifiers(VerifierPool):
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        """See `WorkerPool.close`: at the end of its channel a supervisor ends what it has started, too."""
+        super().close()
+        self._end_marked(*self._workers)
+
+    def _size(self, n: int) -> int:
+        return min(math.ceil(n / self._limits.workers), MAX_SHARE)
+
+    def _spawn(self, worker: VerifierWorker) -> None:
+        mark, begin = self._mark(worker), (worker.name, worker.number, self._target)
+        try:
+            worker.process = self._backend.spawn(*begin, *self._arguments, mark)
+        except OSError as error:
+            why = f"{error.strerror or error}; free memory, processes or file descriptors"
+            raise WorkerError(f"the processes that verify cannot be started: {why}") from error
+        worker.watchdog = worker.watch()  # it gives heartbeats while it starts, too
 
     def _started(self, worker: VerifierWorker, value: Any) -> None:
         self._failed_starts = 0
@@ -81,18 +88,12 @@ class SupervisedVerifiers(VerifierPool):
             raise worker.process.lost(str(error))
         raise error
 
-    def _spawn(self, worker: VerifierWorker) -> None:
-        try:
-            worker.process = self._backend.spawn(worker.name, worker.number, self._target)
-        except OSError as error:
-            why = f"{error.strerror or error}; free memory, processes or file descriptors"
-            raise WorkerError(f"the processes that verify cannot be started: {why}") from error
-
     def _lose(self, worker: VerifierWorker, error: WorkerLostError) -> None:
         self._failed_starts += not worker.started
         if self._failed_starts >= MAX_FAILED_STARTS:
-            raise self._starts_failed(str(error).partition(" is lost: ")[2])
+            raise self._starts_failed(str(error).rpartition(" is lost: ")[2])
         super()._lose(worker, error)
+        self._end_marked(worker)
 
     def _check_losses(self, worker: VerifierWorker, why: str) -> None:
         """Do nothing: a completion that ends supervisors costs itself, and not the run."""
@@ -101,98 +102,9 @@ class SupervisedVerifiers(VerifierPool):
         limit = f"task.limits.memory_gib is {self._limits.memory_gib:g}"
         return WorkerError(f"the processes that verify do not start ({detail}; {limit})")
 
+    def _mark(self, worker: VerifierWorker) -> str:
+        return f"{self._secret}-{worker.number}"
 
-def _line_of(share: Sequence[bytes]) -> bytes:
-    return b"[" + b",".join(share) + b"]\n"
-
-
-class Supervisors(Backend):
-    """Starts supervisors for a task."""
-
-    def __init__(self, task: Task, limits: Limits) -> None:
-        self._greeting = base64.b64encode(pickle.dumps(task)) + b"\n"
-        self._limits = limits
-
-    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> SupervisorProcess:
-        """See `Backend.spawn`."""
-        return SupervisorProcess(name, target, self._greeting, self._limits)
-
-    def wait(self, processes: Sequence[SupervisorProcess], seconds: float) -> None:
-        """See `Backend.wait`."""
-        wait([process.channel for process in processes], None if seconds == math.inf else seconds)
-
-
-class SupervisorProcess(WorkerProcess):
-    """A supervisor, which gives heartbeats while it starts and while it has work."""
-
-    def __init__(self, name: str, target: Target, greeting: bytes, limits: Limits) -> None:
-        secret, memory = secrets.token_hex(16), int(limits.memory_gib * 2**30)
-        self.name, self._mark = name, f"{_MARK}={secret}"
-        self._process, self.channel = spawn(
-            target.__module__, limits.seconds, memory, **_ONE_THREAD, **{_MARK: secret}
-        )
-        self.pid, self.placed_at = self._process.pid, time.monotonic()
-        self._received = bytearray()
-        self.send(greeting)
-
-    def send(self, message: bytes) -> None:
-        """See `WorkerProcess.send`; a message is short, and is read at once."""
-        self._deadline = time.monotonic() + HEARTBEAT_TIMEOUT
-        self.channel.settimeout(HEARTBEAT_TIMEOUT)
-        with contextlib.suppress(OSError):  # it shows when the answer is read, or does not come
-            self.channel.sendall(message)
-
-    def receive(self) -> list[Message]:
-        """See `WorkerProcess.receive`."""
-        if not select.select([self.channel], [], [], 0)[0]:
-            if time.monotonic() >= self._deadline:
-                raise self.lost(f"no heartbeat for {HEARTBEAT_TIMEOUT:g} s")
-            return []
-        try:
-            data = self.channel.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            raise self.lost(f"its process ended with status {self._end()}")
-        self._deadline = time.monotonic() + HEARTBEAT_TIMEOUT
-        *lines, self._received = (self._received + data).split(b"\n")
-        return [self._message(json.loads(line)) for line in lines]
-
-    def excuse(self, seconds: float) -> None:
-        """See `WorkerProcess.excuse`."""
-        self._deadline += seconds
-
-    def kill(self) -> None:
-        """See `WorkerProcess.kill`."""
-        self._end()
-
-    def close(self, seconds: float = _END_SECONDS) -> None:
-        """See `WorkerProcess.close`: at the end of its channel it ends what it has started, and itself."""
-        self.channel.close()
-
-    def join(self) -> None:
-        """See `WorkerProcess.join`."""
-        self._end()
-
-    def _message(self, value: Any) -> Message:
-        if value is None:
-            return Message("beat")
-        if isinstance(value, dict) and "error" in value:
-            return Message("failed", InputError(value["error"]))
-        if isinstance(value, dict) and "failed" in value:
-            return Message("failed", WorkerError(value["failed"]))
-        self._deadline = math.inf  # it is idle
-        return Message("done", value) if isinstance(value, list) else Message("started")
-
-    def _end(self) -> int:
-        """Stop the process with all below it; return the exit status."""
-        self.channel.close()
-        try:
-            status = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        if status:
-            # It may have left processes behind, which only its mark in their environment tells.
-            proc.end_marked(self._mark)
-        return status
+    def _end_marked(self, *workers: VerifierWorker) -> None:
+        """Kill what supervisors that did not end by themselves have left, which only its mark tells."""
+        proc.end_marked([f"{MARK}={self._mark(worker)}" for worker in workers])

@@ -25,11 +25,10 @@ import select
 import socket
 import time
 from collections import Counter
-from typing import Any
 
 from scalerl.rl.verify import proc
-from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, StartError, WorkerAnswer
-from scalerl.rl.workers.process import leave_signals
+from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, WorkerAnswer
+from scalerl.rl.workers.child import ChildChannel
 
 TURN_SECONDS = 1.0
 """After which a share goes back, with the outcomes that there are."""
@@ -52,26 +51,25 @@ MAX_GUESSES = 4
 """Texts, likely right or wrong, that are verified to find known answers."""
 BEAT_SECONDS = 1.0
 """Between two heartbeats."""
+MARK = "SCALERL_VERIFIER"
+"""The name of the mark in the environment of all that a supervisor has started."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def main(fd: int, parent: int, seconds: float, memory: int) -> None:
-    """Verify the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
-    # Its workers run the task's code: none of them may have the channel to the trainer.
-    os.set_inheritable(fd, False)
-    leave_signals()
+def main(channel: ChildChannel, greeting: bytes, seconds: float, memory: int, parent: int, mark: str) -> None:
+    """Verify the shares that come, until the channel is closed or the process `parent` ends.
+
+    All that is started from here has `mark` in its environment.
+    """
+    os.environ.update(_ONE_THREAD, **{MARK: mark})
     proc.adopt_orphans()
-    trainer = _Trainer(socket.socket(fileno=fd), parent)
-    forks = None
+    trainer, forks = _Trainer(channel, parent), None
     try:
-        forks = Forks(trainer.receive(), trainer.wait, seconds, memory)
+        forks = Forks(greeting, trainer.wait, seconds, memory)
         supervisor = Supervisor(forks)
-        trainer.send({"ready": True})
+        channel.send("started")
         while True:
-            trainer.send(supervisor.verify([tuple(job) for job in json.loads(trainer.receive())]))
-    except StartError as error:
-        trainer.send({"error" if error.by_task else "failed": str(error)})
-    except _TrainerGoneError:
-        pass
+            channel.send("done", supervisor.verify([tuple(json.loads(job)) for job in trainer.receive()]))
     finally:
         if forks is not None:
             forks.close()
@@ -79,48 +77,33 @@ def main(fd: int, parent: int, seconds: float, memory: int) -> None:
             proc.end(os.getpid(), ())
 
 
-class _TrainerGoneError(Exception):
-    """The trainer has closed the channel, or has ended."""
-
-
 class _Trainer:
-    """The channel to the trainer: lines of JSON."""
+    """The trainer, which may end at any time: each method raises an EOFError then."""
 
-    def __init__(self, channel: socket.socket, parent: int) -> None:
+    def __init__(self, channel: ChildChannel, parent: int) -> None:
         self._channel, self._parent = channel, parent
-        self._lines = channel.makefile("rb")
-        self._sent = time.monotonic()
+        self._beat = time.monotonic()
 
-    def receive(self) -> bytes:
-        """Return the next line."""
+    def receive(self) -> list[bytes]:
+        """Return the next share."""
         while not select.select([self._channel], [], [], BEAT_SECONDS)[0]:
             self._check()
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            raise _TrainerGoneError
-        return line
-
-    def send(self, message: Any) -> None:
-        """Send a line."""
-        self._sent = time.monotonic()
-        try:
-            self._channel.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise _TrainerGoneError from error
+        return self._channel.receive()
 
     def wait(self, channel: socket.socket, seconds: float) -> bool:
         """Return whether another channel has something to read within `seconds`, while a share is open."""
         ready = select.select([channel, self._channel], [], [], seconds)[0]
         if self._channel in ready:  # it sends nothing while it waits: this is the end
-            raise _TrainerGoneError
-        if time.monotonic() > self._sent + BEAT_SECONDS:
+            raise EOFError
+        if time.monotonic() > self._beat + BEAT_SECONDS:
+            self._beat = time.monotonic()
             self._check()
-            self.send(None)
+            self._channel.send("beat")
         return bool(ready)
 
     def _check(self) -> None:
         if os.getppid() != self._parent:  # the channel may be held open by what it has forked
-            raise _TrainerGoneError
+            raise EOFError
 
 
 class Supervisor:

@@ -3,7 +3,7 @@ trackers and the runs of a study are its users.
 
     pool.py          the pool; supervision.py has deadlines, back-off, and time without a poll
     backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing,
-                     other_python.py that of a Python with other packages
+                     fresh_python.py that of a Python that is started afresh
     process.py       signals; ranks.py makes ranks fail together
     ray/             the Ray cluster of a run: its session, the backend of actors, the timeline
 

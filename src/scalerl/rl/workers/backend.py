@@ -3,8 +3,9 @@
     driver   WorkerProcess.send ----> Channel.receive   worker
              WorkerProcess.receive <- Channel.send
 
-The backends are `scalerl.rl.workers.child` (processes of this machine), `scalerl.rl.workers.ray.backend` (Ray
-actors) and `scalerl.rl.verify.supervised` (supervisors of code that is not trusted).
+The backends are `scalerl.rl.workers.child` (processes of this machine, by multiprocessing),
+`scalerl.rl.workers.fresh_python` (processes of this machine that share nothing with this one) and
+`scalerl.rl.workers.ray.backend` (Ray actors).
 """
 
 from __future__ import annotations

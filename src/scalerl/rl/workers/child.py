@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -58,7 +58,8 @@ class Processes(Backend):
     def wait(self, processes: Sequence[ChildProcess], seconds: float) -> None:
         """See `Backend.wait`."""
         # The sentinel too: what a process has started may hold its end of the channel open.
-        wait([ready for process in processes for ready in (process.channel, process.sentinel)], seconds)
+        ready = [one for process in processes for one in (process.channel, process.sentinel)]
+        wait([one for one in ready if one is not None], seconds)
 
 
 class ChildProcess(WorkerProcess):
@@ -83,8 +84,8 @@ class ChildProcess(WorkerProcess):
         self._outbox, self._ends = Outbox(self.channel), 0.0
 
     @property
-    def sentinel(self) -> int:
-        """What `multiprocessing.connection.wait` takes: it is ready once the process has exited."""
+    def sentinel(self) -> int | None:
+        """What `multiprocessing.connection.wait` takes, ready once the process has exited; None on macOS."""
         return self._process.sentinel
 
     def send(self, message: Any) -> None:
@@ -151,7 +152,10 @@ def spawned(
         # A daemon must have no children; the interpreter waits at its end for all others.
         args, make = (theirs, *arguments), (context or get_context("spawn")).Process
         process = make(target=run, name=name, args=args, daemon=not parent)
-        process.start()
+        # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
+        resource_tracker.ensure_running()
+        with masked_signals():
+            process.start()
         return process
 
     return start
@@ -208,6 +212,10 @@ class ChildChannel:
     def send(self, kind: str, value: Any = None) -> None:
         """See `Channel.send`."""
         self._outbox.put(message(kind, value))
+
+    def fileno(self) -> int:
+        """Return what `select` takes: it is ready once a message has come, or the driver has closed it."""
+        return self._connection.fileno()
 
     def close(self) -> None:
         """Close the channel once all is sent."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import parent_process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that stop a run with a checkpoint: Ctrl-C, a scheduler's end of a job, a closed terminal, and the
@@ -55,9 +55,6 @@ def masked_signals() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
-        # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

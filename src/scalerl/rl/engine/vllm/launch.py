@@ -11,7 +11,7 @@ from pathlib import Path
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm.worker_client import WorkerClient
-from scalerl.rl.workers.other_python import OtherPython
+from scalerl.rl.workers.fresh_python import FreshPython
 
 VENV = Path(".vllm-venv")
 """Where `make vllm` puts it."""
@@ -73,7 +73,7 @@ def place_workers(
     """
     devices = gpus_of_workers(settings, gpus)
     python, path = find_python(settings), folder / "path"
-    backend = OtherPython(python, environment(path, settings, model_folder, gpus > 0), logs, devices)
+    backend = FreshPython(python, environment(path, settings, model_folder, gpus > 0), logs, devices)
     arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
     arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else ["--enforce-eager"]
     if settings.transport != "file":

@@ -1,4 +1,4 @@
-"""Workers with another Python: what they are sent, and how they and what they have started end."""
+"""Workers in a Python of their own: what they are sent, and how they and what they have started end."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import echoing
 import pytest
 
 import scalerl
-from scalerl.rl.workers.other_python import OtherPython
+from scalerl.rl.workers.fresh_python import FreshPython
 from scalerl.rl.workers.supervision import WorkerLostError
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
@@ -21,7 +21,7 @@ PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
 @pytest.fixture
 def backend(tmp_path):
     environment = {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
-    return OtherPython(sys.executable, environment, tmp_path, ["0,1", None])
+    return FreshPython(sys.executable, environment, tmp_path, ["0,1", None])
 
 
 def receive(backend, process):
