@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from cut_runs import record_and_weights
@@ -98,6 +100,71 @@ def test_a_step_of_several_trainers_is_given_up_by_all(small_base, tmp_path, pla
     whole(command(folder, small_base, (), resume=True))
     assert check(folder) == []
     assert len(lines(folder / "steps.jsonl")) == STEPS
+
+
+STUCK = """
+import time
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import ClassVar
+from scalerl.rl.tasks.chain import Chain
+
+def wait():
+    Path(__file__).with_name("waiting").touch()
+    time.sleep(600)
+
+@dataclass(frozen=True)
+class verifier(Chain):
+    trusted: ClassVar[bool] = False
+
+    def prepare(self):
+        wait()
+
+@dataclass(frozen=True)
+class generator(Chain):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if parent_process() is not None:
+            wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is left is found by /proc")
+@pytest.mark.parametrize("part", ["verifier", "generator"])
+def test_a_run_that_waits_for_its_processes_to_start_ends_with_them(small_base, tmp_path, monkeypatch, part):
+    """They take ten minutes to load the task."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    monkeypatch.setenv("SCALERL_TEST", str(tmp_path))
+    kind = f"task.kind={tmp_path}/stuck.py:{part}"
+    where = ["--generators", "1"] if part == "generator" else []
+    process = command(tmp_path / "run", small_base, [*small_demo(STEPS, 1), kind], *where)
+    try:
+        while not (tmp_path / "waiting").exists():
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        assert len(marked(tmp_path)) >= 2
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == INTERRUPTED, err
+    assert err.splitlines()[-1].startswith("scalerl: interrupted")
+    deadline = time.monotonic() + 30
+    while marked(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def marked(path):
+    """The processes that were started with $SCALERL_TEST."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"SCALERL_TEST={path}".encode() in entry.read_bytes().split(b"\0"):
+                found.append(entry.parent.name)
+    return found
 
 
 def lines(path):

@@ -33,6 +33,7 @@ from scalerl.rl.tracking import Tracker
 from scalerl.rl.tracking.sender import check_picklable
 from scalerl.rl.tracking.trackers import trackers_of
 from scalerl.rl.training_run import Freeze, TrainingJob, TrainingRun
+from scalerl.rl.workers.process import interrupted_by
 
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
@@ -87,7 +88,8 @@ def train(
         activity: called within steps too, a few times a second, with what is being done.
         trackers: the run is logged to them and to those that the recipe names, from a process of their own.
             Their errors are logged as warnings of "scalerl", and change nothing of the run.
-        stop: once it is set, the run makes a checkpoint and ends by KeyboardInterrupt.
+        stop: once it is set, the run makes a checkpoint and ends by KeyboardInterrupt; while it still starts
+            there is nothing to save, and it ends at once.
         evaluate_aside: whether evaluations have a process of their own; the record is the same without.
         load: makes the learner of a recipe and a model's folder, where it is not that of one process.
 
@@ -147,7 +149,9 @@ def _train_through_losses(job: TrainingJob, resume: bool) -> None:
     while True:
         try:
             with ExitStack() as closing:
-                run = TrainingRun(job, resume, closing)
+                with interrupted_by(job.stop):
+                    run = TrainingRun(job, resume, closing)
+                run.begin()
                 rewinds, started = (0 if run.started > started else rewinds), run.started
                 if lost:
                     _LOG.warning("the run goes on from step %d", started)

@@ -151,12 +151,17 @@ class TrainingRun:
             self.best = BestWeights(job.model, recipe.precision, self.tokenizer, job.smooth)
             closing.callback(self.best.close)
         self.generator.wait_until_started()  # all that is started by now does so at the same time
+        self._saved = saved
+
+    def begin(self) -> None:
+        """Restore the checkpoint, or evaluate the model before training."""
+        saved, self._saved = self._saved, None
         with self.clock.stopped():  # without a process of their own evaluations are made here
             if saved:
                 for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
                     getattr(self, name).restore(saved[name])
                 if amounts(self.writer.config) != amounts(saved["config"]):
-                    self.agenda.aim_at_new_end(self._spent() / recipe.budget.amount)
+                    self.agenda.aim_at_new_end(self._spent() / self.recipe.budget.amount)
             else:
                 self.evaluations.start(0, self.learner.weights())
 

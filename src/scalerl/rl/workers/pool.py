@@ -36,6 +36,7 @@ _LOG = logging.getLogger("scalerl")
 MOST_LOSSES = 5
 """Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
 other machines, for each worker that there is."""
+_CLOSING, _STARTING = 10.0, 2.0  # seconds in which a worker is to exit by itself, or is killed
 
 
 class Events(Protocol):
@@ -191,8 +192,12 @@ class WorkerPool(ABC, Generic[W]):
 
     def start(self) -> None:
         """Start all processes; waits for none of them."""
-        for worker in self._workers:
-            self._spawn(worker)
+        try:
+            for worker in self._workers:
+                self._spawn(worker)
+        except BaseException:
+            self.kill()
+            raise
 
     def add(self, number: int, work: Any) -> None:
         """Have a worker do a piece of work, at once or in its turn."""
@@ -249,8 +254,9 @@ class WorkerPool(ABC, Generic[W]):
     def close(self) -> None:
         """Stop the processes; what is in flight is lost."""
         processes = [worker.process for worker in self._workers if worker.process]
-        for process in processes:
-            process.close()  # they exit side by side
+        for worker in self._workers:
+            if worker.process:  # they exit side by side; one that loads something may not notice its end
+                worker.process.close(_CLOSING if worker.started else _STARTING)
         for process in processes:
             process.join()
         for worker in self._workers:

@@ -13,6 +13,7 @@ from multiprocessing import parent_process
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that stop a run with a checkpoint: Ctrl-C, a scheduler's end of a job, a closed terminal, and the
 notice that Slurm sends before a preemption."""
+_POKE, _LOOK = signal.SIGURG, 0.1  # by default it is ignored: one that comes late does nothing
 
 
 @contextmanager
@@ -43,6 +44,38 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_by(stop: threading.Event) -> Iterator[None]:
+    """Raise a KeyboardInterrupt within, whatever is waited for, once `stop` is set.
+
+    For the start of a run, which may take minutes and of which a checkpoint would have nothing. Other threads
+    than the first do not receive signals: there nothing is raised.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    main, over = threading.main_thread().ident or 0, threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if not over.is_set():
+            over.set()  # once: what it interrupts is to end its processes
+            raise KeyboardInterrupt
+
+    def watch() -> None:
+        while not over.is_set():
+            if stop.wait(_LOOK):
+                signal.pthread_kill(main, _POKE)
+                return
+
+    before = signal.signal(_POKE, handle)
+    threading.Thread(target=watch, name="stop", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.signal(_POKE, before)
 
 
 @contextmanager

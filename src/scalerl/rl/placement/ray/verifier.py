@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.errors import ScalerlError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.types import Pending, Prompt
@@ -65,7 +64,7 @@ class RayVerifier(Verification):
         try:
             self.pool.start()
             self.pool.wait_until_started()
-        except ScalerlError:
+        except BaseException:
             self.close()
             raise
 
