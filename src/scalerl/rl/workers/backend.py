@@ -82,7 +82,7 @@ class WorkerProcess(ABC):
     def kill(self) -> None:
         """Kill it now."""
 
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float = 10.0) -> None:
         """Have it exit by itself within `seconds` from now; `join` waits for that."""
         self.kill()
 

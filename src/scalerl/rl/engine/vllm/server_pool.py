@@ -39,6 +39,7 @@ from scalerl.rl.engine.vllm.server_state import (
     Restarted,
     ServedEvaluation,
     ServerState,
+    Times,
 )
 from scalerl.rl.sync.vllm_client import ServerLostError
 from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
@@ -277,7 +278,7 @@ class ServerPool:
                 flight.task.cancel()
         server.flights.clear()
         self._weights.forget(server.client)
-        server.count_time()
+        server.count_time(Times())
         server.open, server.rejoining, server.lost, server.installed = False, True, None, -1
         groups = {flight.request.seq_no for flight in flights if not flight.evaluation}
         self._report(Restarted(server.index, groups, why))
@@ -291,7 +292,7 @@ class ServerPool:
     async def _reach(self, server: ServerState) -> None:
         """Start a worker, or wait until a server answers, and check what it is."""
         settings = self._settings
-        server.count_time(starting=1.0)
+        server.count_time(Times(startup=1.0))
         await server.client.reach(settings.start_seconds)
         server.seed = await check_server(server.client, self._required, settings.answer_seconds)
         twins = [s for s in self._servers if s is not server and s.seed == server.seed]
@@ -328,7 +329,7 @@ class ServerPool:
         """Install the version that it is to have, and report whether training samples by it."""
         client, seconds = server.client, self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
-            server.count_time(holding=1.0, working=1.0)
+            server.count_time(Times(worked=1.0, held=1.0))
         async with self._weights.chosen(lambda: self._queue.target(server)) as (version, source):
             # It may have changed meanwhile.
             if version == server.installed or self._queue.must_drain(server, version):

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request
@@ -84,32 +85,18 @@ class Flight:
         return LostTokens(len(self.request.prompt_T), self.seen)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds that a server worked, took part, evaluated and was starting, until `at`, and which part of each
-    second from then on is one of these: what it evaluates takes a part of its work and of its time."""
+class Times(NamedTuple):
+    """Seconds of a server, or parts of each second: what it evaluates takes a part of its work and time."""
 
     worked: float = 0.0
     held: float = 0.0
+    """It took part."""
     evaluated: float = 0.0
     startup: float = 0.0
-    at: float = 0.0
-    working: float = 0.0
-    holding: float = 0.0
-    evaluating: float = 0.0
-    starting: float = 0.0
 
-    def until(self, now: float) -> Times:
-        """Return the same until `now`."""
-        seconds = now - self.at
-        return replace(
-            self,
-            worked=self.worked + seconds * self.working,
-            held=self.held + seconds * self.holding,
-            evaluated=self.evaluated + seconds * self.evaluating,
-            startup=self.startup + seconds * self.starting,
-            at=now,
-        )
+    def plus(self, parts: Times, seconds: float) -> Times:
+        """Return the same after so many seconds, with these parts in each."""
+        return Times(*(spent + seconds * part for spent, part in zip(self, parts, strict=True)))
 
 
 @dataclass
@@ -136,32 +123,29 @@ class ServerState:
     lost: ServerLostError | None = None
     flights: dict[str, Flight] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _times: Times = field(default_factory=Times)
+    _counted: tuple[float, Times, Times] = (0.0, Times(), Times())
+    """An instant, the seconds until then, and the parts of each second from then on."""
 
     @property
     def times(self) -> Times:
         """Seconds until now, all at one instant; may be read by any thread."""
         while True:
-            times = self._times
+            counted = at, spent, parts = self._counted
             now = time.perf_counter()
-            if times is self._times:  # it has not changed before `now`
-                return times.until(now)
+            if counted is self._counted:  # it has not changed before `now`
+                return spent.plus(parts, now - at)
 
-    def count_time(
-        self, *, working: float = 0.0, holding: float = 0.0, evaluating: float = 0.0, starting: float = 0.0
-    ) -> None:
+    def count_time(self, parts: Times) -> None:
         """Count from now on these parts of each second."""
-        times = self._times.until(time.perf_counter())
+        (at, spent, before), now = self._counted, time.perf_counter()
         # One assignment of a new object: a reader in another thread sees the old or the new.
-        self._times = replace(
-            times, working=working, holding=holding, evaluating=evaluating, starting=starting
-        )
+        self._counted = now, spent.plus(before, now - at), parts
 
     def count_work(self) -> None:
         """Count the seconds from now on as work where completions are in flight, by what these are for."""
         evaluating = self.evaluating / len(self.flights) if self.flights else 0.0
         working = 1.0 - evaluating if self.flights else 0.0
-        self.count_time(holding=1.0 - evaluating, working=working, evaluating=evaluating)
+        self.count_time(Times(working, held=1.0 - evaluating, evaluated=evaluating))
 
     @property
     def evaluating(self) -> int:
