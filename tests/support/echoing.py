@@ -4,6 +4,25 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def is_running(pid):
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def ended(pid):
+    """Whether a process ends within a minute."""
+    until = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not is_running(pid)
+
+
+# -- what runs in the worker -----------------------------------------------------------------------------
 
 
 def echo(channel, greeting):
@@ -18,6 +37,24 @@ def echo(channel, greeting):
         if message == "sleep":
             message = subprocess.Popen(["sleep", "600"]).pid
         channel.send("echo", message)
+
+
+def answer(channel, folder, arguments):
+    """Answer calls as a worker of vLLM does: all but "ignore"."""
+    channel.send("started")
+    while True:
+        number, method, values = channel.receive()
+        if method == "exit":
+            os._exit(3)
+        if method == "refuse":
+            channel.send("refused", (number, "as asked", *values))
+        elif method != "ignore":
+            channel.send("answer", (number, (method, *values, folder, arguments[2:])))
+
+
+def load(channel, folder, arguments):
+    """Never come to the end of a start."""
+    time.sleep(600)
 
 
 def stay(channel):

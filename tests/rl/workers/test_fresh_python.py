@@ -5,11 +5,11 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import echoing
 import pytest
+from echoing import ended, is_running
 
 import scalerl
 from scalerl.rl.workers.fresh_python import FreshPython
@@ -31,20 +31,6 @@ def receive(backend, process):
         if found := process.receive():
             return [(kind, value) for kind, value, _ in found]
     raise AssertionError("it sends nothing")
-
-
-def is_running(pid):
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def ended(pid):
-    until = time.monotonic() + 20
-    while is_running(pid):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return True
 
 
 def test_it_is_sent_messages_and_sends_some(backend, monkeypatch):

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.rl.verify.forks import Outcome
 from scalerl.rl.workers.backend import Backend, Message, Target
 from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
 from scalerl.rl.workers.supervision import Watchdog
 
-Outcome = dict[str, Any]
-"""`value` and `correct`; or `failed`, the reason, and `detail`."""
 MAX_LOST = 2
 """Workers that may be lost with a job by itself before it counts as `died`."""
 _LOST = {"failed": "died", "detail": "the process that supervises its verification died"}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from scalerl.errors import ScalerlError, brief_error
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.supervision import CLOSING, WorkerLostError
 
 
 class Message(NamedTuple):
@@ -82,7 +82,7 @@ class WorkerProcess(ABC):
     def kill(self) -> None:
         """Kill it now."""
 
-    def close(self, seconds: float = 10.0) -> None:
+    def close(self, seconds: float = CLOSING) -> None:
         """Have it exit by itself within `seconds` from now; `join` waits for that."""
         self.kill()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
 from scalerl.rl.workers.process import follow_the_parent, masked_signals
+from scalerl.rl.workers.supervision import CLOSING
 
 _FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages to be read
 
@@ -112,7 +113,7 @@ class ChildProcess(WorkerProcess):
         self._process.join()
         self._outbox.close()
 
-    def close(self, seconds: float = 10.0) -> None:
+    def close(self, seconds: float = CLOSING) -> None:
         """See `WorkerProcess.close`; the channel is closed once all is sent."""
         self._outbox.close()
         self._ends = time.monotonic() + seconds

@@ -25,7 +25,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess
 from scalerl.rl.workers.supervision import (
+    CLOSING,
     FIRST_PAUSE,
+    STARTING,
     PollClock,
     Watchdog,
     WorkerLostError,
@@ -36,7 +38,6 @@ _LOG = logging.getLogger("scalerl")
 MOST_LOSSES = 5
 """Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
 other machines, for each worker that there is."""
-_CLOSING, _STARTING = 10.0, 2.0  # seconds in which a worker is to exit by itself, or is killed
 
 
 class Events(Protocol):
@@ -256,7 +257,7 @@ class WorkerPool(ABC, Generic[W]):
         processes = [worker.process for worker in self._workers if worker.process]
         for worker in self._workers:
             if worker.process:  # they exit side by side; one that loads something may not notice its end
-                worker.process.close(_CLOSING if worker.started else _STARTING)
+                worker.process.close(CLOSING if worker.started else STARTING)
         for process in processes:
             process.join()
         for worker in self._workers:

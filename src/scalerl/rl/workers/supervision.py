@@ -12,6 +12,8 @@ _LOG = logging.getLogger("scalerl")
 NOTICE = 30.0
 """Seconds without progress after which that is reported."""
 FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
+CLOSING, STARTING = 10.0, 2.0
+"""Seconds in which a worker is to exit by itself before it is killed; and one that has not started yet."""
 _POLLING = 1.5  # seconds between two polls, beyond which the driver did something else
 
 

@@ -16,7 +16,7 @@ from scalerl.errors import WorkerError
 from scalerl.rl.engine.vllm.worker import serve
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.workers.backend import Backend, WorkerProcess
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.supervision import CLOSING, STARTING, WorkerLostError
 
 _ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 _POLL = 0.5  # seconds between two looks of the thread that receives
@@ -38,6 +38,7 @@ class WorkerClient(VllmClient):
         self._backend, self._folder, self._arguments = backend, str(folder), arguments
         self.gpus = tuple(gpus)
         self._process: WorkerProcess | None = None
+        self._started = False
         self._log_start = 0
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -48,6 +49,7 @@ class WorkerClient(VllmClient):
         """See `VllmClient`."""
         self._log_start = self.log.stat().st_size if self.log and self.log.exists() else 0
         self._calls, self._lost = {0: asyncio.get_running_loop().create_future()}, None
+        self._started = False
         # At random: by one seed two workers, or one and its successor, would draw the same numbers.
         seed = ["--seed", str(secrets.randbits(31))]
         self._process = process = await asyncio.to_thread(
@@ -56,6 +58,7 @@ class WorkerClient(VllmClient):
         self.pid = process.pid
         threading.Thread(target=self._receive, args=(process,), name=self.name, daemon=True).start()
         await self._answer(0, "its start", seconds)
+        self._started = True
 
     def _receive(self, process: WorkerProcess) -> None:
         """Receive answers, in a thread, until the process is lost or closed."""
@@ -134,6 +137,6 @@ class WorkerClient(VllmClient):
         """See `VllmClient`."""
         process, self._process = self._process, None
         if process:
-            process.close()
+            process.close(CLOSING if self._started else STARTING)
             await asyncio.to_thread(process.join)
         self.pid = None
