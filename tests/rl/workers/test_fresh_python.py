@@ -45,8 +45,11 @@ def test_it_is_sent_messages_and_sends_some(backend, monkeypatch):
         assert ended(process.pid)
 
 
+@pytest.mark.parametrize("linux", ["5.3", "4.18"])
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_what_it_has_started_ends_with_it(backend, how):
+def test_what_it_has_started_ends_with_it(backend, how, linux, monkeypatch):
+    if linux == "4.18":
+        monkeypatch.delattr(os, "pidfd_open")
     process = backend.spawn("echo", 0, echoing.echo, "hello")
     receive(backend, process)
     process.send("sleep")

@@ -86,7 +86,7 @@ class ChildProcess(WorkerProcess):
 
     @property
     def sentinel(self) -> int | None:
-        """What `multiprocessing.connection.wait` takes, ready once the process has exited; None on macOS."""
+        """What `multiprocessing.connection.wait` takes, ready once the process has exited, or None."""
         return self._process.sentinel
 
     def send(self, message: Any) -> None:

@@ -10,6 +10,7 @@ A process is a group of its own, which is killed whole: what it has started ends
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -103,7 +104,7 @@ class _GroupLeader:
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen, self.pid = popen, popen.pid
         self.sentinel: int | None = None
-        if _LINUX:
+        with suppress(OSError, AttributeError):  # Linux before 5.3, and macOS
             self.sentinel = os.pidfd_open(self.pid)
             weakref.finalize(self, os.close, self.sentinel)
 
@@ -123,12 +124,11 @@ class _GroupLeader:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout: float | None = None) -> None:
+        until = time.monotonic() + (math.inf if timeout is None else timeout)
         if self.sentinel is not None:
             wait([self.sentinel], timeout)
-            self.is_alive()
-            return
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout)
+        while self.is_alive() and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def run(fd: int) -> None:
