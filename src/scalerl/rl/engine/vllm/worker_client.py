@@ -99,10 +99,12 @@ class WorkerClient(VllmClient):
 
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
         """See `VllmClient`."""
-        if self._lost or self._process is None:
-            raise self._lost or ServerLostError(f"{self.name} is not started")
         number = next(self._numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
+        # Only now: the thread that receives notes a loss, and then settles the calls that it finds.
+        if self._lost or self._process is None:
+            del self._calls[number]
+            raise self._lost or ServerLostError(f"{self.name} is not started")
         self._process.send((number, method, arguments))
         return await self._answer(number, method, seconds)
 
