@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 import torch
 from answering import Answering
+from small_runs import learner_recipe
 
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.engine.generator import ANSWER_TICKS, TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.tasks.chain import END, VOCABULARY
-from scalerl.rl.types import Limits, Prompt
+from scalerl.rl.types import Group, Limits, Prompt, Reward
 from scalerl.rl.verify.environment import TaskEnvironment
 
 EOS = VOCABULARY.index(END)
@@ -74,6 +80,36 @@ def test_an_answer_follows_every_turn_but_the_last_and_is_not_sampled(llama_fold
         assert r.length == r.sampled_T.sum() == len(r.token_T) - sum(map(len, given))
         assert r.truncated or len(r.turns) == 3
     assert generator.counters.tokens == sum(r.length for r in rollouts)
+
+
+def test_the_gradient_is_that_of_what_was_sampled(llama_folder, environment):
+    """Against autograd over the sampled tokens alone: answers are read, and nothing of them is learnt."""
+    generator = make(llama_folder, environment)
+    for prompt in prompts_of("1 + 2", "7"):
+        generator.submit(prompt, 0, 4)
+    groups = [
+        Group.of(rollouts, [Reward(float(r.length % 3), True) for r in rollouts])
+        for rollouts in generator.collect(2)
+    ]
+    rollouts = [r for group in groups for r in group.rollouts]
+    assert sum(not r.sampled_T.all() for r in rollouts) > 3
+    batch = make_batch(groups, BatchStd(), PromptAverage(), 100, keep_zero_variance=True, keep_truncated=True)
+    found, model = [], load_model(llama_folder)
+    optimiser = AdamW(lr=1e-3, max_grad_norm=1e9)
+    learner = Learner(load_model(llama_folder), learner_recipe(optimiser=optimiser))
+    learner._optimiser.adamw.register_step_pre_hook(
+        lambda *_: found.extend(p.grad.clone() for p in learner.model.parameters())
+    )
+    learner.step(batch)
+    lengths = np.array([float(r.sampled_T.sum()) for r in rollouts])
+    weight_N = PromptAverage()(lengths, np.repeat([0, 1], 4), 100)
+    for r, weight, advantage in zip(rollouts, weight_N, batch.advantage_N, strict=True):
+        token_T = torch.from_numpy(np.concatenate([r.prompt_T, r.token_T]))
+        logp_TV = torch.log_softmax(model(token_T[None]).logits[0, :-1], -1)
+        logp_T = logp_TV.gather(-1, token_T[1:, None])[len(r.prompt_T) - 1 :, 0]
+        (-weight * advantage * logp_T[torch.from_numpy(r.sampled_T)].sum()).backward()
+    for mine, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_a_completion_does_not_depend_on_what_shares_its_batch(llama_folder, environment):
@@ -167,7 +203,7 @@ def test_an_answer_that_does_not_fit_truncates_and_none_ends(llama_folder, envir
 
 def test_a_generator_in_a_process_of_its_own_waits_for_no_slow_environment(llama_folder):
     """`in_step` false: the others are complete before the answer of one that sleeps has failed."""
-    environment = TaskEnvironment(Answering(limits=Limits(seconds=4.0)), load_tokenizer(llama_folder))
+    environment = TaskEnvironment(Answering(limits=Limits(seconds=3.0)), load_tokenizer(llama_folder))
     generator = make(llama_folder, environment, rows=6)
     generator.in_step = False
     for answer in ("sleeps", "ends"):
