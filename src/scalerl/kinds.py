@@ -270,7 +270,7 @@ def code_of(values: Any) -> dict[str, str]:
         return {}
     found = {name: code for one in values.values() for name, code in code_of(one).items()}
     kind = values.get("kind")
-    key = {"function": "name", "environment": "environment"}.get(str(kind), "kind")
+    key = {"function": "name", "env": "environment"}.get(str(kind), "kind")
     named = values.get(key)
     source = named.rpartition(":")[0] if isinstance(named, str) else ""
     file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)

@@ -55,7 +55,7 @@ def test_a_run_that_was_cut_is_the_run_that_never_was(recipe, tmp_path):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
         run(recipe, tmp_path / "cut", progress=cut_at(3))
-    state = load_state(tmp_path / "cut" / "checkpoints" / "step-00002")
+    state = load_state(tmp_path / "cut" / "checkpoints" / "step-00002" / "training")
     assert (state["generator"]["arrays"]["_asked_S"] >= 0).any()
     run(recipe, tmp_path / "cut", resume=True)
     assert record_and_weights(tmp_path / "cut") == record_and_weights(tmp_path / "whole")

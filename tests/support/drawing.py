@@ -102,7 +102,7 @@ def drawing_recipe(model: Path, data: Path, environment: Path, **changes) -> Rec
         heldout=16,
         chat_template=False,
         verifier=Exact(),
-        limits=Limits(seconds=changes.pop("seconds", 60.0)),
+        limits=Limits(seconds=60.0, workers=1),
     )
     settings = {
         "budget": Steps(6),

@@ -211,7 +211,7 @@ def possible(rng: Random, table: dict[str, Any]) -> dict[str, Any]:
     table.pop(rng.choice(["cluster", "placement"]))
     if table.get("cluster", {}).get("engine", {}).get("kind") == "vllm":
         table["cluster"].pop("transport")  # it has one of its own
-    if table["task"]["kind"] == "environment":
+    if table["task"]["kind"] == "env":
         table["length"] = {"kind": rng.choice(["none", "length_penalty"])}
         table.get("cluster", {}).pop("engine", None)
     return table

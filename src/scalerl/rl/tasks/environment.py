@@ -1,4 +1,4 @@
-"""`environment`: a data set with tools, by classes that TRL's GRPOTrainer takes for `environment_factory`.
+"""`env`: a data set with tools, by classes that TRL's GRPOTrainer takes for `environment_factory`.
 
     reset(**row)     begins; returns None, or a text that is appended to the prompt
     other methods    tools, unless their names begin with `_`: with type hints and a Google-style docstring
@@ -50,7 +50,7 @@ XML tags:
 class Environment(Dataset):
     """Prompts of a data set, and a class with tools; `docs/howto/tasks.md` has what that must have."""
 
-    kind: Literal["environment"] = "environment"  # pyright: ignore[reportIncompatibleVariableOverride]
+    kind: Literal["env"] = "env"  # pyright: ignore[reportIncompatibleVariableOverride]
     environment: str = ""
     """The class, `path/to/file.py:Class` or `package.module:Class`."""
     turns: int = 8
