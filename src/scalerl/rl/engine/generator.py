@@ -39,7 +39,7 @@ from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Counters, Rollout, Weights, turns_of
-from scalerl.rl.verify.environment import Answer, TaskEnvironment
+from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
 ANSWER_TICKS = 8
 """Decode steps after a turn in which its answer is installed, where completions must not depend on how fast
@@ -108,7 +108,7 @@ class TorchGenerator(OrderedGroups):
         self._asked_S = np.full(
             n_slots, -1, dtype=np.int64
         )  # decode steps when its turn ended; -1: it decodes
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, TurnAnswer] = {}
         """What slots wait for."""
         self._length = LengthState(sampling.length, n_slots)
         self._active_S = np.zeros(n_slots, dtype=bool)

@@ -49,17 +49,17 @@ class TaskEnvironment:
         # An environment that is forgotten must not leave its processes behind.
         self._close = weakref.finalize(self, self._pool.close)
 
-    def ask(self, prompt: Prompt, turns: Sequence[np.ndarray]) -> Answer:
+    def ask(self, prompt: Prompt, turns: Sequence[np.ndarray]) -> TurnAnswer:
         """Start to answer the last of the turns of a completion, each as its tokens."""
         texts = texts_of(self.tokenizer, [(prompt, [turn_T]) for turn_T in turns])
         job = json.dumps([asdict(prompt), {"turns": [text for (text,) in texts]}]).encode()
-        return Answer(self, prompt, self._pool.submit_beside([job]))
+        return TurnAnswer(self, prompt, self._pool.submit_beside([job]))
 
     def poll(self, seconds: float) -> None:
         """Receive what answers there are, within so many seconds."""
         self._pool.poll(seconds)
 
-    def wait(self, answers: Sequence[Answer]) -> None:
+    def wait(self, answers: Sequence[TurnAnswer]) -> None:
         """Wait until some answers are there: each has the time limit of the task."""
         for answer in answers:
             answer.jobs.wait(math.inf)
@@ -70,7 +70,7 @@ class TaskEnvironment:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TurnAnswer:
     """What follows a turn; under way at first."""
 
     environment: TaskEnvironment
