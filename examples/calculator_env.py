@@ -18,7 +18,7 @@ class Calculator:
         """Begin; a text that is returned would be appended to the prompt."""
         self._calls = 0
 
-    def add(self, numbers: list[int]) -> int:
+    def add(self, numbers: list[int]) -> str:
         """
         Add whole numbers.
 
@@ -28,7 +28,7 @@ class Calculator:
         self._calls += 1
         if self._calls > 3:
             raise ValueError("the battery is empty")  # which the model is told
-        return sum(numbers)
+        return f"{sum(numbers)}\n"
 
 
 def main() -> None:
