@@ -270,7 +270,8 @@ def code_of(values: Any) -> dict[str, str]:
         return {}
     found = {name: code for one in values.values() for name, code in code_of(one).items()}
     kind = values.get("kind")
-    named = values.get("name") if kind == "function" else kind
+    key = {"function": "name", "env": "environment"}.get(str(kind), "kind")
+    named = values.get(key)
     source = named.rpartition(":")[0] if isinstance(named, str) else ""
     file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
     if file is not None and Path(file).is_file():

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from scalerl.rl.tasks.chain import Chain
     from scalerl.rl.tasks.code import Code
     from scalerl.rl.tasks.dataset import Dataset
+    from scalerl.rl.tasks.environment import Environment
     from scalerl.rl.tasks.task import Task
     from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
     from scalerl.rl.tracking.tracker import SampleTracker, TrackedRun, Tracker
@@ -88,6 +89,7 @@ __all__ = [
     "Curriculum",
     "Dapo",
     "Dataset",
+    "Environment",
     "Epochs",
     "Evaluation",
     "EvaluationResult",
@@ -160,6 +162,7 @@ lazy(
         "tasks.chain": "Chain",
         "tasks.code": "Code",
         "tasks.dataset": "Dataset",
+        "tasks.environment": "Environment",
         "tasks.verifiers": "Exact Function Math Verifier",
         "types": "Limits Prompt Reward",
         "config.settings": "AdamW BatchSize BuiltInEngine Checkpointing Context Epochs Evaluation "

@@ -98,15 +98,16 @@ class Rollout:
     token_T: np.ndarray
     """Completion tokens, the inserted ones included."""
     sampled_T: np.ndarray
-    """True where the model sampled the token, False where an interruption inserted it."""
+    """True where the model sampled the token, False where an interruption inserted it or an environment
+    answered."""
     logp_T: np.ndarray
-    """Log-probability at sampling, at the sampling temperature; 0 where the token was inserted."""
+    """Log-probability at sampling, at the sampling temperature; 0 where the token was not sampled."""
     version_T: np.ndarray
     """Version of the weights that made the logits of each token."""
     first_version: int
     """Version of the weights that filled the first entries of the KV cache (those of the prompt)."""
     truncated: bool
-    """Ran out of its budget before the end token."""
+    """Ran out of its budget before the end token, or its environment failed."""
     interrupted: bool
     """The thinking was ended by force."""
 
@@ -114,6 +115,17 @@ class Rollout:
     def length(self) -> int:
         """Sampled tokens; inserted ones do not count."""
         return int(np.count_nonzero(self.sampled_T))
+
+    @property
+    def turns(self) -> list[np.ndarray]:
+        """The tokens of each turn of the model; all tokens, where nothing but an interruption is between."""
+        return [self.token_T] if self.interrupted else turns_of(self.token_T, self.sampled_T)
+
+
+def turns_of(token_T: np.ndarray, sampled_T: np.ndarray) -> list[np.ndarray]:
+    """Return the tokens of each turn of the model: what was sampled between two answers of an environment."""
+    edges = np.flatnonzero(np.diff(sampled_T)) + 1
+    return np.split(token_T, edges)[::2]  # the first token is always the model's
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "task.verifier.functions": [["judge.py:reward"]],
     "task.verifier.score": ["judge.py:compute_score"],
     "task.name": ["gcd"],
+    "task.environment": ["judge.py:Counting"],
+    "task.turns": [2, 8],
     "task.config": [{}],
     "task.size": [5],
     "task.question": [""],
@@ -209,6 +211,9 @@ def possible(rng: Random, table: dict[str, Any]) -> dict[str, Any]:
     table.pop(rng.choice(["cluster", "placement"]))
     if table.get("cluster", {}).get("engine", {}).get("kind") == "vllm":
         table["cluster"].pop("transport")  # it has one of its own
+    if table["task"]["kind"] == "env":
+        table["length"] = {"kind": rng.choice(["none", "length_penalty"])}
+        table.get("cluster", {}).pop("engine", None)
     return table
 
 
@@ -270,6 +275,8 @@ def there(tmp_path_factory):
         "def judge(prompt, text):\n    return len(text) % 2 == 0\n"
         "def reward(completions, **columns):\n    return [len(text) % 2 for text in completions]\n"
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+        "class Counting:\n    def reset(self, **row):\n        self.n = 0\n"
+        "    def count(self):\n        self.n += 1\n    def get_reward(self):\n        return self.n\n"
     )
     return folder
 

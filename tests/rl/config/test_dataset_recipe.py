@@ -144,7 +144,7 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
         ({"kind": "dataset"}, "missing key 'task.path'"),
         (
             {"kind": "csv", "path": "x"},
-            "task.kind: no kind 'csv'; the kinds are chain, dataset, code, reasoning_gym, verifiers, mix, or",
+            "task.kind: no kind 'csv'; the kinds are chain, dataset, code, env, reasoning_gym,",
         ),
         (
             {"kind": "dataset", "path": "x", "promt": "q"},

@@ -142,6 +142,6 @@ def test_the_end_tokens_of_generation_config_end_a_completion(
         last.append(token)
     assert {end, more} <= set(last)
     texts = texts_of(
-        load_tokenizer(folder), [(uneven_prompts[0], np.array([9, 10, t])) for t in (end, more, 11)]
+        load_tokenizer(folder), [(uneven_prompts[0], [np.array([9, 10, t])]) for t in (end, more, 11)]
     )
-    assert texts == ["01", "01", "012"]
+    assert texts == [["01"], ["01"], ["012"]]

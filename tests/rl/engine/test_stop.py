@@ -47,7 +47,7 @@ def test_a_completion_ends_with_the_first_token_that_begins_with_a_stop(recipe):
         assert part.token_T.tolist() == whole.token_T[:n].tolist()
         assert part.truncated == (whole.truncated and not len(at))
         if len(at):
-            assert texts_of(tokenizer, [(part.prompt, part.token_T)])[0].endswith(("e", "\n"))
+            assert texts_of(tokenizer, [(part.prompt, part.turns)])[0][0].endswith(("e", "\n"))
 
 
 def test_a_stop_that_no_token_begins_with_is_refused(recipe):

@@ -356,7 +356,7 @@ def test_verifier_workers_run_it_and_are_none_the_worse(code_task, backend):
     ]
     pool = SupervisedVerifiers(task, task.limits)
     try:
-        submitted = pool.submit([json.dumps([asdict(prompt), text]).encode() for prompt, text in jobs])
+        submitted = pool.submit([json.dumps([asdict(prompt), [text]]).encode() for prompt, text in jobs])
         assert submitted.wait(120.0)
         outcomes = submitted.result()
     finally:

@@ -183,7 +183,7 @@ from scalerl.rl.types import Limits, Prompt
 from scalerl.rl.verify.supervised import SupervisedVerifiers
 workers = SupervisedVerifiers(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
 print("ready", flush=True)
-jobs = [json.dumps([asdict(Prompt("crowd", "", "")), ""]).encode()] * 2
+jobs = [json.dumps([asdict(Prompt("crowd", "", "")), [""]]).encode()] * 2
 workers.submit(jobs).wait(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:

@@ -345,7 +345,7 @@ from scalerl.rl.types import Limits, Prompt
 from scalerl.rl.verify.supervised import SupervisedVerifiers
 workers = SupervisedVerifiers(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
 print(*[worker.process.pid for worker in workers._workers], flush=True)
-jobs = [json.dumps([asdict(Prompt(name, "", "")), ""]).encode() for name in ("regex", "hides")]
+jobs = [json.dumps([asdict(Prompt(name, "", "")), [""]]).encode() for name in ("regex", "hides")]
 workers.submit(jobs).wait(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:

@@ -256,18 +256,26 @@ class LengthState:
         """The token that must come next in each row, or -1 where the model chooses."""
         return self._phrase[self._inserting_R]
 
-    def advance(self, token_R: np.ndarray, end_tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Take the next token of each row; returns which completions are done, and which truncated."""
+    def advance(
+        self, token_R: np.ndarray, end_tokens: Sequence[int], given_R: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Take the next token of each row, -1 of one that has none; returns which completions have ended or
+        are truncated, and which of them are truncated.
+
+        Tokens that an environment has given, where `given_R` is true, use up the budget, and end nothing.
+        """
         rule = self.rule
+        moves_R = token_R >= 0
         inserting_R = self._inserting_R >= 0
-        thinking_R = self._thinking_R & ~inserting_R
-        answering_R = ~self._thinking_R
+        thinking_R = self._thinking_R & ~inserting_R & moves_R
+        answering_R = ~self._thinking_R & moves_R
         self._thought_R += thinking_R
         self._answered_R += answering_R
 
         # Inserted tokens end nothing, whatever they are: the model goes on behind them.
-        ended_R = ~inserting_R & np.isin(token_R, end_tokens)
-        closes_R = thinking_R & self._closes(token_R)
+        own_R = ~inserting_R if given_R is None else ~inserting_R & ~given_R
+        ended_R = own_R & np.isin(token_R, end_tokens)
+        closes_R = thinking_R & own_R & self._closes(token_R)
         if rule.phrase:
             starts_R = thinking_R & ~closes_R & (self._thought_R >= self._interrupt_at_R)
             last_R = self._inserting_R == len(rule.phrase) - 1

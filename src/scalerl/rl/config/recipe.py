@@ -30,7 +30,7 @@ from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResa
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
-from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.learner import LearnerSettings
@@ -135,9 +135,21 @@ class Recipe:
         forced = self.length.interruption()
         if forced is not None and not forced.phrase.endswith(self.end_of_thinking):
             raise ValueError(f"length.phrase: must end with {self.end_of_thinking!r}")
+        self._check_turns()
         tasks = self.task.tasks if isinstance(self.task, Mix) else ()
         if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
             raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
+
+    def _check_turns(self) -> None:
+        if all(task.turns == 1 for task, _ in self.evaluated.values()):
+            return
+        if self.length.interruption() is not None:
+            raise ValueError(
+                "length: environments of several turns do not go with an interruption; set length.kind to "
+                '"none" or "length_penalty"'
+            )
+        if self.cluster is not None and isinstance(self.cluster.engine, Vllm):
+            raise ValueError("cluster.engine: vllm samples one turn; leave it out for the built-in generator")
 
     @property
     def processes(self) -> int:
@@ -347,6 +359,9 @@ def _with_task(values: dict[str, Any]) -> dict[str, Any]:
     task = values.get("task")
     if isinstance(task, str):
         return values | {"task": table_of(task)}
+    if isinstance(task, Mapping) and str(task.get("kind", "")).startswith("env:"):
+        task = table_of(task["kind"]) | {key: value for key, value in task.items() if key != "kind"}
+        values = values | {"task": task}
     tasks = task.get("tasks") if isinstance(task, Mapping) else None
     if not isinstance(task, Mapping) or not isinstance(tasks, Mapping):
         return values

@@ -18,6 +18,7 @@ from scalerl.rl.engine.check import check_sampling
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import (
+    answer_tokens,
     end_tokens,
     load_tokenizer,
     model_of,
@@ -29,6 +30,7 @@ from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.tasks.task import Task, check_suite, check_task
 from scalerl.rl.types import Prompt
+from scalerl.rl.verify.environment import load_environment
 
 _LOG = logging.getLogger("scalerl")
 
@@ -48,7 +50,9 @@ def load_generator(
         model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
         sampling = sampling_of(recipe, model, tokenizer, seed)
         check_sampling(model, tokenizer, sampling, recipe.model)
-        return TorchGenerator(model, tokenizer, sampling, n_slots, memory=memory)
+        # An evaluator has one of each task that it evaluates.
+        environment = load_environment(recipe, tokenizer) if role == "generator" else None
+        return TorchGenerator(model, tokenizer, sampling, n_slots, memory=memory, environment=environment)
 
     def memory() -> RoleMemory:
         return generator_memory(recipe, shape_of(recipe, model_folder), n_slots, role)
@@ -150,6 +154,8 @@ def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: 
         raise InputError(
             f"{of}prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
         )
+    if task.turns > 1 and (chats := [prompt for prompt in prompts if prompt.messages is not None]):
+        answer_tokens(tokenizer, chats[0], ["?"])  # the chat template must have messages of tools
     long = [name for name, length in lengths.items() if length > most]
     if not long:
         return task

@@ -39,6 +39,7 @@ def decode(
     counts as starting until it has weights and its first group.
     """
     clock = _DecodingClock(began)
+    generator.in_step = False  # a slow environment delays its own completions alone
     # Below every version, so that `newer` returns the first weights, of version 0 too.
     generator.version = -1
 

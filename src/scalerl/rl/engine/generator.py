@@ -7,6 +7,10 @@ the other slots are doing: no slot waits for the rest of a batch. `update` excha
 decode steps: completions in flight go on with the KV cache that older weights wrote, and every token records
 the version that sampled it. Completions of one group that start together share the pass over their prompt.
 
+Where an environment answers a turn, the completion keeps its slot and its KV cache, and decodes nothing until
+the answer is there; others go on. The tokens of the answer are then decoded one by one, as those of an
+interruption are, and the model goes on behind them.
+
 Shapes in names: S decode slots, A slots that hold a completion, B prompts that are read, L positions of a
 slot (prompt and completion), D hidden size, V vocabulary, T tokens of a completion.
 """
@@ -34,8 +38,14 @@ from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
-from scalerl.rl.types import Counters, Rollout, Weights
+from scalerl.rl.types import Counters, Rollout, Weights, turns_of
+from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
+ANSWER_TICKS = 8
+"""Decode steps after a turn in which its answer is installed, where completions must not depend on how fast
+environments are."""
+_MOMENT = 0.05
+"""Seconds to wait for an answer, where no completion can go on without one."""
 _BY_SLOT = (
     "_token_SL",
     "_logp_SL",
@@ -45,6 +55,8 @@ _BY_SLOT = (
     "_key_S",
     "_start_S",
     "_next_S",
+    "_given_S",
+    "_asked_S",
 )
 
 
@@ -59,14 +71,20 @@ class TorchGenerator(OrderedGroups):
         n_slots: int,
         engine: Engine | None = None,
         memory: Callable[[], RoleMemory] | None = None,
+        environment: TaskEnvironment | None = None,
     ) -> None:
         """`engine` is one of this model with so many slots, in place of a new one; see `lent`. `memory` is
-        what the memory check says of it, for the message where there is too little."""
+        what the memory check says of it, for the message where there is too little. `environment` answers
+        the turns of completions; without one they have one turn."""
         super().__init__(version=0)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.sampling = sampling
         self._counters, self._memory = Counters(), memory
+        self.environment = environment
+        self.in_step = True
+        """Whether answers are installed at decode steps that do not depend on how fast environments are;
+        else as soon as they are there."""
         self._head: tuple[torch.Tensor, torch.Tensor | None] | None = None
         """The LM head of the present weights: on a CPU a copy in float32, not to be made in every step."""
         self._factory = RequestFactory(tokenizer, sampling)
@@ -86,6 +104,12 @@ class TorchGenerator(OrderedGroups):
         self._key_S = np.zeros(n_slots, dtype=np.uint64)
         self._start_S = np.zeros(n_slots, dtype=np.int64)  # where the completion starts
         self._next_S = np.zeros(n_slots, dtype=np.int64)  # where the next token goes
+        self._given_S = np.zeros(n_slots, dtype=np.int64)  # where the tokens end that are given
+        self._asked_S = np.full(
+            n_slots, -1, dtype=np.int64
+        )  # decode steps when its turn ended; -1: it decodes
+        self._answers: dict[int, TurnAnswer] = {}
+        """What slots wait for."""
         self._length = LengthState(sampling.length, n_slots)
         self._active_S = np.zeros(n_slots, dtype=bool)
 
@@ -147,7 +171,9 @@ class TorchGenerator(OrderedGroups):
         """Return at once: see `start`."""
 
     def close(self) -> None:
-        """Do nothing: no process or file is held."""
+        """Stop the processes of the environment, if there is one."""
+        if self.environment is not None:
+            self.environment.close()
 
     @property
     def installed(self) -> int:
@@ -194,10 +220,12 @@ class TorchGenerator(OrderedGroups):
         for slot, (seq_no, sample) in zip(slots, state["running"], strict=True):
             self._slots[slot] = requests[seq_no][sample]
         self._active_S[slots] = True
-        for name in _BY_SLOT:
-            getattr(self, name)[slots] = state["arrays"][name]
+        for name, values in state["arrays"].items():  # older checkpoints have fewer
+            getattr(self, name)[slots] = values
         self._length.load(slots, state["length"])
         self._engine.restore(slots, state["cache"])
+        for slot in slots[self._asked_S[slots] >= 0].tolist():
+            self._ask(slot)
 
     @contextmanager
     def lent(self, seed: int) -> Iterator[TorchGenerator]:
@@ -225,7 +253,9 @@ class TorchGenerator(OrderedGroups):
     @torch.inference_mode()
     def tick(self) -> None:
         """Refill free slots, run the model one position on, sample, and keep what is finished."""
-        before = np.flatnonzero(self._active_S)
+        if self._answers:
+            self._take_answers()
+        before = np.flatnonzero(self._active_S & (self._asked_S < 0))
         groups = self._refill()
         slots = np.concatenate([before, *groups])
         if not len(slots):
@@ -241,7 +271,8 @@ class TorchGenerator(OrderedGroups):
             self._counters.flops = flops
             self._empty([slot for group in groups for slot in group.tolist()])
             raise
-        forced_A = self._length.forced_token()[slots]
+        given_A = at < self._given_S[slots]
+        forced_A = np.where(given_A, self._token_SL[slots, at], self._length.forced_token()[slots])
         sampled_A = forced_A < 0
         token_A = np.where(sampled_A, token_A, forced_A)
 
@@ -253,14 +284,12 @@ class TorchGenerator(OrderedGroups):
 
         self._counters.ticks += 1
         self._counters.tokens += int(sampled_A.sum())
-        token_S = np.full(len(self._slots), -1)
-        token_S[slots] = token_A
-        done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens)
-        done = np.flatnonzero(done_S & self._active_S)
-        for slot in done:
-            self._finish(int(slot), bool(truncated_S[slot]))
-        if len(done):
-            self._engine.free(done)
+        token_S, given_S = np.full(len(self._slots), -1), np.zeros(len(self._slots), dtype=bool)
+        token_S[slots], given_S[slots] = token_A, given_A
+        done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens, given_S)
+        for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist():
+            if truncated_S[slot] or not self._ask(slot):
+                self._finish(slot, bool(truncated_S[slot]))
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""
@@ -302,11 +331,59 @@ class TorchGenerator(OrderedGroups):
             self._token_SL[slot, :n] = request.prompt_T
             self._key_S[slot] = request.key
             self._start_S[slot] = self._next_S[slot] = n
+            self._given_S[slot], self._asked_S[slot] = 0, -1
             self._first_version_S[slot] = self.version
             self._length.start(slot, request.interrupt_at)
             groups.setdefault(request.seq_no, []).append(slot)
         self._active_S[free] = True
         return [np.array(slots) for slots in groups.values()]
+
+    def _ask(self, slot: int) -> bool:
+        """Have the environment answer the turn that has ended in a slot; False where it was the last."""
+        request, span = self._slots[slot], slice(self._start_S[slot], self._next_S[slot])
+        assert request is not None
+        if self.environment is None:
+            return False
+        turns = turns_of(self._token_SL[slot, span], self._sampled_SL[slot, span])
+        if len(turns) >= self.environment.turns:
+            return False
+        self._answers[slot] = self.environment.ask(request.prompt, turns)
+        if self._asked_S[slot] < 0:
+            self._asked_S[slot] = self._counters.ticks
+        return True
+
+    def _take_answers(self) -> None:
+        """Have completions go on whose answer is due, and end those that it ends.
+
+        Which are due does not depend on time where `in_step` is: those of so many decode steps ago, and else
+        the first, where no completion decodes. They are waited for.
+        """
+        assert self.environment is not None
+        idle = not (self._active_S & (self._asked_S < 0)).any() and (
+            self._active_S.all() or not self._waiting
+        )
+        slots = sorted(self._answers, key=lambda slot: (self._asked_S[slot], slot))
+        if self.in_step:
+            until = self._asked_S[slots[0]] if idle else self._counters.ticks - ANSWER_TICKS
+            due = [slot for slot in slots if self._asked_S[slot] <= until]
+            self.environment.wait([self._answers[slot] for slot in due])
+        else:
+            self.environment.poll(_MOMENT if idle else 0.0)
+            due = [slot for slot in slots if self._answers[slot].done]
+        for slot in due:
+            self._take_answer(slot, self._answers.pop(slot).result())
+
+    def _take_answer(self, slot: int, token_T: np.ndarray | None) -> None:
+        """Give a slot the tokens of an answer; None is a failure, and no token the end of the completion."""
+        self._asked_S[slot] = -1
+        at = int(self._next_S[slot])
+        if token_T is None or not len(token_T):
+            self._finish(slot, truncated=token_T is None)
+        elif at - self._start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
+            self._finish(slot, truncated=True)  # it does not fit with a token to sample behind it
+        else:
+            self._token_SL[slot, at : at + len(token_T)] = token_T
+            self._given_S[slot] = at + len(token_T)
 
     def _empty(self, slots: Sequence[int]) -> None:
         """Undo the start of completions: they wait again, in the same order."""
@@ -334,4 +411,5 @@ class TorchGenerator(OrderedGroups):
         )
         self._slots[slot] = None
         self._active_S[slot] = False
+        self._engine.free(np.array([slot]))
         self._add(request.seq_no, rollout)

@@ -63,6 +63,8 @@ class Request:
     """Names its stream of random numbers."""
     interrupt_at: int = field(compare=False)
     """Thinking tokens after which it is interrupted."""
+    interruptible: bool = field(compare=False, default=True)
+    """Whether tokens that were not sampled are those of an interruption; else an environment gave them."""
 
     def rollout(
         self,
@@ -86,7 +88,7 @@ class Request:
             version_T=version_T,
             first_version=first_version,
             truncated=truncated,
-            interrupted=not sampled_T.all(),
+            interrupted=self.interruptible and not sampled_T.all(),
         )
 
 
@@ -112,8 +114,9 @@ class RequestFactory:
             )
         key_G = stream_keys(sampling.seed, prompt.id, epoch, last=range(n_samples))
         interrupt_G = sampling.length.draw(uniform(key_G, np.full(n_samples, _INTERRUPT_POSITION)))
+        may = sampling.length.interrupt is not None
         return [
-            Request(seq_no, sample, prompt, prompt_T, epoch, key_G[sample], int(interrupt_G[sample]))
+            Request(seq_no, sample, prompt, prompt_T, epoch, key_G[sample], int(interrupt_G[sample]), may)
             for sample in range(n_samples)
         ]
 

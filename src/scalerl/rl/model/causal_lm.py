@@ -147,6 +147,43 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
 
 
+def answer_tokens(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> np.ndarray:
+    """Return the tokens between a turn's end token and the next turn, (T,); none without an answer.
+
+    Where the prompt is one of messages, every answer is a message of the role `tool`, and the generation
+    prompt follows; else the answers are appended as they are.
+
+    Raises:
+        InputError: the chat template refuses such messages, or writes what is before them otherwise.
+    """
+    if not answers:
+        return np.zeros(0, dtype=np.int64)
+    text = "".join(answers) if prompt.messages is None else _tool_messages(tokenizer, prompt, answers)
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+def _tool_messages(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> str:
+    """Return what the chat template writes after the end token of a turn that has called tools."""
+    from jinja2 import TemplateError
+
+    call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    before: list[dict[str, Any]] = [{"role": "user", "content": "?"}, turn]
+    tools = [{"role": "tool", "name": "tool", "content": answer} for answer in answers]
+    how = {"tokenize": False, **dict(prompt.template_args)}
+    try:
+        head = tokenizer.apply_chat_template(before, **how)
+        text = tokenizer.apply_chat_template([*before, *tools], add_generation_prompt=True, **how)
+    except TemplateError as error:
+        raise InputError(f"the chat template refuses messages of tools ({error})") from error
+    ends = [tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer)]
+    # Up to its last end token: what a template writes behind that belongs to what follows.
+    head = head[: max([head.rfind(end) + len(end) for end in ends if end in head], default=len(head))]
+    if not text.startswith(head):
+        raise InputError("the chat template writes a turn otherwise once a tool has answered it")
+    return text[len(head) :]
+
+
 def unknown_word(tokenizer: Any, prompt: Prompt, token_T: np.ndarray) -> str | None:
     """Return the first word of a prompt, whose tokens are `token_T`, that its tokenizer does not know."""
     # Tokenizers that are made by hand may say it of their model alone.

@@ -23,6 +23,7 @@ from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.types import Prompt, Reward, Rollout, Weights
+from scalerl.rl.verify.environment import load_environment
 from scalerl.rl.verify.samples import sample_row, spread_over
 from scalerl.rl.verify.verifier import load_verifier
 
@@ -141,6 +142,9 @@ class Evaluator:
         self._verifiers = {
             name: load_verifier(recipe, self._generator.tokenizer, name) for name in self._prompts
         }
+        self._environments = {
+            name: load_environment(recipe, self._generator.tokenizer, name) for name in self._prompts
+        }
 
     def evaluate(self, weights: Weights, version: int, suites: Sequence[str] = ()) -> EvaluationResult:
         """Sample every held-out prompt with `weights`, then those of suites, and verify the completions.
@@ -158,6 +162,7 @@ class Evaluator:
     def _evaluate(self, generator: TorchGenerator, suite: str, started: float) -> EvaluationResult:
         prompts, n_samples = self._prompts[suite], self._samples[suite]
         of = len(prompts) * n_samples
+        generator.environment = self._environments[suite]
         for prompt in prompts:
             generator.submit(prompt, 0, n_samples)
         while unfinished := generator.unfinished:
@@ -189,5 +194,6 @@ class Evaluator:
 
     def close(self) -> None:
         """Stop the processes that verify."""
-        for verifier in self._verifiers.values():
-            verifier.close()
+        for process in (*self._verifiers.values(), *self._environments.values()):
+            if process is not None:
+                process.close()

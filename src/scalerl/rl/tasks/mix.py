@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -10,12 +10,13 @@ from scalerl.kinds import Choice
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.code import Code
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.environment import Environment
 from scalerl.rl.tasks.reasoning_gym import ReasoningGym
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.tasks.taskset import OneTurn
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-OneTask = Chain | Dataset | Code | ReasoningGym | OneTurn
+OneTask = Chain | Dataset | Code | Environment | ReasoningGym | OneTurn
 """The tasks of the package that a mixture can hold."""
 
 
@@ -31,6 +32,8 @@ class Mix(Task):
     """How often prompts of each task are drawn, relative to the others; all alike where there are none."""
     limits: Limits = field(default_factory=Limits)
     """Of verifications, whatever the task."""
+    turns: int = field(default=1, init=False)
+    """The most that a task has."""
     kind: Literal["mix"] = "mix"
 
     def __post_init__(self) -> None:
@@ -40,6 +43,7 @@ class Mix(Task):
             raise ValueError(f"tasks: {odd[0]!r} is no name: it must not be empty, or hold a slash")
         if unknown := self.weights.keys() - self.tasks.keys():
             raise ValueError(f"weights: there is no task {min(unknown)!r}")
+        object.__setattr__(self, "turns", max(task.turns for task in self.tasks.values()))
         if not self.weights:
             object.__setattr__(self, "weights", dict.fromkeys(self.tasks, 1.0))
         if missing := self.tasks.keys() - self.weights.keys():
@@ -64,6 +68,16 @@ class Mix(Task):
         """Verify by the task that the prompt is of."""
         task, own = self._own(prompt)
         return task.verify(own, text)
+
+    def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
+        """Verify by the task that the prompt is of."""
+        task, own = self._own(prompt)
+        return task.verify_turns(own, turns)
+
+    def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
+        """Answer by the task that the prompt is of, within the turns that it has."""
+        task, own = self._own(prompt)
+        return task.respond(own, turns) if len(turns) < task.turns else ()
 
     def reference(self, prompt: Prompt) -> str | None:
         """Return the reference of the task that the prompt is of."""

@@ -12,6 +12,7 @@ _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
     "verifiers": lambda rest: {"kind": "verifiers", "id": rest},
     "trl": lambda rest: _rewarded({"kind": "trl", "functions": [rest]}),
     "verl": lambda rest: _rewarded({"kind": "verl", "score": rest}),
+    "env": lambda rest: {"kind": "env", "environment": rest},
 }
 _DATA = (".jsonl", ".ndjson", ".parquet")
 _ALL = 1_000_000
@@ -25,6 +26,7 @@ def table_of(task: str) -> dict[str, Any]:
     reasoning-gym:NAME     problems of a data set of reasoning-gym
     trl:FILE.py:NAME       a reward function of TRL, on the data of `task.path`
     verl:FILE.py:NAME      a `compute_score` of verl, on the Parquet file `task.path`
+    env:FILE.py:CLASS      an environment of several turns, with the data of `task.path`
     verifiers:ID           a taskset of one turn, written for the package verifiers
     FILE.jsonl, .parquet   prompts and answers, verified as mathematics
     """
@@ -56,7 +58,7 @@ def suite_of(suite: Any) -> Any:
 
 def _is_whole_data(task: Mapping[str, Any]) -> bool:
     """Whether it is a data set that does not say which of its prompts are held out."""
-    is_data = task.get("kind") in ("dataset", "code") and "path" in task
+    is_data = task.get("kind") in ("dataset", "code", "env") and "path" in task
     return is_data and not any(key.startswith("heldout") for key in task)
 
 

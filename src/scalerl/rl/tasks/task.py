@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from scalerl.errors import InputError, brief
-from scalerl.rl.types import Limits, Prompt, Reward, Split
+from scalerl.rl.types import Limits, Prompt, Reward, Split, as_reward
 
 SLOT = "{prompt}"
 """What a template replaces by the problem."""
@@ -39,6 +39,9 @@ class Task(Protocol):
 
     weights: Mapping[str, float] = MappingProxyType({})
     """How often tasks of a mixture are drawn, by the start of their prompts' ids; of one task, nothing."""
+
+    turns: int = 1
+    """Turns that a completion has, at most: with more than one, `respond` answers those before the last."""
 
     trusted: ClassVar[bool] = False
     """Whether `verify` is called in the process that generates or trains, without limits: for a pure function
@@ -81,6 +84,21 @@ class Task(Protocol):
         """
         ...
 
+    def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
+        """Answer the last of the model's `turns`, which are texts without their end tokens.
+
+        Each answer is a message of the role `tool` where the prompt is one of messages, and else text that
+        is appended. Without an answer, the default, the completion has ended.
+
+        This runs in a worker within `limits`, and begins anew every time, so it must depend on its arguments
+        alone. An exception ends the completion, which then counts as truncated.
+        """
+        return ()
+
+    def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
+        """Verify a completion of several turns: by its last one, where this is not overridden."""
+        return self.verify(prompt, turns[-1])
+
     def reference(self, prompt: Prompt) -> str | None:
         """Return an answer that `verify` must accept, for `scalerl audit`; None where none is known."""
         return prompt.answer or None
@@ -91,6 +109,11 @@ class Task(Protocol):
         None, the default, makes such prompts an error.
         """
         return None
+
+
+def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
+    """Return the reward of a completion by the texts of its turns, of which it has one or several."""
+    return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
 def check_task(task: Task) -> None:

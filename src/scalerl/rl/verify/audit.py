@@ -122,7 +122,7 @@ class _Judge:
             rewards = [as_reward(self._task.verify(prompt, text)) for prompt, text in pairs]
             found: list[Outcome] = [asdict(reward) for reward in rewards]
         else:
-            pending = self._pool.submit([json.dumps([asdict(p), text]).encode() for p, text in pairs])
+            pending = self._pool.submit([json.dumps([asdict(p), [text]]).encode() for p, text in pairs])
             pending.wait(math.inf)
             found = pending.result()
         self.verified += len(pairs)

@@ -28,9 +28,9 @@ from scalerl.rl.workers.fresh_python import start_python
 from scalerl.rl.workers.process import masked_signals
 
 Outcome = dict[str, Any]
-"""`value` and `correct`; or `failed`, the reason, and `detail`."""
-Job = tuple[dict[str, Any], str]
-"""A prompt, as JSON, and the text of a completion."""
+"""`value` and `correct`; of an environment, `answers`; or `failed`, the reason, and `detail`."""
+Job = tuple[dict[str, Any], Any]
+"""A prompt, as JSON, and the texts of the turns of a completion; in a table, to be answered."""
 Wait = Callable[[socket.socket, float], bool]
 """Returns whether a channel has something to read within some seconds."""
 
@@ -41,7 +41,8 @@ MAX_FAILED_STARTS = 3
 _LOOK = 0.1  # seconds between two looks at the memory of what a completion has started
 _MAX_ANSWER = 1 << 16  # bytes
 _ANSWER = re.compile(
-    rb"([0-9a-f]{32}) (ok|exit|changed) (?:verdict ([01]) (\S{1,40})|(raised|nonsense) ((?:[0-9a-f]{2})*))\n"
+    rb"([0-9a-f]{32}) (ok|exit|changed) "
+    rb"(?:verdict ([01]) (\S{1,40})|(raised|nonsense|answers) ((?:[0-9a-f]{2})*))\n"
 )
 
 
@@ -321,6 +322,8 @@ def _outcome(line: bytes, nonce: bytes) -> tuple[Outcome, str | None]:
     odd = None if match[2] == b"ok" else match[2].decode()
     if match[5]:
         detail = bytes.fromhex(match[6].decode()).decode(errors="replace")
+        if match[5] == b"answers":
+            return {"answers": json.loads(detail)}, odd
         return {"failed": match[5].decode(), "detail": detail}, odd
     try:
         value = float(match[4])

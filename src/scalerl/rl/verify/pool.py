@@ -59,24 +59,29 @@ class VerifierPool(WorkerPool[VerifierWorker]):
     ) -> None:
         super().__init__(workers, backend, target, arguments, none_left, events)
         self._pack, self._share = pack, share
-        self.jobs = Jobs(0, self)
-        self._payloads: Sequence[Any] = ()
+        self.jobs = Jobs((), self, 0)
 
     def submit(self, payloads: Sequence[Any]) -> Jobs:
         """Verify; jobs that were submitted before are given up."""
         self._waiting.clear()
-        self.jobs, self._payloads = Jobs(len(payloads), self), payloads
+        self.jobs.given_up = True
+        return self.submit_beside(payloads)
+
+    def submit_beside(self, payloads: Sequence[Any]) -> Jobs:
+        """Do jobs after those that were submitted before, or beside them."""
+        self.jobs = jobs = Jobs(payloads, self, self.jobs.end)
         size = max(self._share(len(payloads)), 1)
         for first in range(0, len(payloads), size):
-            self._waiting[first] = self.jobs, list(range(first, min(first + size, len(payloads))))
-        self.jobs.wait(0.0)  # the workers start now, not when the driver first waits
-        return self.jobs
+            self._wait_again(jobs, list(range(first, min(first + size, len(payloads)))))
+        jobs.wait(0.0)  # the workers start now, not when the driver first waits
+        return jobs
 
     def _send(self, worker: VerifierWorker, number: int, work: tuple[Jobs, list[int]]) -> None:
         assert worker.process is not None
         if worker.watchdog:
             worker.watchdog.progress()
-        worker.process.send(self._pack([self._payloads[job] for job in work[1]]))
+        jobs, share = work
+        worker.process.send(self._pack([jobs.payloads[job] for job in share]))
 
     def _received(self, worker: VerifierWorker, message: Message) -> None:
         if message.kind != "done":
@@ -88,8 +93,8 @@ class VerifierPool(WorkerPool[VerifierWorker]):
             self._wait_again(jobs, rest)
 
     def _wait_again(self, jobs: Jobs, share: list[int]) -> None:
-        if share and jobs is self.jobs:  # those of an earlier `submit` are not waited for
-            self._waiting[share[0]] = jobs, share
+        if share and not jobs.given_up:
+            self._waiting[jobs.first + share[0]] = jobs, share
 
     def _reassign(self, worker: VerifierWorker, work: Mapping[int, tuple[Jobs, list[int]]]) -> None:
         for jobs, share in work.values():
@@ -105,7 +110,7 @@ class VerifierPool(WorkerPool[VerifierWorker]):
                     self._wait_again(jobs, [job])
 
     def _fate(self, work: Mapping[int, Any]) -> str:
-        if not any(jobs is self.jobs for jobs, _ in work.values()):
+        if all(jobs.given_up for jobs, _ in work.values()):
             return ""
         who = "others verify" if self.alive else "another is waited for, to verify"
         return f"; {who} what it was given"
@@ -114,16 +119,25 @@ class VerifierPool(WorkerPool[VerifierWorker]):
 class Jobs:
     """Verifications under way; see `scalerl.rl.types.Pending`."""
 
-    def __init__(self, n: int, pool: VerifierPool) -> None:
-        self._n, self._pool = n, pool
+    def __init__(self, payloads: Sequence[Any], pool: VerifierPool, first: int) -> None:
+        self.payloads, self._pool = payloads, pool
+        self.first, self.end = first, first + len(payloads)
+        """Their numbers in the pool."""
+        self.given_up = False
+        """Later ones took their place: nothing is done again for them."""
         self.outcomes: dict[int, Outcome] = {}
         self.losses = Counter[int]()
         """Workers that were lost with each job."""
 
     def wait(self, seconds: float) -> bool:
         """Return whether all are done; wait for that, and for no longer than `seconds`."""
-        return self._pool.wait_for(lambda: len(self.outcomes) == self._n, seconds, _LOOK)
+        return self._pool.wait_for(lambda: self.done, seconds, _LOOK)
+
+    @property
+    def done(self) -> bool:
+        """Whether all are done."""
+        return len(self.outcomes) == len(self.payloads)
 
     def result(self) -> list[Outcome]:
         """Return the outcome of each job, in order."""
-        return [self.outcomes[job] for job in range(self._n)]
+        return [self.outcomes[job] for job in range(len(self.payloads))]

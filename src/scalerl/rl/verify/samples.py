@@ -27,7 +27,7 @@ def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokeniz
         "epoch": rollout.epoch,
         "sample": rollout.sample,
         "prompt_text": tokenizer.decode(rollout.prompt_T.tolist()),
-        "completion": texts_of(tokenizer, [(rollout.prompt, rollout.token_T)])[0],
+        "completion": texts_of(tokenizer, [(rollout.prompt, [rollout.token_T])])[0][0],
         "reward": reward.value,
         "correct": bool(reward.correct),
         "finish": finish,

@@ -124,6 +124,10 @@ class Supervisor:
 
     def verify(self, share: list[Job]) -> list[Outcome]:
         """Return the outcomes of the first completions of a share, one at least."""
+        if isinstance(
+            share[0][1], dict
+        ):  # an environment's: a worker that a tool has changed answers no other
+            return [self._alone(share[0]).outcome]
         until = time.monotonic() + TURN_SECONDS
         outcomes: list[Outcome] = []
         if not self._is_apart():
@@ -244,9 +248,9 @@ class Supervisor:
         for text in (f"</think>\\boxed{{{job[0]['answer']}}}", f"</think>{job[0]['answer']}", ""):
             if len(self._known) < 2 and self._guesses > 0:
                 self._guesses -= 1
-                answer = self._alone((job[0], text))
+                answer = self._alone((job[0], [text]))
                 if not answer.odd and "failed" not in answer.outcome:
-                    self._known.setdefault(answer.outcome["correct"], ((job[0], text), answer.outcome))
+                    self._known.setdefault(answer.outcome["correct"], ((job[0], [text]), answer.outcome))
         if len(self._known) == 2:
             self._apart = 0
 

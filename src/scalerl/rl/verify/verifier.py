@@ -24,14 +24,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import end_tokens
-from scalerl.rl.tasks.task import Task
-from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout, as_reward
+from scalerl.rl.tasks.task import Task, verdict
+from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout
 from scalerl.rl.verify.pool import Outcome
 from scalerl.rl.verify.supervised import SupervisedVerifiers
 
@@ -45,8 +46,8 @@ ODD = {
 }
 """Why a worker was replaced, where the completion itself does not count as failed for it."""
 
-Completion = tuple[Prompt, np.ndarray]
-"""A completion to be verified: prompt and tokens."""
+Completion = tuple[Prompt, Sequence[np.ndarray]]
+"""A completion to be verified: prompt, and the tokens of each turn of the model."""
 
 
 class Verification(ABC):
@@ -71,7 +72,7 @@ class Verification(ABC):
 
     def start(self, groups: Sequence[Sequence[Rollout]]) -> Pending[list[list[Reward]]]:
         """Start to verify; return the rewards of the completions of each group, in order."""
-        completions = [(r.prompt, r.token_T) for group in groups for r in group if not r.truncated]
+        completions = [(r.prompt, r.turns) for group in groups for r in group if not r.truncated]
         return _RewardsOfGroups(self, groups, self.submit(completions))
 
     def verify(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
@@ -129,7 +130,7 @@ class DirectVerifier(Verification):
         """See `Verification.submit`; all are verified when this returns."""
         texts = texts_of(self._tokenizer, completions)
         pairs = zip(completions, texts, strict=True)
-        rewards = [as_reward(self._task.verify(prompt, text)) for (prompt, _), text in pairs]
+        rewards = [verdict(self._task, prompt, turns) for (prompt, _), turns in pairs]
         return Done([{"value": reward.value, "correct": reward.correct} for reward in rewards])
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class PoolVerifier(Verification):
         """See `Verification.submit`."""
         texts = texts_of(self._tokenizer, completions)
         # JSON, as nothing that goes through a worker is unpickled by the trainer.
-        jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
+        jobs = [json.dumps([asdict(p), turns]) for (p, _), turns in zip(completions, texts, strict=True)]
         return self._pool.submit([job.encode() for job in jobs])
 
     def close(self) -> None:
@@ -171,10 +172,11 @@ def load_verifier(recipe: Recipe, tokenizer: Any, name: str = HELDOUT) -> Verifi
     return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
 
 
-def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> list[str]:
-    """Return the texts of completions without their end tokens."""
+def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> list[list[str]]:
+    """Return the texts of the turns of completions, without their end tokens."""
     if not completions:  # which a tokenizer takes for one empty text
         return []
     ends = end_tokens(tokenizer)
-    tokens = [token_T.tolist() for _, token_T in completions]
-    return tokenizer.batch_decode([t[:-1] if t and t[-1] in ends else t for t in tokens])
+    tokens = [turn_T.tolist() for _, turns in completions for turn_T in turns]
+    texts = iter(tokenizer.batch_decode([t[:-1] if t and t[-1] in ends else t for t in tokens]))
+    return [list(islice(texts, len(turns))) for _, turns in completions]

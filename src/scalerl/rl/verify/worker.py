@@ -2,8 +2,10 @@
 
     supervisor --- the task, pickled, in base64 ---> template: loads it, then forks a worker on request
     supervisor <-- {"ready", "forks"} or {"error"} -- template
-    supervisor --- (nonce, prompt, text, check) ---> worker: verifies one completion at a time
+    supervisor --- (nonce, prompt, turns, check) --> worker: verifies one completion at a time
     supervisor <-- nonce, state, verdict ----------- worker
+
+`turns` are the texts of a completion; in a table, they are those that an environment is to answer.
 
 The template never sees a completion, so that a worker forked from it starts from a known state. Where it
 cannot be forked (it has threads, or this is not Linux) the template becomes the worker, once.
@@ -42,6 +44,8 @@ from scalerl.rl.workers.process import leave_signals
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _SIZE = struct.Struct("<I")
+MAX_ANSWERS = 30_000
+"""Bytes of what an environment answers to a turn, at most."""
 _Watched = list[tuple[Any, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]]
 
 
@@ -103,8 +107,8 @@ def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
     myself = getpid()
     while True:
         size = exactly(fd, 4)
-        nonce, prompt, text, check = loads(exactly(fd, size_of(size)[0]))
-        state, verdict = verify(task, prompt_of(prompt), text)
+        nonce, prompt, turns, check = loads(exactly(fd, size_of(size)[0]))
+        state, verdict = verify(task, prompt_of(prompt), turns)
         if getpid() != myself:  # a fork by the verifier, which must not answer beside its parent
             leave(1)
         if changed(watched) or (check and changed(modules)):
@@ -114,10 +118,14 @@ def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
             answer = answer[write(fd, answer) :]
 
 
-def _verify(task: Any, prompt: Prompt, text: str) -> tuple[bytes, bytes]:
+def _verify(task: Any, prompt: Prompt, turns: Any) -> tuple[bytes, bytes]:
     """Return the state that the verifier leaves the process in, and its verdict."""
     try:
-        return b"ok", _checked(task.verify(prompt, text))
+        if isinstance(turns, dict):
+            return b"ok", _answered(task.respond(prompt, turns["turns"]))
+        if len(turns) > 1:
+            return b"ok", _checked(task.verify_turns(prompt, turns))
+        return b"ok", _checked(task.verify(prompt, turns[0]))
     except MemoryError:
         os._exit(1)  # what is left of this process is not to be trusted
     except Exception as error:
@@ -142,6 +150,16 @@ def _checked(
     if reward.failed is not None:
         return _failure(b"raised", str(reward.failed))
     return b"verdict %d %a" % (bool(correct), float(value))
+
+
+def _answered(answers: Any) -> bytes:
+    """Return what an environment answers; its process answers nothing else, so that builtins may be used."""
+    if not isinstance(answers, list | tuple) or not all(isinstance(one, str) for one in answers):
+        return _failure(b"nonsense", f"respond returned {type(answers).__name__}, not a list of texts")
+    data = json.dumps(answers, ensure_ascii=False).encode(errors="replace")
+    if len(data) > MAX_ANSWERS:
+        return _failure(b"nonsense", f"its answers have {len(data)} bytes, and {MAX_ANSWERS} are allowed")
+    return b"answers %b" % data.hex().encode()
 
 
 def _failure(reason: bytes, detail: str) -> bytes:

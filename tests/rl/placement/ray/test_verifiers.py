@@ -38,10 +38,11 @@ def judge(prompt, text):
 
 def test_what_is_sent_is_what_arrives():
     prompts = [Prompt("a", "1 + 1", "2"), Prompt("b", "", "3", (("user", "x"),))]
-    asked = [(prompt, np.arange(n)) for prompt in prompts for n in (0, 3, 5)]
-    for (prompt, token_T), (other, others_T) in zip(asked, _unpacked(_packed(asked)), strict=True):
+    turns = ((0,), (3,), (5, 1, 2))
+    asked = [(prompt, [np.arange(n) for n in lengths]) for prompt in prompts for lengths in turns]
+    for (prompt, parts), (other, others) in zip(asked, _unpacked(_packed(asked)), strict=True):
         assert prompt == other
-        assert token_T.tolist() == others_T.tolist()
+        assert [turn_T.tolist() for turn_T in parts] == [turn_T.tolist() for turn_T in others]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from scalerl.rl.workers.ray.timeline import Timeline
 
 SHARES = 4
 """Of a collection, for each verifier: a quick one takes more of them."""
-Share = tuple[list[dict[str, Any]], np.ndarray, np.ndarray]
-"""Prompts of some completions, where the tokens of each end, and the tokens of all."""
+Share = tuple[list[dict[str, Any]], list[int], np.ndarray, np.ndarray]
+"""Prompts of some completions, turns of each, where the tokens of each turn end, and the tokens of all."""
 
 
 class VerifierActor(WorkerActor):
@@ -89,12 +90,15 @@ def serve(channel: Channel, recipe: Recipe, model_folder: str) -> None:
 
 
 def _packed(completions: Sequence[Completion]) -> Share:
-    tokens = [token_T for _, token_T in completions]
-    ends = np.cumsum([len(token_T) for token_T in tokens], dtype=np.int64)
-    return [asdict(prompt) for prompt, _ in completions], ends, np.concatenate(tokens)
+    tokens = [turn_T for _, turns in completions for turn_T in turns]
+    ends = np.cumsum([len(turn_T) for turn_T in tokens], dtype=np.int64)
+    n_turns = [len(turns) for _, turns in completions]
+    return [asdict(prompt) for prompt, _ in completions], n_turns, ends, np.concatenate(tokens)
 
 
 def _unpacked(share: Share) -> list[Completion]:
-    prompts, ends, token_S = share
-    parts = np.split(token_S, ends[:-1])
-    return [(Prompt.from_json(prompt), part) for prompt, part in zip(prompts, parts, strict=True)]
+    prompts, n_turns, ends, token_S = share
+    parts = iter(np.split(token_S, ends[:-1]))
+    return [
+        (Prompt.from_json(prompt), list(islice(parts, n))) for prompt, n in zip(prompts, n_turns, strict=True)
+    ]

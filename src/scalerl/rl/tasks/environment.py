@@ -1,0 +1,233 @@
+"""`env`: a data set with tools, by classes that TRL's GRPOTrainer takes for `environment_factory`.
+
+    reset(**row)     begins; returns None, or a text that is appended to the prompt
+    other methods    tools, unless their names begin with `_`: with type hints and a Google-style docstring
+    get_reward()     the reward, where the class has it: a bool for +1 and -1, or a number
+
+The model is told of the tools, and calls them, in the format of Qwen's chat templates (Hermes'):
+
+    <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
+
+An instance lives for one call of a worker: every turn begins with `reset`, and makes all calls so far again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from scalerl.errors import InputError, brief_error
+from scalerl.kinds import load
+from scalerl.rl.tasks.dataset import Dataset, DatasetRow
+from scalerl.rl.types import Prompt, Reward
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_NO_TOOLS = ("reset", "get_reward")
+# Qwen2.5's and Qwen3's own words: their templates would write the same.
+_SYSTEM = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
+XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+@dataclass(frozen=True)
+class Environment(Dataset):
+    """Prompts of a data set, and a class with tools; `docs/howto/tasks.md` has what that must have."""
+
+    kind: Literal["env"] = "env"  # pyright: ignore[reportIncompatibleVariableOverride]
+    environment: str = ""
+    """The class, `path/to/file.py:Class` or `package.module:Class`."""
+    turns: int = 8
+    """Turns at most: the calls of all but the last are made."""
+    answer: str = "*"
+    """What `reset` is given: all of the row, or one column."""
+    correct_at: float = 1.0
+    """A completion is correct from this value of `get_reward` on, where the class has that."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(self.environment.rpartition(":")[::2]):
+            raise ValueError("environment must be 'package.module:Class' or 'path/to/file.py:Class'")
+        if self.turns < 2:
+            raise ValueError("turns must be at least 2: the calls of the last one are not made")
+
+    def prepare(self) -> None:
+        """Load the class, and the verifier where that scores."""
+        if not self._class.rewards:
+            self.verifier.prepare()
+
+    def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
+        """Return what the calls in the last turn answer."""
+        return self._class.answers(self._row(prompt.answer), turns)
+
+    def verify(self, prompt: Prompt, text: str) -> Reward | bool:
+        """Verify a completion of one turn."""
+        return self.verify_turns(prompt, [text])
+
+    def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
+        """Return the environment's own reward; where it has none, verify the last turn."""
+        if not self._class.rewards:
+            return self.verifier.verify(prompt, turns[-1])
+        return self._class.reward(self._row(prompt.answer), turns, self.correct_at)
+
+    def reference(self, prompt: Prompt) -> str | None:
+        """Return a right answer, where the verifier scores; else it takes calls, and none is known."""
+        return None if self._class.rewards else self.verifier.reference(prompt)
+
+    @cached_property
+    def _class(self) -> EnvironmentClass:
+        found = EnvironmentClass(self.environment)
+        if not found.rewards and self.answer == "*" and not self.verifier.takes_json:
+            raise InputError(
+                f"task.environment: {self.environment} has no get_reward(): set task.answer to the column of "
+                "the answer, or task.verifier to one that takes the whole row"
+            )
+        return found
+
+    @cached_property
+    def _tools(self) -> str:
+        return self._class.system()
+
+    def _row(self, answer: str) -> dict[str, Any]:
+        return json.loads(answer) if self.answer == "*" else {self.answer: answer}
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    def _conversation(self, row: DatasetRow) -> list[tuple[str, str]]:
+        *before, (role, text) = super()._conversation(row)
+        try:
+            return [*before, (role, text + self._class.observation(self._row(self._answer(row))))]
+        except InputError as error:
+            raise InputError(f"{row.place}: {error}") from error
+
+    def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
+        prompt = super()._prompt(row, name, messages)
+        if prompt.messages is None:
+            return prompt
+        system = [text for role, text in prompt.messages[:1] if role == "system"]
+        shown = ("system", "\n\n".join([*system, self._tools])), *prompt.messages[len(system) :]
+        return replace(prompt, messages=shown)
+
+    def _answer(self, row: DatasetRow) -> str:
+        if self.answer == "*":
+            return json.dumps(row.values, ensure_ascii=False, default=str)
+        return super()._answer(row)
+
+
+class EnvironmentClass:
+    """A class of environments by its name, `file.py:Class` or `module:Class`.
+
+    Raises:
+        InputError: it cannot be loaded, or has no `reset` or no tool.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            self._make: Callable[[], Any] = load(name)
+            made = self._make()
+        except InputError as error:
+            raise InputError(f"task.environment: {error}") from error
+        except Exception as error:  # a class of the user's may raise anything
+            raise InputError(f"task.environment: {name} cannot be made ({brief_error(error)})") from error
+        if not callable(getattr(made, "reset", None)):
+            raise InputError(f"task.environment: {name} has no reset(**row)")
+        if not _tools_of(made):
+            raise InputError(f"task.environment: {name} has no tool, which is a method without an underscore")
+        self.rewards = callable(getattr(made, "get_reward", None))
+        """Whether it has a reward of its own."""
+
+    def system(self) -> str:
+        """Return what the model is told of the tools.
+
+        Raises:
+            InputError: an argument of one has no type hint or no description.
+        """
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        try:
+            tools = [get_json_schema(tool) for tool in _tools_of(self._make()).values()]
+        except Exception as error:
+            raise InputError(f"task.environment: {self.name} ({brief_error(error)})") from error
+        return _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+
+    def observation(self, row: Mapping[str, Any]) -> str:
+        """Return what is appended to the prompt of a row."""
+        try:
+            found = self._make().reset(**row)
+        except Exception as error:
+            raise InputError(f"reset of {self.name} raises {brief_error(error)}") from error
+        if found is not None and not isinstance(found, str):
+            raise InputError(f"reset of {self.name} returns {type(found).__name__}, not a text or None")
+        return found or ""
+
+    def answers(self, row: Mapping[str, Any], turns: Sequence[str]) -> list[str]:
+        """Return what the calls in the last turn answer, one text each; none where it has no call."""
+        return self._replay(row, turns)[1] if calls_in(turns[-1]) else []
+
+    def reward(self, row: Mapping[str, Any], turns: Sequence[str], correct_at: float) -> Reward:
+        """Return the environment's own reward of a completion, whose last turn makes no call any more."""
+        found = _result(self._replay(row, turns[:-1])[0].get_reward())
+        value = (1.0 if found else -1.0) if isinstance(found, bool) else float(found)
+        return Reward(value, value >= correct_at)
+
+    def _replay(self, row: Mapping[str, Any], turns: Sequence[str]) -> tuple[Any, list[str]]:
+        """Return an environment after some turns, and what the last of them was answered."""
+        environment = self._make()
+        environment.reset(**row)
+        tools, answers = _tools_of(environment), list[str]()
+        for turn in turns:
+            answers = [_answer(tools, call) for call in calls_in(turn)]
+        return environment, answers
+
+
+def calls_in(turn: str) -> list[str]:
+    """Return the calls of tools in a turn, as it writes them; none of those in its thinking."""
+    return _CALL.findall(turn.rpartition("</think>")[2])
+
+
+def _tools_of(environment: object) -> dict[str, Callable[..., Any]]:
+    # Those of the class: to look them up in the instance would evaluate its properties.
+    found = inspect.getmembers(type(environment), inspect.isfunction)
+    names = [name for name, _ in found if not name.startswith("_") and name not in _NO_TOOLS]
+    return {name: getattr(environment, name) for name in names}
+
+
+def _answer(tools: Mapping[str, Callable[..., Any]], call: str) -> str:
+    """Make a call, or several in a list; the model is told of errors, its own and those of the tool."""
+    try:
+        found = json.loads(call)
+        calls = found if isinstance(found, list) else [found]
+        return "\n".join(str(_result(_tool(tools, one)(**one.get("arguments", {})))) for one in calls)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return f"error: {brief_error(error)}"
+
+
+def _tool(tools: Mapping[str, Callable[..., Any]], call: Any) -> Callable[..., Any]:
+    name = str(call.get("name") if isinstance(call, dict) else call)
+    if name not in tools:
+        raise ValueError(f"no tool {name}; there are: {', '.join(tools)}")
+    return tools[name]
+
+
+def _result(value: Any) -> Any:
+    """Return what a method has returned, once it is there."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
