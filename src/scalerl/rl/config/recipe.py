@@ -30,7 +30,7 @@ from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResa
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
-from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.learner import LearnerSettings
@@ -97,6 +97,9 @@ class Recipe:
     """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
     """Where the LM head computes in float32 whatever the precision."""
+    routing_replay: bool = False
+    """Whether a mixture of experts is trained with the experts that the generator chose for each token
+    (R3, arXiv 2510.11370), in place of those that the trainer's routers choose."""
     lora: Lora = field(default_factory=Lora)
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
@@ -128,6 +131,8 @@ class Recipe:
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+        if self.routing_replay and self.cluster is not None and isinstance(self.cluster.engine, Vllm):
+            raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
         _check_decay(self.optimiser, self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
             length = self.length.within(self.context.thinking, self.context.answer)

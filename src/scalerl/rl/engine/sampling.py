@@ -43,6 +43,8 @@ class Sampling:
     engine: EngineKind = "auto"
     stop_tokens: tuple[int, ...] = ()
     """Other tokens that end a completion as `end_token` does."""
+    experts: bool = False
+    """Whether the experts that read each token are recorded."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -73,6 +75,7 @@ class Request:
         version_T: np.ndarray,
         first_version: int,
         truncated: bool,
+        expert_PLK: np.ndarray | None = None,
     ) -> Rollout:
         """Return the completion as it was sampled; see `Rollout` for the fields."""
         return Rollout(
@@ -87,6 +90,7 @@ class Request:
             first_version=first_version,
             truncated=truncated,
             interrupted=not sampled_T.all(),
+            expert_PLK=expert_PLK,
         )
 
 
