@@ -139,9 +139,7 @@ def test_replay_is_the_same_packed_and_with_blocks_computed_again(recipe, rollou
 
 
 def test_a_balance_loss_is_added_where_the_models_config_asks_for_it(save_model, recipe, rollouts):
-    asking = save_model(
-        "qwen3_moe", norm_topk_prob=True, output_router_logits=True, router_aux_loss_coef=0.5
-    )
+    asking = save_model("qwen3_moe", norm_topk_prob=True, output_router_logits=True, router_aux_loss_coef=0.5)
     batch = replace(batch_of(rollouts), expert_NTLK=None)
     off = replace(recipe, routing_replay=False, batch=replace(recipe.batch, micro=12))
     with_it, without = load_learner(off, asking), load_learner(off, recipe.model)
@@ -186,7 +184,9 @@ def test_a_small_mixture_trains(small_mixture, tmp_path, steps, placement):
 
 def test_replay_is_refused_where_there_is_nothing_to_replay(tiny_recipe, tmp_path):
     recipe = replace(tiny_recipe, routing_replay=True)
-    with pytest.raises(InputError, match=r"^routing_replay: .* has no routers that can be replayed") as caught:
+    with pytest.raises(
+        InputError, match=r"^routing_replay: .* has no routers that can be replayed"
+    ) as caught:
         train(recipe, tmp_path / "run", recipe.model, evaluate_aside=False)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
