@@ -1,6 +1,6 @@
 """How far are trainer and generator apart on a mixture of experts, and what does Routing Replay change?
 
-    python benchmarks/moe.py [--completions 256] [--steps 1500] [--lr 1e-3] [--tiny]
+    python benchmarks/moe.py [--completions 256] [--steps 1500] [--lr 1e-4] [--tiny]
 
 A Qwen3-MoE of two layers and eight experts, of which a token meets two, is trained on worked examples of
 chains of arithmetic (`--steps`). Completions of it are sampled with the experts that read each token, and
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--completions", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1500, help="of the model's training on worked examples")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--tiny", action="store_true", help="seconds, and no figures to speak of")
     args = parser.parse_args()
     stale = STALE

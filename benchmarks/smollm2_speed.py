@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -254,12 +255,12 @@ def groups_of(prompts: Sequence[Prompt], tokenizer: Any, length_PG: np.ndarray) 
 def compare(name: str, tokens: int, calls: dict[str, Call], repeats: int, clock: Callable[[], float]) -> None:
     """Print a line: seconds of ours, theirs and the floor, and the medians of their ratios by turn."""
     seconds: dict[str, list[float]] = {side: [] for side in calls}
-    for turn in range(repeats + 1):  # the first to warm up
+    for _ in range(repeats):
         for side, call in calls.items():
             started = clock()
             call()
-            if turn:
-                seconds[side].append(clock() - started)
+            seconds[side].append(clock() - started)
+            print(f"{name}, {side}: {seconds[side][-1]:.1f} s", file=sys.stderr, flush=True)
     ours, theirs, floor = (np.array(found) for found in seconds.values())
     rates = " | ".join(f"{tokens / statistics.median(found):.0f}" for found in (ours, theirs, floor))
     ratio = theirs / ours

@@ -74,7 +74,9 @@ class LearnerRank:
 
     def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
         """Make the learner; returns the device it computes on."""
-        self.learner = load_learner(from_dict(recipe), model_folder)
+        own = from_dict(recipe)
+        torch.set_num_threads(own.cpu_threads)
+        self.learner = load_learner(own, model_folder)
         return str(self.learner.device)
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float] | None:
