@@ -128,17 +128,13 @@ def report(model: str, n_groups: int, lr: float, stale: tuple[int, ...]) -> None
             for replay in (False, True):
                 how = "replay" if replay else "own"
                 print(f"| {sampled} | {trained} | {how} | {row(learner, batch, replay)}", flush=True)
-    experts = batch.expert_NTLK
-    assert experts is not None
-    print(
-        f"\nRecorded: {experts.dtype.itemsize * experts[0, 0].size} bytes a token of prompt and completion.\n"
-    )
-
-    print(f"| steps since | routing | {columns}\n" + "|---" * 7 + "|")
+    print(f"\n| steps since | routing | {columns}\n" + "|---" * 7 + "|")
     learner = learners["float32"]
     generator = load_generator(recipe, model, 0, recipe.decode_slots)
     old = batch_of(sample(generator, recipe, 0, n_groups), recipe, everything=True)
     trained = 0
+    assert old.expert_NTLK is not None
+    experts = old.expert_NTLK[0, 0].nbytes
     for step in range(1, stale[-1] + 1):
         groups = sample(generator, recipe, step * n_groups, n_groups)
         trained += learner.step(batch_of(groups, recipe, everything=False)).tokens > 0
@@ -147,6 +143,7 @@ def report(model: str, n_groups: int, lr: float, stale: tuple[int, ...]) -> None
             for replay in (False, True):
                 print(f"| {step} | {'replay' if replay else 'own'} | {row(learner, old, replay)}", flush=True)
     print(f"\n{trained} of these {stale[-1]} steps had a group with a signal.")
+    print(f"{experts} bytes are recorded of a token of prompt or completion.")
 
 
 if __name__ == "__main__":
