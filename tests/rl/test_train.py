@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from record_checker import check
 from small_demo import small_demo
 
@@ -22,7 +23,7 @@ from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 from scalerl.rl.config.recipe import from_dict, load_recipe
-from scalerl.rl.config.settings import Inline, Local
+from scalerl.rl.config.settings import Inline, Local, Steps
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 
@@ -161,6 +162,24 @@ def test_a_frozen_forecast_knows_only_what_was_run_before_it(run):
 
 def test_the_resolved_recipe_can_be_run_again(recipe, run):
     assert from_dict(run.config["recipe"]) == recipe
+
+
+def test_a_run_has_as_many_threads_as_its_recipe_says(recipe, model, tmp_path):
+    seen, before = [], torch.get_num_threads()
+    try:
+        made = train(
+            replace(recipe, threads=2, budget=Steps(1)),
+            tmp_path / "run",
+            model,
+            progress=lambda progress: seen.append(torch.get_num_threads()),
+            evaluate_aside=False,
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {2}
+    assert made.config["recipe"]["threads"] == 2
+    assert recipe.cpu_threads == 1
+    assert 1 <= replace(recipe, threads=0).cpu_threads <= (os.cpu_count() or 1)
 
 
 def test_the_final_weights_can_be_served(run):

@@ -125,7 +125,7 @@ def train(
         check_writable(place.path)
         trackers = [*trackers_of(recipe.tracking), *trackers]
         check_picklable(trackers, forecaster)
-        torch.set_num_threads(1)  # results must not depend on how many cores there are
+        torch.set_num_threads(recipe.cpu_threads)
         if restart and (apart := place.set_apart()):
             _LOG.warning("the run begins anew; what was there is kept in %s", apart)
         if recipe.cluster is not None:

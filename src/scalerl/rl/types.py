@@ -110,6 +110,9 @@ class Rollout:
     """Ran out of its budget before the end token, or its environment failed."""
     interrupted: bool
     """The thinking was ended by force."""
+    expert_PLK: np.ndarray | None = None
+    """With `routing_replay`, the experts that read each token of prompt and completion but the last: of P
+    tokens, L layers with experts and K experts of a token."""
 
     @cached_property
     def length(self) -> int:

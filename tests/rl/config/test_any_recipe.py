@@ -36,7 +36,9 @@ SENSIBLE: dict[str, list[Any]] = {
     "seed": [0, 1, 2**31],
     "end_of_thinking": ["</think>"],
     "temperature": [1.0, 0.6, 2.0],
+    "routing_replay": [False],  # the model has no experts
     "decode_slots": [1, 7, 64],
+    "threads": [0, 1, 2],
     "task.k_max": [1, 3],
     "task.skip": [[], [2]],
     "task.heldout_per_length": [1, 3],

@@ -12,6 +12,7 @@ the default's; one of the user's own is named by the place of its class (`scaler
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
@@ -56,6 +57,8 @@ from scalerl.rl.tasks.task import Task
 
 HELDOUT = ""
 """The name of the held-out prompts of a run, beside those of its downstream suites."""
+MOST_THREADS = 1024
+"""Of a process: more would be refused by the system, without a word that helps."""
 AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
@@ -97,6 +100,9 @@ class Recipe:
     """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
     """Where the LM head computes in float32 whatever the precision."""
+    routing_replay: bool = False
+    """Whether a mixture of experts is trained with the experts that the generator chose for each token
+    (R3, arXiv 2510.11370), in place of those that the trainer's routers choose."""
     lora: Lora = field(default_factory=Lora)
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
@@ -105,6 +111,9 @@ class Recipe:
     engine: BuiltInEngine = field(default_factory=BuiltInEngine)
     decode_slots: int = 768
     """Completions that a generator decodes at once."""
+    threads: int = 1
+    """CPU threads of PyTorch in each process that computes the model; 0 is all cores. With more than 1 a run
+    may differ from one machine to the next, first in the last digits and then in what it samples."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     cluster: Cluster | None = None
     """Where the parts of the run are on a cluster; without it they are where `placement` says."""
@@ -121,13 +130,17 @@ class Recipe:
         if "" in self.stop:
             raise ValueError("stop: an empty text would end every completion")
         at_least(1, decode_slots=self.decode_slots)
-        at_least(0, seed=self.seed)
+        at_least(0, seed=self.seed, threads=self.threads)
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}")
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
         if not isinstance(self.loss, AnyLoss):
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+        if self.routing_replay and self.cluster is not None and isinstance(self.cluster.engine, Vllm):
+            raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
         _check_decay(self.optimiser, self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
             length = self.length.within(self.context.thinking, self.context.answer)
@@ -150,6 +163,12 @@ class Recipe:
             )
         if self.cluster is not None and isinstance(self.cluster.engine, Vllm):
             raise ValueError("cluster.engine: vllm samples one turn; leave it out for the built-in generator")
+
+    @property
+    def cpu_threads(self) -> int:
+        """Threads of each process that computes the model, on this machine."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return self.threads or cores or 1
 
     @property
     def processes(self) -> int:

@@ -50,6 +50,8 @@ def load_generator(
         model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
         sampling = sampling_of(recipe, model, tokenizer, seed)
         check_sampling(model, tokenizer, sampling, recipe.model)
+        if role != "generator":  # what is evaluated is not trained
+            sampling = replace(sampling, experts=False)
         # An evaluator has one of each task that it evaluates.
         environment = load_environment(recipe, tokenizer) if role == "generator" else None
         return TorchGenerator(model, tokenizer, sampling, n_slots, memory=memory, environment=environment)
@@ -88,6 +90,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         tokenizer.eos_token_id,
         recipe.engine.kind,
         (*end_tokens(tokenizer)[1:], *stop_tokens(tokenizer, recipe.stop)),
+        recipe.routing_replay,
     )
 
 

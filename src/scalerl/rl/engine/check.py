@@ -40,7 +40,10 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
     text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # a text that it can write
     longest = len(tokenizer(text)["input_ids"])
     generator = TorchGenerator(
-        model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_slots=2
+        model,
+        tokenizer,
+        replace(sampling, length=short, max_prompt_tokens=longest, experts=False),
+        n_slots=2,
     )
     try:
         generator.submit(Prompt("probe", text, ""), 0, _SAMPLES)

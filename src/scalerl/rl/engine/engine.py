@@ -26,6 +26,7 @@ from scalerl.rl.config.settings import EngineKind
 from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for
 from scalerl.rl.kernels.fused import FusedEngine, longer
 from scalerl.rl.model.causal_lm import hidden_states
+from scalerl.rl.model.routing import Routers
 
 
 class Engine(Protocol):
@@ -61,9 +62,15 @@ class Engine(Protocol):
 
 
 def make_engine(
-    model: nn.Module, n_slots: int, prompt_tokens: int, new_tokens: int, kind: EngineKind = "auto"
+    model: nn.Module,
+    n_slots: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    kind: EngineKind = "auto",
+    experts: bool = False,
 ) -> Engine:
-    """Return an engine of this kind, for prompts and completions of at most so many tokens.
+    """Return an engine of this kind, for prompts and completions of at most so many tokens; with `experts`
+    those of a mixture are recorded.
 
     Raises:
         InputError: the kind is `kernels`, and they do not compute this model here.
@@ -77,15 +84,18 @@ def make_engine(
             "engine.kind: 'kernels' computes Llama, Mistral, Qwen2 and Qwen3 in float32 on a CPU with a C "
             "compiler, and this is not the case here; use 'auto' or 'transformers'"
         )
-    return TransformersEngine(model, n_slots, prompt_tokens + new_tokens)
+    return TransformersEngine(model, n_slots, prompt_tokens + new_tokens, experts)
 
 
 class TransformersEngine:
     """Any causal LM that transformers loads, through its own modules and `SlotCache`."""
 
-    def __init__(self, model: nn.Module, n_slots: int, n_positions: int) -> None:
+    def __init__(self, model: nn.Module, n_slots: int, n_positions: int, experts: bool = False) -> None:
         config: Any = model.config
         self._model = model
+        self.routers = Routers.of(model) if experts else None
+        self._read: Tensor | tuple[int, int] | None = None
+        """How the places of the last pass lie: of slots, or a batch of prompts."""
         self._device = next(model.parameters()).device
         self._cache = SlotCache(config.num_hidden_layers, n_slots, n_positions, self._device)
 
@@ -99,6 +109,7 @@ class TransformersEngine:
         for padded_T, prompt_T in zip(token_BT, prompts, strict=True):
             padded_T[: len(prompt_T)] = prompt_T
         position_BT = torch.arange(longest, device=self._device).expand(len(prompts), -1)
+        self._read = len(prompts), longest
         # Made here, as transformers would derive it from the length of a cache, of which slots have many.
         causal = torch.ones(longest, longest, dtype=torch.bool, device=self._device).tril()[None, None]
         hidden_BTD = hidden_states(
@@ -118,7 +129,7 @@ class TransformersEngine:
         """Run all slots, so that shapes stay; one that takes no part uses what no other reads."""
         token_S1 = torch.zeros(self._cache.n_slots, 1, dtype=torch.int64, device=self._device)
         position_S1 = torch.zeros_like(token_S1)
-        slot_A = self._tensor(slots_A)
+        slot_A = self._read = self._tensor(slots_A)
         token_S1[slot_A, 0] = self._tensor(tokens_A)
         position_S1[slot_A, 0] = self._tensor(positions_A)
         cache = self._cache.at_next(slots_A, positions_A)
@@ -131,6 +142,15 @@ class TransformersEngine:
             cache=cache,
         )
         return hidden_S1D[slot_A, 0]
+
+    def chosen(self) -> np.ndarray:
+        """Return the experts of the last pass, where there are `routers`, K in each of L layers: of `decode`
+        (A, L, K), of `prefill` (B, T, L, K)."""
+        assert self.routers is not None
+        expert_PLK = self.routers.chosen()
+        if isinstance(self._read, tuple):
+            return expert_PLK.unflatten(0, self._read).cpu().numpy()
+        return expert_PLK[self._read].cpu().numpy()
 
     def free(self, slots_B: np.ndarray) -> None:
         """See `Engine`."""

@@ -92,7 +92,7 @@ class TorchGenerator(OrderedGroups):
         self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
         prompt_tokens, new_tokens = sampling.max_prompt_tokens, sampling.length.max_tokens
-        how = n_slots, prompt_tokens, new_tokens, sampling.engine
+        how = n_slots, prompt_tokens, new_tokens, sampling.engine, sampling.experts
         self._engine = engine or make_engine(model, *how)
         shape = n_slots, prompt_tokens + new_tokens + 1
         self._slots: list[Request | None] = [None] * n_slots
@@ -100,6 +100,10 @@ class TorchGenerator(OrderedGroups):
         self._logp_SL = np.zeros(shape, dtype=np.float32)
         self._sampled_SL = np.zeros(shape, dtype=bool)
         self._version_SL = np.zeros(shape, dtype=np.int32)
+        self._expert_SPLK: np.ndarray | None = None
+        """The experts that read each position, where they are recorded."""
+        if sampling.experts and (routers := getattr(self._engine, "routers", None)):
+            self._expert_SPLK = np.zeros((*shape, *routers.shape), dtype=routers.dtype)
         self._first_version_S = np.zeros(n_slots, dtype=np.int32)
         self._key_S = np.zeros(n_slots, dtype=np.uint64)
         self._start_S = np.zeros(n_slots, dtype=np.int64)  # where the completion starts
@@ -112,6 +116,10 @@ class TorchGenerator(OrderedGroups):
         """What slots wait for."""
         self._length = LengthState(sampling.length, n_slots)
         self._active_S = np.zeros(n_slots, dtype=bool)
+
+    @property
+    def _by_slot(self) -> tuple[str, ...]:
+        return _BY_SLOT if self._expert_SPLK is None else (*_BY_SLOT, "_expert_SPLK")
 
     # -- the interface ---------------------------------------------------------------------------------
 
@@ -191,7 +199,7 @@ class TorchGenerator(OrderedGroups):
             "waiting": [[request.seq_no, request.sample] for request in self._waiting],
             "running": [[request.seq_no, request.sample] for request in running],
             "slots": slots,
-            "arrays": {name: getattr(self, name)[slots] for name in _BY_SLOT},
+            "arrays": {name: getattr(self, name)[slots] for name in self._by_slot},
             "length": self._length.save(slots),
             "cache": self._engine.state(slots, self._next_S[slots]),
         }
@@ -236,7 +244,7 @@ class TorchGenerator(OrderedGroups):
         slots = np.flatnonzero(self._active_S)
         cache = self._engine.state(slots, self._next_S[slots])
         before = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
-        sampling = replace(self.sampling, seed=seed)
+        sampling = replace(self.sampling, seed=seed, experts=False)
         self._engine.free(slots)
         try:
             yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
@@ -297,15 +305,24 @@ class TorchGenerator(OrderedGroups):
         if len(before):
             position_A = self._next_S[before] - 1
             hidden.append(self._engine.decode(before, self._token_SL[before, position_A], position_A))
+            if self._expert_SPLK is not None:
+                self._expert_SPLK[before, position_A] = self._chosen()
             self._count(len(before), float((position_A + 1).sum()))
         if groups:
             prompts = [self._token_SL[slots[0], : self._start_S[slots[0]]] for slots in groups]
             hidden_BD = self._engine.prefill(groups, prompts)
+            if self._expert_SPLK is not None:
+                for slots, expert_PLK in zip(groups, self._chosen(), strict=True):
+                    self._expert_SPLK[slots, : len(expert_PLK)] = expert_PLK
             prompt_A = np.repeat(np.arange(len(groups)), [len(slots) for slots in groups])
             hidden.append(hidden_BD[torch.from_numpy(prompt_A).to(self._device)])
             for prompt_T in prompts:
                 self._count(len(prompt_T), len(prompt_T) * (len(prompt_T) + 1) / 2)
         return torch.cat(hidden)
+
+    def _chosen(self) -> np.ndarray:
+        engine: Any = self._engine  # that of transformers: the kernels compute no mixtures
+        return engine.chosen()
 
     def _sample(
         self, logp_AV: torch.Tensor, slots: np.ndarray, at: np.ndarray
@@ -400,6 +417,7 @@ class TorchGenerator(OrderedGroups):
         request = self._slots[slot]
         assert request is not None
         span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
+        experts = self._expert_SPLK
         rollout = request.rollout(
             # Copies, as the slot is refilled at once.
             token_T=self._token_SL[slot, span].copy(),
@@ -408,6 +426,7 @@ class TorchGenerator(OrderedGroups):
             version_T=self._version_SL[slot, span].copy(),
             first_version=int(self._first_version_S[slot]),
             truncated=truncated,
+            expert_PLK=None if experts is None else experts[slot, : span.stop - 1].copy(),
         )
         self._slots[slot] = None
         self._active_S[slot] = False

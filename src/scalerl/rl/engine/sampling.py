@@ -43,6 +43,8 @@ class Sampling:
     engine: EngineKind = "auto"
     stop_tokens: tuple[int, ...] = ()
     """Other tokens that end a completion as `end_token` does."""
+    experts: bool = False
+    """Whether the experts that read each token are recorded."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -75,6 +77,7 @@ class Request:
         version_T: np.ndarray,
         first_version: int,
         truncated: bool,
+        expert_PLK: np.ndarray | None = None,
     ) -> Rollout:
         """Return the completion as it was sampled; see `Rollout` for the fields."""
         return Rollout(
@@ -89,6 +92,7 @@ class Request:
             first_version=first_version,
             truncated=truncated,
             interrupted=self.interruptible and not sampled_T.all(),
+            expert_PLK=expert_PLK,
         )
 
 

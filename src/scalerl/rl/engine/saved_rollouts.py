@@ -28,6 +28,8 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "tokens": [len(r.token_T) for r in rollouts],
     }
     packed |= {name: [getattr(r, name) for r in rollouts] for name in _BY_ROLLOUT}
+    experts = [r.expert_PLK for r in rollouts if r.expert_PLK is not None]
+    packed |= {"experts": np.concatenate(experts)} if experts else {}
     return packed | {name: _joined([getattr(r, name) for r in rollouts]) for name in _BY_TOKEN}
 
 
@@ -40,10 +42,13 @@ def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
     }
     # dtype, as an empty list would give floats, which slice nothing.
     ends = np.cumsum(packed["tokens"], dtype=np.int64)
-    rollouts = []
+    rollouts, experts, read = [], packed.get("experts"), 0
     for i, (name, end) in enumerate(zip(packed["prompt"], ends, strict=True)):
         span = slice(end - packed["tokens"][i], end)
         values = {key: packed[key][i] for key in _BY_ROLLOUT} | {key: packed[key][span] for key in _BY_TOKEN}
+        if experts is not None:
+            before, read = read, read + len(tokens[name]) + packed["tokens"][i] - 1
+            values["expert_PLK"] = experts[before:read]
         rollouts.append(Rollout(prompt=prompts[name], prompt_T=tokens[name], **values))
     return rollouts
 

@@ -43,6 +43,8 @@ class Batch:
     """The fate of each group."""
     zero_variance: int
     """Groups without signal."""
+    expert_NTLK: np.ndarray | None = None
+    """With `routing_replay`, the K experts of each of L layers that read the token at t."""
 
     @property
     def groups_used(self) -> int:
@@ -140,6 +142,11 @@ def _pad(
     token_NT = padded("token_T", np.int64)
     if rollouts:
         token_NT[prompt_NT] = np.concatenate([r.prompt_T for r in rollouts])
+    recorded = [r.expert_PLK for r in rollouts if r.expert_PLK is not None]
+    expert_NTLK = None
+    if recorded:
+        expert_NTLK = np.zeros((*shape, *recorded[0].shape[1:]), dtype=recorded[0].dtype)
+        expert_NTLK[at_T < length_N[:, None] - 1] = np.concatenate(recorded)  # the last token is not read
     return Batch(
         token_NT=token_NT,
         behaviour_logp_NT=padded("logp_T", np.float32),
@@ -152,4 +159,5 @@ def _pad(
         group_N=group_N,
         fates=fates,
         zero_variance=without_signal,
+        expert_NTLK=expert_NTLK,
     )

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,9 @@ class LearnerRank:
 
     def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
         """Make the learner; returns the device it computes on."""
-        self.learner = load_learner(from_dict(recipe), model_folder)
+        own = from_dict(recipe)
+        torch.set_num_threads(own.cpu_threads)
+        self.learner = load_learner(own, model_folder)
         return str(self.learner.device)
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float] | None:
@@ -93,9 +96,9 @@ class LearnerRank:
         """Keep what `Learner.hold` returns."""
         self._held = self.learner.hold()
 
-    def held_scores(self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]) -> list[Tensor]:
+    def held_scores(self, *what: Any) -> list[Tensor]:
         """See `Learner.held_scores`."""
-        return list(self.learner.held_scores(self._held, token_NT, wanted_NT, heads))
+        return list(self.learner.held_scores(self._held, *what))
 
     def save(self, folder: str, resumable: bool) -> None:
         """Save the model in Hugging Face format, and start to save what training needs to go on."""
@@ -187,10 +190,15 @@ class LearnerGroup:
         return []
 
     def held_scores(
-        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+        self,
+        held: Sequence[Tensor],
+        token_NT: Tensor,
+        wanted_NT: Tensor,
+        heads: Sequence[bool],
+        expert_NTLK: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Learner.held_scores`."""
-        logp_WH, rank_W2 = self._ranks.all("held_scores", token_NT, wanted_NT, list(heads))
+        logp_WH, rank_W2 = self._ranks.all("held_scores", token_NT, wanted_NT, list(heads), expert_NTLK)
         return logp_WH, rank_W2
 
 

@@ -46,10 +46,13 @@ from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_o
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
 from scalerl.rl.model.lora import write_adapter
 from scalerl.rl.model.memory import within_memory
+from scalerl.rl.model.routing import balance_of
 from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
 
 T = TypeVar("T")
+_SUMS = 7
+"""The sums of `_accumulate` before those by expert."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class StepStats:
     """Mean |log rho|, nats per token: how far trainer and generator are apart, staleness included."""
     kl: float = math.nan
     """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
+    router_load_max: float = math.nan
+    """Of a mixture of experts: trained tokens that meet the expert of the largest load, over those of an even
+    load, in the layer where that is the most. See `scalerl.rl.model.routing.balance_of`."""
+    router_load_entropy: float = math.nan
+    """Entropy of the load over that of an even load, in [0, 1], in the layer where it is the least."""
     flops: float = 0.0
     tokens: int = 0
 
@@ -224,12 +232,18 @@ class Learner:
         return copies(self._trained)
 
     def held_scores(
-        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+        self,
+        held: Sequence[Tensor],
+        token_NT: Tensor,
+        wanted_NT: Tensor,
+        heads: Sequence[bool],
+        expert_NTLK: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `scalerl.rl.learner.score.scores_of_held`; `held` is what `hold` returned."""
         # Torn: the step before is made, and not on record yet.
         return self._within_memory(
-            lambda: scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads), torn=True
+            lambda: scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads, expert_NTLK),
+            torn=True,
         )
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
@@ -258,7 +272,10 @@ class Learner:
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
-        loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
+        loss, entropy, ratio, squares, shift, clipped, kl = sums[:_SUMS].tolist()
+        load = math.nan, math.nan
+        if self._score.routers is not None:
+            load = balance_of(sums[_SUMS:].view(self._score.routers.n_layers, -1).numpy())
         # A backward pass costs two forward passes; the base model only a forward pass.
         passes = 3 if self._base_score is None else 4
         flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
@@ -273,6 +290,8 @@ class Learner:
             ess=ratio * ratio / (tokens * squares) if squares else math.nan,
             logp_shift=shift / tokens,
             kl=kl / tokens if self._base_score is not None else math.nan,
+            router_load_max=load[0],
+            router_load_entropy=load[1],
             flops=flops,
             tokens=tokens,
         )
@@ -290,7 +309,7 @@ class Learner:
 
     def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
-        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
+        sums, ratio_max = torch.zeros(1, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             if self.report is not None:
@@ -343,8 +362,8 @@ class Learner:
         """Add the gradient of some completions to the masters'.
 
         Returns:
-            Sums of loss, entropy, ratio, its square, |log ratio|, clipped tokens and divergence; and the
-            largest ratio.
+            Sums of loss, entropy, ratio, its square, |log ratio|, clipped tokens and divergence, and of
+            tokens by layer and expert; and the largest ratio.
         """
         extent = int(batch.length_N[rows].max())
 
@@ -359,7 +378,8 @@ class Learner:
             batch.prompt_N[rows],
             batch.group_N[rows],
         )
-        logp_MT, entropy_MT = self._score(*completions)
+        experts = None if batch.expert_NTLK is None else batch.expert_NTLK[rows, : extent - 1]
+        logp_MT, entropy_MT = self._score(*completions, experts)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
         value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
@@ -369,8 +389,16 @@ class Learner:
                 base_logp_MT, _ = self._base_score(*completions)
             kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
+        load, routers = loss.new_zeros(0), self._score.routers
+        if routers is not None:
+            load = routers.load().flatten()
+            if routers.balance_coefficient and sampled_MT.any():
+                share = sampled_MT.sum() / int(batch.sampled_NT.sum())
+                loss = loss + routers.balance_coefficient * share * routers.balance_loss()
         # At once, so that the activations of one micro-batch are all that is held.
         loss.backward()
+        if routers is not None:
+            routers.clear()
         self._gather_gradients()
         # In float64, as the square of a ratio above e^44 overflows float32.
         log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
@@ -378,7 +406,8 @@ class Learner:
         of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
         parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
         largest = float(ratio.max()) if len(ratio) else 0.0
-        return torch.stack([part.detach().double() for part in parts]).cpu(), largest
+        sums = torch.stack([part.detach().double() for part in parts])
+        return torch.cat([sums, load.double()]).cpu(), largest
 
     def _gather_gradients(self) -> None:
         """Add the gradients of one micro-batch to the masters' own."""

@@ -30,6 +30,7 @@ from scalerl.rl.model.causal_lm import (
 from scalerl.rl.model.lora import add_adapters
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.packed_attention import register
+from scalerl.rl.model.routing import check_replay
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.workers.ranks import on_all_ranks
 
@@ -119,6 +120,8 @@ def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: Device
         without_dropout(model)
     if mesh is not None:
         _check_sharding(model, recipe)
+    if recipe.routing_replay:
+        check_replay(model, recipe.model)
     if not trained:
         return model.requires_grad_(False)
     model = add_adapters(model, recipe.lora, recipe.seed)

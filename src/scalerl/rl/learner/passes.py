@@ -91,5 +91,6 @@ def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
         length_N=np.array([2]),
         prompt_N=np.array([1]),
         group_N=row,
+        expert_NTLK=None if batch.expert_NTLK is None else batch.expert_NTLK[:1, :2],
     )
     return none, row

@@ -20,7 +20,8 @@ What is left between the two log-probabilities is kernels and precision, and it 
 It costs a forward pass of a few of the batch's completions (two in a low precision), and memory for one copy
 of the trained weights. The copy is of the learner's own weights, not of what was published.
 
-Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary.
+Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary,
+L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -84,12 +85,12 @@ class Probe:
             self._held = self._learner.hold()
 
     def _score(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
+        token_NT, wanted_NT, recorded_W, expert_NTLK = self._tokens(rollouts)
         if not len(recorded_W):
             return {}
         fp32 = self._learner.fp32_logits
         heads = (fp32, not fp32) if self._two_heads else (fp32,)
-        logp_WH, rank_W2 = self._learner.held_scores(self._held, token_NT, wanted_NT, heads)
+        logp_WH, rank_W2 = self._learner.held_scores(self._held, token_NT, wanted_NT, heads, expert_NTLK)
         gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
         rank, variance = rank_W2.mean(0).tolist()
         found = {
@@ -107,16 +108,22 @@ class Probe:
             }
         return found
 
-    def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Return padded tokens, which of them (after the first) the held version sampled, and their recorded
-        log-probabilities."""
+    def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray | None]:
+        """Return padded tokens, which of them (after the first) the held version sampled, their recorded
+        log-probabilities, and the recorded experts of tokens but the last."""
         own = [r.version_T == self.version for r in rollouts]  # versions never fall within a completion
         ends = [len(r.prompt_T) + int(of.sum()) for r, of in zip(rollouts, own, strict=True)]
         token_NT = np.zeros((len(rollouts), max(ends)), dtype=np.int64)
         wanted_NT = np.zeros(token_NT.shape, dtype=bool)
+        expert_NTLK: np.ndarray | None = None
+        if (of_first := rollouts[0].expert_PLK) is not None:
+            expert_NTLK = np.zeros((len(rollouts), max(ends) - 1, *of_first.shape[1:]), dtype=of_first.dtype)
         for n, (r, end) in enumerate(zip(rollouts, ends, strict=True)):
             start = len(r.prompt_T)
             token_NT[n, :start], token_NT[n, start:end] = r.prompt_T, r.token_T[: end - start]
             wanted_NT[n, start:end] = r.sampled_T[: end - start]
+            if expert_NTLK is not None and r.expert_PLK is not None:
+                expert_NTLK[n, : end - 1] = r.expert_PLK[: end - 1]
         recorded = [r.logp_T[of & r.sampled_T] for r, of in zip(rollouts, own, strict=True)]
-        return torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:]), np.concatenate(recorded)
+        tokens = torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:])
+        return *tokens, np.concatenate(recorded), expert_NTLK

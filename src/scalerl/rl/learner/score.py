@@ -7,7 +7,7 @@ there is no C compiler, is run through its own modules: over packed tokens where
 (`scalerl.rl.model.packed_attention`), else padded.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
-tokens, R distinct places at which they are predicted, H heads.
+tokens, R distinct places at which they are predicted, H heads, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from scalerl.rl.learner.sharding import Whole, group_of, local_of, plain_of
 from scalerl.rl.learner.vocabulary import chunked_log_probs
 from scalerl.rl.model.causal_lm import head_of, hidden_states, log_probs_TV
 from scalerl.rl.model.packed_attention import packed_inputs
+from scalerl.rl.model.routing import Routers
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class Scorer:
         self._how: dict[str, Any] = {"chunk": chunk, "packed": packed, "kernels": kernels}
         self._chunk, self.packed = chunk, packed
         self._device = next(model.parameters()).device
+        self.routers = Routers.of(self.model)
+        """Of a mixture of experts: after a pass, its load over the wanted tokens."""
         dense = DenseModel.of(model) if kernels and model is self.model else None
         self._dense = dense if dense and can_pack(dense) else None
 
@@ -71,17 +74,19 @@ class Scorer:
         wanted_MT: np.ndarray,
         prompt_M: np.ndarray | None = None,
         group_M: np.ndarray | None = None,
+        expert_MTLK: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
 
         `token_MT` is right-padded; `wanted_MT` has shape (M, T - 1). Sequences of one group in `group_M`
         begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
-        positions go through the head: the logits of prompts and padding are never made.
+        positions go through the head: the logits of prompts and padding are never made. `expert_MTLK` are the
+        experts that read each token but the last, in place of the routers' own choice.
         """
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
 
         def compute(model: nn.Module) -> tuple[Tensor, Tensor]:
-            hidden_RD, row_W = self._hidden(model, token_MT, wanted_MT, prompt_M, group_M)
+            hidden_RD, row_W = self._hidden(model, token_MT, wanted_MT, prompt_M, group_M, expert_MTLK)
             weight_VD, bias_V = head_of(model, self._fp32_logits)
             how = (self._temperature, self._chunk, self._fp32_logits)
             return chunked_log_probs(hidden_RD.to(weight_VD.dtype), weight_VD, bias_V, row_W, target_W, *how)
@@ -94,14 +99,20 @@ class Scorer:
 
     @torch.no_grad()
     def distributions(
-        self, token_MT: np.ndarray, wanted_MT: np.ndarray, heads: Sequence[bool]
+        self,
+        token_MT: np.ndarray,
+        wanted_MT: np.ndarray,
+        heads: Sequence[bool],
+        expert_MTLK: np.ndarray | None = None,
     ) -> Iterator[list[Tensor]]:
         """Log-probabilities over the vocabulary at every wanted token after the first, a part at a time.
 
         In order, each part with a tensor (W, V) for each of `heads`: whether the LM head is in FP32. All of
         them at once would be gigabytes for long completions. All parts must be taken, on every rank.
         """
-        hidden_RD, row_W = self._run(lambda model: self._hidden(model, token_MT, wanted_MT, None, None))
+        hidden_RD, row_W = self._run(
+            lambda model: self._hidden(model, token_MT, wanted_MT, None, None, expert_MTLK)
+        )
         for part_W in row_W.split(self._chunk):
             hidden_WD = hidden_RD[part_W]
             yield self._run(
@@ -126,6 +137,7 @@ class Scorer:
         wanted_MT: np.ndarray,
         prompt_M: np.ndarray | None,
         group_M: np.ndarray | None,
+        expert_MTLK: np.ndarray | None,
     ) -> tuple[Tensor, Tensor]:
         """Last hidden states (R, D), each once, and for every wanted token, row by row, which is its."""
         if dense := self.dense:
@@ -133,23 +145,39 @@ class Scorer:
                 prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
             packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
             return packed_hidden_states(dense, packing), torch.from_numpy(packing.row_W)
-        hidden_RD = wanted_hidden(model, token_MT, wanted_MT, self.packed)
+        hidden_RD = wanted_hidden(model, token_MT, wanted_MT, self.packed, self.routers, expert_MTLK)
         return hidden_RD, torch.arange(len(hidden_RD), device=self._device)
 
 
-def wanted_hidden(model: nn.Module, token_MT: np.ndarray, wanted_MT: np.ndarray, packed: bool) -> Tensor:
-    """Return the last hidden states (W, D) that predict the wanted tokens, row by row, padded or packed."""
+def wanted_hidden(
+    model: nn.Module,
+    token_MT: np.ndarray,
+    wanted_MT: np.ndarray,
+    packed: bool,
+    routers: Routers | None = None,
+    expert_MTLK: np.ndarray | None = None,
+) -> Tensor:
+    """Return the last hidden states (W, D) that predict the wanted tokens, row by row, padded or packed.
+
+    `routers` count the wanted tokens, and use the experts that are given.
+    """
     device = next(model.parameters()).device
     if packed:
         # Up to the last that predicts something, and one token at least: a rank without completions must
         # pass something through the blocks.
         read_M = np.where(wanted_MT.any(1), wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)
         inputs = packed_inputs(token_MT[:, :-1], read_M, device)
-        at = wanted_MT[np.arange(wanted_MT.shape[1]) < read_M[:, None]][None]
+        read_MT = np.arange(wanted_MT.shape[1]) < read_M[:, None]
+        wanted = wanted_MT[read_MT][None]
     else:
         # Right padding needs no mask: causal attention does not look ahead.
-        inputs, at = {"input_ids": torch.from_numpy(token_MT[:, :-1]).to(device)}, wanted_MT
-    return hidden_states(model, **inputs, use_cache=False)[torch.from_numpy(at).to(device)]
+        inputs, wanted = {"input_ids": torch.from_numpy(token_MT[:, :-1]).to(device)}, wanted_MT
+        read_MT = np.ones_like(wanted_MT)
+    at = torch.from_numpy(wanted).to(device)
+    if routers is not None:
+        given = None if expert_MTLK is None else torch.from_numpy(expert_MTLK[read_MT]).to(device).long()
+        routers.start(at.flatten(), given)
+    return hidden_states(model, **inputs, use_cache=False)[at]
 
 
 @torch.no_grad()
@@ -187,6 +215,7 @@ def scores_of_held(
     token_NT: Tensor,
     wanted_NT: Tensor,
     heads: Sequence[bool],
+    expert_NTLK: np.ndarray | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Score tokens with the weights `held` in the place of `trained`.
 
@@ -197,7 +226,8 @@ def scores_of_held(
     chosen_W = token_NT[:, 1:][wanted_NT]
     logps, ranks, start = [], [], 0
     with _in_place(held, trained):
-        for logp_WV, *other in score.distributions(token_NT.cpu().numpy(), wanted_NT.cpu().numpy(), heads):
+        tokens = token_NT.cpu().numpy(), wanted_NT.cpu().numpy()
+        for logp_WV, *other in score.distributions(*tokens, heads, expert_NTLK):
             chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
             start += len(logp_WV)
             logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())

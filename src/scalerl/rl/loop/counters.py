@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,9 @@ from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.learner.batch import Fate
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.types import Counters
+
+_OF_ROUTERS = ("router_load_max", "router_load_entropy")
+_NOT_OF_ALL_STEPS = ("flops", "tokens", *_OF_ROUTERS)
 
 
 class RunClock:
@@ -195,7 +199,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
         "interrupted": sum(r.interrupted for r in rollouts) / n,
         "mean_length": sum(r.length for r in rollouts) / n,
-        **{key: value for key, value in vars(step.stats).items() if key not in ("flops", "tokens")},
+        **{key: value for key, value in vars(step.stats).items() if key not in _NOT_OF_ALL_STEPS},
         "multi_version": sum(bool(r.version_T[0] != r.version_T[-1]) for r in rollouts) / n,
         "kv_staleness_max": max(before - r.first_version for r in rollouts),
         "pool": pipeline.pool_left,
@@ -207,6 +211,8 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
         "weight_sync": vars(step.sync),
     }
+    if not math.isnan(step.stats.router_load_max):  # a mixture of experts
+        row |= {key: getattr(step.stats, key) for key in _OF_ROUTERS}
     if len(staleness_W):
         row |= {
             "staleness_mean": float(staleness_W.mean()),

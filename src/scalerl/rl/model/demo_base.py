@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,9 @@ class BaseModel:
     intermediate_size: int = 176
     layers: int = 2
     heads: int = 4
+    experts: int = 0
+    """Experts of a block, each of half the `intermediate_size`, of which a token meets two; with 0 the model
+    is dense."""
     positions: int = 64
     careful_loss: float = 0.05
     """Perfect examples end once their loss, smoothed over 50 steps, is below this (nats per token)."""
@@ -54,15 +58,21 @@ class BaseModel:
             raise InputError(
                 f"{CHAIN_BASE}: hidden_size {self.hidden_size} is no multiple of {self.heads} heads"
             )
+        if self.experts == 1:
+            raise InputError(f"{CHAIN_BASE}: experts must be at least {_EXPERTS_MET}, which a token meets")
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that determines the model."""
-        settings = json.dumps(asdict(self), sort_keys=True)
+        values = asdict(self)
+        if not self.experts:  # as it was before there were any: dense models are found where they are cached
+            del values["experts"]
+        settings = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(f"1 {torch.__version__} {settings}".encode(), digest_size=6).hexdigest()
 
 
-_OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "imperfect_steps")
+_OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "experts", "imperfect_steps")
+_EXPERTS_MET = 2
 
 
 def base_folder(spec: BaseModel, cache: Path) -> Path:
@@ -152,10 +162,10 @@ def _train(
 
 
 def new_model(spec: BaseModel) -> nn.Module:
-    """Return the model with its first, random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """Return the model with its first, random weights: a Llama, or with experts a Qwen3-MoE."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-    config = LlamaConfig(
+    shape = dict[str, Any](
         vocab_size=len(VOCABULARY),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -173,7 +183,16 @@ def new_model(spec: BaseModel) -> nn.Module:
         eos_token_id=VOCABULARY.index(END),
         pad_token_id=VOCABULARY.index(PAD),
     )
-    return LlamaForCausalLM(config)
+    if not spec.experts:
+        return AutoModelForCausalLM.from_config(LlamaConfig(**shape))
+    shape |= {
+        "head_dim": spec.hidden_size // spec.heads,
+        "num_experts": spec.experts,
+        "num_experts_per_tok": _EXPERTS_MET,
+        "moe_intermediate_size": spec.intermediate_size // _EXPERTS_MET,
+        "norm_topk_prob": True,  # as in the models of Qwen
+    }
+    return AutoModelForCausalLM.from_config(Qwen3MoeConfig(**shape))
 
 
 def _demonstration_batch(

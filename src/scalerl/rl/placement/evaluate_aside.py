@@ -194,7 +194,7 @@ def evaluate(
     channel: Channel, recipe: Recipe, model_folder: str, prompts: Mapping[str, Sequence[Prompt]]
 ) -> None:
     """Make the evaluations that come, until the channel is closed; `prompts` are those of `prompts_of`."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(recipe.cpu_threads)
     sent_at = time.monotonic()
 
     def beat(done: int, of: int) -> None:

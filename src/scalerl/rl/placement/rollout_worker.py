@@ -36,7 +36,7 @@ def generate(
     """Decode what is submitted, with the newest weights, until the channel is closed."""
     from scalerl.rl.engine.build import load_generator
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(recipe.cpu_threads)
     generator = load_generator(recipe, model_folder, recipe.seed, recipe.decode_slots)
     inbox, parcels = queue.SimpleQueue[Any](), Parcels(channel)
     _in_thread(lambda: _receive_all(channel, inbox, parcels))

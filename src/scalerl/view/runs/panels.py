@@ -120,6 +120,7 @@ PANELS = (
     _share("Effective sample", "tokens", "ess", watched="ess"),
     _share("Ratios clipped", "tokens", "ratio_clipped", watched="ratio_clipped"),
     _mean_and_max("Importance ratio", "trainer over generator", "ratio", from_zero=False),
+    _one("Router load", "largest of an expert over the mean", "router_load_max", from_zero=False),
     _one("Gradient norm", "before clipping", "grad_norm", watched=("grad_norm",)),
     _one("Throughput", "thousand tokens per second", tokens_per_second, scale=1e-3),
     _mean_and_max("Staleness of tokens", "trainer steps", "staleness"),

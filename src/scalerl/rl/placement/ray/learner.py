@@ -22,7 +22,6 @@ from itertools import count
 from typing import Any
 
 import ray
-import torch
 import torch.distributed as dist
 
 from scalerl.errors import LearnerLostError, ScalerlError, brief_error
@@ -66,7 +65,6 @@ class RankServer:
 
     def meet(self, rank: int, world: int, address: str, seconds: float) -> None:
         """Join the process group; no rank waits for another for more than `seconds`, now or later."""
-        torch.set_num_threads(1)
         if address.startswith("127."):  # gloo would take another interface, which others may reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host, _, port = address.rpartition(":")
