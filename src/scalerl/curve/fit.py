@@ -326,7 +326,7 @@ def _other_shape(post: Posterior) -> tuple[str, ...]:
     best = max(post.families, key=lambda family: weights[family.name])
     return (
         f"the {best.label} curve describes the run better (weight {weights[best.name]:.2f}, log-logistic "
-        f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
+        f"{own:.2f}): B and C_mid are those of the log-logistic; read them with care",
     )
 
 
