@@ -220,7 +220,7 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
     sample = make_sample(by_step, None)
     if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
         return misfit, ()
-    what = f"the run is uneven on {points.axis} ({misfit.kind}) and even in its steps"
+    what = f"the run is uneven on {points.axis} ({misfit.kind}) but even in steps"
     return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
 
 
