@@ -140,7 +140,7 @@ def test_too_early_says_how_much_compute_would_tell(make_run):
     stated = dataclasses.replace(
         run, forecasts=tuple(row | {"fit_json": whole.to_json()} for row in run.forecasts)
     )
-    assert dict(closing_rows(stated))["to identify"] == f"about {needed / TERA:.1f} TFLOP in all"
+    assert dict(closing_rows(stated))["identified"] == f"about {needed / TERA:.1f} TFLOP in all"
 
 
 def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
