@@ -88,7 +88,7 @@ def test_the_table_says_the_same_as_the_json(runs, capsys):
     assert "mine against fast" in text
     assert "REACHES IT LATER" in text
     assert "over 100 prompts, paired" in text
-    assert "Seeds of one recipe are taken to differ" in text
+    assert "Seeds of one recipe are assumed to differ" in text
 
 
 def test_one_name_for_two_recipes(tmp_path, capsys):

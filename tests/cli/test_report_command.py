@@ -94,7 +94,7 @@ def test_the_comparison_says_which_way_it_goes_and_what_is_corrected(runs, tmp_p
         "p is corrected (Holm) over three questions about every recipe, 9 in all, and the intervals" in note
     )
     assert "probability that the lead changes" in note
-    assert "are taken to be evaluated on the same prompts" in tables.read_text()
+    assert "are assumed to be evaluated on the same prompts" in tables.read_text()
 
 
 def test_a_difference_that_is_not_claimed_says_so_beside_itself(tmp_path):

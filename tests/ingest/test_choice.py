@@ -117,7 +117,7 @@ def test_rewards_that_are_told_are_held_against_their_spread_and_their_name():
         run_of(found, ReadOptions(max_reward=1.0))
     run = run_of(found, ReadOptions(max_reward=4.0))
     assert any("earns about 2 more than a wrong one, and not 4" in text for text in run.warnings)
-    with pytest.raises(InputError, match=r"is a share that lies in .*: leave out --max-reward"):
+    with pytest.raises(InputError, match=r"is already a share in .*: leave out --max-reward"):
         run_of(verl(math500=MATH), ReadOptions(max_reward=100.0))
 
 
@@ -152,7 +152,7 @@ def test_one_reward_function_stands_in_with_a_warning():
     run = run_of(trl({"my_reward": (RIGHT, 1.0)}), ReadOptions())
     assert run.record.metric.kind == "reward in [0, 1]"
     assert run.record.metric.is_ambiguous
-    assert any("stands in for a pass rate" in text for text in run.warnings)
+    assert any("used as the pass rate" in text for text in run.warnings)
 
 
 def test_rewards_of_minus_1_and_1_are_told_by_their_spread_too():
@@ -165,7 +165,7 @@ def test_rewards_of_minus_1_and_1_are_told_by_their_spread_too():
     run = run_of(log(columns | {"completions/mean_length": STEPS}), ReadOptions())
     assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
     columns["eval_rewards/r/std"] = np.full(len(STEPS), 0.2)
-    with pytest.raises(InputError, match="not of rewards of -1 and 1"):
+    with pytest.raises(InputError, match="does not consist of rewards of -1 and 1"):
         run_of(log(columns | {"completions/mean_length": STEPS}), ReadOptions())
 
 
@@ -321,7 +321,7 @@ def test_no_verdict_from_a_metric_that_leaves_0_to_1_and_none_without_its_name(m
     assert is_said or (values.min() >= -1e-6 and values.max() <= 1 + 1e-6)
     if named is None:
         assert metric.split == "held-out"
-        assert metric.kind == "pass rate" or "stands in for a pass rate" in told
+        assert metric.kind == "pass rate" or "used as the pass rate" in told
     try:
         found = fit(run.record, x="steps")
     except CannotAnswerError:

@@ -360,7 +360,7 @@ def test_the_console_of_trl_has_its_steps_from_the_bar(tmp_path, every):
     assert {one.step: one.pass_rate for one in record.evals} == rates(steps, trl(steps))
     assert record.config["source"]["trainer"] == "trl"
     (warning,) = record.warnings
-    assert "'eval_reward' is a held-out reward that stands in for a pass rate" in warning
+    assert "'eval_reward' is a held-out reward used as the pass rate" in warning
 
 
 def test_the_console_of_trl_of_every_third_step(tmp_path):

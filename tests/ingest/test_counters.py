@@ -50,7 +50,7 @@ def test_a_trainer_that_logs_every_tenth_step_logs_means():
     made = counters(log([(step, math.nan, {"seconds": 3.0, "tokens": 7}) for step in (10, 20, 30)]), WORDS)
     assert made.device_seconds.total_N.tolist() == [0, 30, 60, 90]
     assert made.tokens.total_N.tolist() == [0, 70, 140, 210]
-    assert made.warnings == ("the number of devices is not logged: compute is that of one (--devices N)",)
+    assert made.warnings == ("the number of devices is not logged: compute is for one device (--devices N)",)
 
 
 def test_devices_are_taken_from_the_config_and_the_user_has_the_last_word():

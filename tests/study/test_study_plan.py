@@ -123,7 +123,7 @@ def test_a_study_that_makes_no_sense_is_none(changes, message):
     [
         ({"budgets": (5e10, 2e11)}, "falls between two of the 30 evaluations"),
         ({"budgets": (1e11, 2e12)}, "falls between two"),
-        ({"budgets": (2e11, 2e12)}, "3 evaluations up to 2e.11 tell nothing of a curve"),
+        ({"budgets": (2e11, 2e12)}, "3 evaluations up to 2e.11 are too few for a curve"),
         (
             {"set": {"budget": {"kind": "steps", "amount": 10}}},
             "10 steps, of which 10 are warm-up",

@@ -77,7 +77,7 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(verdict, tmp_path):
     order += ["The linearised curve", "Frozen forecasts", "Stability", "Decisions during", "Runs", "The plan"]
     places = [page.index(f">{heading}") for heading in order]
     assert places == sorted(places)
-    assert "are taken to differ with sd" in page
+    assert "are assumed to differ with sd" in page
     assert '<div class="cautions"' in page
 
 

@@ -45,7 +45,7 @@ def test_too_early_says_how_much_more_would_tell(make_run):
     run = OverlayRun("early", points, record, fit(points))
     assert run.fit is not None
     tell, unit = run.fit.compute_to_tell, view_of(run).unit
-    more = "8 times the compute so far are not expected to tell it"
+    more = "8 times the compute so far is not expected to identify it"
     if tell is not None:
         amount, _, name = unit.show(tell - points.compute_N[-1]).partition(" ")
         more = f"about {amount} more {name} would"

@@ -134,13 +134,13 @@ def test_too_early_says_how_much_compute_would_tell(make_run):
     assert needed > END
     told = f"about {needed / TERA:.1f} TFLOP in all ({needed / END:.2f} times the compute so far)"
     html = report_html(run, whole)
-    assert f"<b>Too early to tell the ceiling.</b> T{whole.why[1:]}. To tell it: {told}." in html
+    assert f"<b>Too early to tell the ceiling.</b> T{whole.why[1:]}. To identify it: {told}." in html
     (said,) = [text for text in levels(run, whole) if text.startswith("ceiling A")]
     assert said.endswith("not identified")
     stated = dataclasses.replace(
         run, forecasts=tuple(row | {"fit_json": whole.to_json()} for row in run.forecasts)
     )
-    assert dict(closing_rows(stated))["to tell it"] == f"about {needed / TERA:.1f} TFLOP in all"
+    assert dict(closing_rows(stated))["identified"] == f"about {needed / TERA:.1f} TFLOP in all"
 
 
 def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
@@ -170,7 +170,7 @@ def test_a_flat_run_is_forecast_and_its_ceiling_is_said_to_be_unknown(make_run):
     assert "No curve is fitted" not in text
     assert "Too early to tell its ceiling: " in text
     assert "Too early to tell the ceiling." in text
-    assert "To tell it: " in text
+    assert "To identify it: " in text
 
 
 def test_a_falling_run_is_forecast_and_its_ceiling_is_withheld(make_run):

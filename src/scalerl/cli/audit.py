@@ -21,9 +21,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its arguments."""
     audit = commands.add_parser(
         "audit",
-        help="try the verifier of a task, and look at its prompts",
-        description="Try the verifier of a task on reference answers and on wrong ones, and look for\n"
-        "repeated and leaked prompts. The exit status is 1 where there is a fault.",
+        help="test the verifier of a task, and check its prompts",
+        description="Test the verifier of a task on reference answers and on wrong ones, and look for\n"
+        "repeated and leaked prompts. The exit status is 1 if there is a fault.",
         epilog=examples("""
   scalerl audit reasoning-gym:gcd
   scalerl audit problems.jsonl --set task.verifier.kind=exact

@@ -22,7 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     test = commands.add_parser(
         "backtest",
         help="score forecasts on finished runs",
-        description="Score the forecasts that finished runs would have had, against five rival methods.",
+        description="Score the forecasts that finished runs would have had, against five other methods.",
         epilog=examples("""
   scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
   scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--at",
         type=_fractions,
         metavar="F1,F2",
-        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4; of a bank 1/4,1/2,3/4)",
+        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
     )
     test.set_defaults(run=run)
 

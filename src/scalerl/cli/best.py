@@ -19,10 +19,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its arguments."""
     best = commands.add_parser(
         "best",
-        help="say which checkpoint of a run is the best",
-        description="Say which weights of a run are the best, by a smooth curve through its evaluations and\n"
-        'not by the luckiest one, and how likely they beat the last. evaluation.keep = "best"\n'
-        "keeps them. The exit status is 3 with fewer than three evaluations, or no weights.",
+        help="find the best checkpoint of a run",
+        description="Find the best weights of a run, by a smooth curve through its evaluations rather than\n"
+        'by the luckiest one, and how likely they beat the last. evaluation.keep = "best" keeps\n'
+        "them. The exit status is 3 with fewer than three evaluations, or no weights.",
         epilog=examples("""
   scalerl best runs/mine                               # its folder, step, pass rate without noise
   scalerl best runs/mine --y pass_rate/aime            # by a downstream suite, or a task of a mixture

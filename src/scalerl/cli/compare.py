@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     compare = commands.add_parser(
         "compare",
         help="compare recipes by their runs, with seed noise",
-        description="Tell which recipe has the higher ceiling or the higher efficiency, beyond seed noise.",
+        description="Find which recipe has the higher ceiling or efficiency, beyond seed noise.",
         epilog=examples("""
   scalerl compare runs/a-seed0 runs/b-seed0 --budget 16000      # runs of one recipe are its seeds
   scalerl compare old.csv new.csv --target 0.55 --json          # a file is a recipe

@@ -73,7 +73,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="FILE.py:CLASS",
-        help="a curve of your own, averaged with the package's; repeatable",
+        help="your own family of curves, averaged with the built-in ones; repeatable",
     )
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")

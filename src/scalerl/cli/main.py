@@ -47,7 +47,7 @@ exit status:
   0    done
   1    a run failed
   2    bad usage, or input that cannot be read
-  3    the input is valid, but cannot answer (too few evaluations, say)
+  3    the input is valid, but not sufficient (such as too few evaluations)
   4    an alarm paused a run
   130  interrupted
   141  the reader of the pipe has exited

@@ -38,11 +38,13 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     add_shared(plan, "recipe")
-    plan.add_argument("--generators", type=whole(), metavar="N", help="generators of decode_slots slots")
-    plan.add_argument("--trainers", type=whole(), metavar="M", help="devices that train")
-    plan.add_argument("--devices", type=whole(), metavar="G", help="devices in all; finds the best split")
+    plan.add_argument(
+        "--generators", type=whole(), metavar="N", help="generators, with decode_slots slots each"
+    )
+    plan.add_argument("--trainers", type=whole(), metavar="M", help="number of trainer devices")
+    plan.add_argument("--devices", type=whole(), metavar="G", help="total devices; finds the best split")
     add_shared(plan, "--set", "change one key of the recipe")
-    rates = plan.add_argument_group("rates of the parts")
+    rates = plan.add_argument_group("rates")
     rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="rates of a past run")
     rates.add_argument("--rates", metavar="FILE", help="a TOML file, or a built-in name: h100-8b")
     rates.add_argument(
@@ -56,7 +58,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--evaluate-every",
         type=positive,
         metavar="N",
-        help="steps between (as recipe or run)",
+        help="steps between evaluations (as in recipe or run)",
     )
     more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
     more.add_argument("--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (0)")

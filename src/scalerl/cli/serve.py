@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="N|PATTERN=N",
-        help="devices of all logs that do not say how many, or of those with such a path; repeatable",
+        help="devices of all logs that lack their number, or of those whose path matches PATTERN; repeatable",
     )
     serve.set_defaults(run=run)
 

@@ -30,9 +30,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="train a recipe into a run folder",
         description="Train a recipe into a run folder, with forecasts during the run and a final report.",
         epilog=examples("""
-  scalerl train demo -o runs/mine                               # a recipe of the package
+  scalerl train demo -o runs/mine                               # a built-in recipe
   scalerl train runs/mine --resume                              # resume an interrupted run
-  scalerl train scalerl --gpus 8 --dry-run                      # what goes on which GPU, and does it fit
+  scalerl train scalerl --gpus 8 --dry-run                      # which role gets which GPU; does it fit
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="start over in the run folder; the old run moves to RUN/before-1, before-2 ...",
     )
-    devices = train.add_argument_group("devices", "the recipe's [placement] or [cluster] has these and more")
+    devices = train.add_argument_group("devices", "more are in the recipe's [placement] or [cluster]")
     devices.add_argument(
         "--gpus",
         type=whole(),

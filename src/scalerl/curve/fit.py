@@ -220,7 +220,7 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
     sample = make_sample(by_step, None)
     if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
         return misfit, ()
-    what = f"the run is uneven on {points.axis} ({misfit.kind}) and even in its steps"
+    what = f"the run is uneven on {points.axis} ({misfit.kind}) but even in steps"
     return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
 
 
@@ -326,7 +326,7 @@ def _other_shape(post: Posterior) -> tuple[str, ...]:
     best = max(post.families, key=lambda family: weights[family.name])
     return (
         f"the {best.label} curve describes the run better (weight {weights[best.name]:.2f}, log-logistic "
-        f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
+        f"{own:.2f}): B and C_mid are those of the log-logistic; read them with care",
     )
 
 

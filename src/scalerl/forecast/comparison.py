@@ -84,7 +84,7 @@ class Claim:
         if self.verdict != "not significant":
             return text
         needed = "more than 100" if self.seeds is None else f"{self.seeds}"
-        return f"{text}   {needed} seeds of each would tell the observed difference (power .8)"
+        return f"{text}   {needed} seeds of each would detect the observed difference (power .8)"
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,11 @@ class Comparison:
         paired = any(pair.common_seeds for pair in self.pairs)
         within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
         return (
-            f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
-            f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
+            f"Seeds of one recipe are assumed to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B "
+            f"and {prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
             f"{within if paired else ''}"
-            "All runs are taken to be evaluated on the same prompts, and curves answer for those; "
-            "'same prompts' for other prompts of this kind, and these runs."
+            "All runs are assumed to be evaluated on the same prompts. Curves are about those prompts; "
+            "'same prompts' is about other prompts of this kind, and these runs."
         )
 
     def counted(self, pair: Pair) -> str:

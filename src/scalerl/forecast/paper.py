@@ -323,7 +323,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
     warnings = tuple(f"{fit.points.source}: {warning}" for fit in (a, b) for warning in fit.warnings)
     # 1e-9, as ceilings are multiples of .005 that floats do not have exactly.
     if abs(a.curve.A - b.curve.A) > SAME_CEILING + 1e-9:
-        seeds = "one run each says nothing of the seed; three seeds of one recipe lay within +-.015 in A"
+        seeds = "one run each cannot show seed variance; three seeds of one recipe lay within +-.015 in A"
         return PaperComparison("A", a, b, (a, b), (*warnings, seeds))
     held = (a.curve.A + b.curve.A) / 2
     first, second = (

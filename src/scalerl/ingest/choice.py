@@ -202,8 +202,8 @@ def _unasked(
     others = [one.name for one in found if one.name != chosen.name]
     beside = f"; others are {listed(others)}" if others else ""
     warnings.append(
-        f"'{chosen.name}' is a held-out reward that stands in for a pass rate, which it is only if a right "
-        f"answer earns 1 and every other 0{beside} ({asked.option} NAME)"
+        f"'{chosen.name}' is a held-out reward used as the pass rate, which is right only if a right "
+        f"answer earns 1 and any other 0{beside} ({asked.option} NAME)"
     )
     return chosen
 
@@ -226,8 +226,8 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     training = vocabulary.matches("train_reward", log.metrics)
     if training:
         return (
-            f"{hint}nothing is held out: '{training[0]}' is a reward of training, which says nothing certain "
-            f"of a held-out pass rate; {left_out}{asked.option} {training[0]} fits it as what it is"
+            f"{hint}nothing is held out: '{training[0]}' is a reward of training, which does not determine "
+            f"a held-out pass rate; {left_out}{asked.option} {training[0]} fits it as such"
         )
     names = listed(_likely(log.names))
     choices = f"{asked.option} takes one of: {names}" if names else "there are no metrics with numbers"

@@ -42,7 +42,7 @@ def shares_of(
     elif value_N.min() >= 0 and value_N.max() <= 1 and is_known_share(name, vocabulary):
         rate_N = np.empty(0)
         why_not = (
-            f"'{name}' is a share that lies in [0, 1] as it is, and is not of rewards of {wrong:g} and "
+            f"'{name}' is already a share in [0, 1], not a mean of rewards of {wrong:g} and "
             f"{right:g}: leave out {asked.max_option}"
         )
     else:
@@ -75,18 +75,18 @@ def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np
         return np.clip(value_N, 0.0, 1.0), "", ""
     if -1 - _SLACK <= low <= _WELL_BELOW and is_low:
         how = (
-            f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
-            "(1 + reward) / 2"
+            f"'{name}' goes below 0: it is read as a mean of rewards of -1 and 1, and converted to "
+            "a pass rate by (1 + reward) / 2"
         )
         return np.clip((value_N + 1) / 2, 0.0, 1.0), how, ""
     if _WELL_BELOW < low < 0 and is_low:
         why = (
-            f"'{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of -1 and 1 "
-            "(as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say"
+            f"'{name}' goes down to {low:.3g}: not a share, and too close to 0 to tell rewards of -1 and 1 "
+            "(as a pass rate: (1 + reward) / 2) from rewards with a penalty, such as for length"
         )
     elif is_positive:
         why = (
-            f"'{name}' goes up to {high:.3g}, and a share only to 1; percentages are divided by 100 with "
+            f"'{name}' goes up to {high:.3g}, but a share at most to 1; percentages are divided by 100 with "
             "--percent, and rewards by what a right answer earns"
         )
     else:
@@ -143,14 +143,14 @@ def check_spread(log: Log, name: str, value_N: np.ndarray, unit: float) -> tuple
     if value_N.min() < -_SLACK:
         if float(np.median(square_N)) >= _LEAST_SQUARE:
             return "", ""
-        return f"'{name}' is not of rewards of -{unit:g} and {unit:g}: their spread is smaller", ""
+        return f"'{name}' does not consist of rewards of -{unit:g} and {unit:g}: their spread is smaller", ""
     scale_N = square_N[value_N > 0] / value_N[value_N > 0]
     if not len(scale_N) or _SMALLEST_SCALE <= (scale := float(np.median(scale_N))) <= _LARGEST_SCALE:
         return "", ""
     found = f"by its spread a right answer earns about {scale * unit:.2g}"
     if scale < _SMALLEST_SCALE:
         return "", f"'{name}': {found} more than a wrong one, and not {unit:g}" if unit != 1 else ""
-    return f"'{name}' is not of rewards of 0 and {unit:g}: {found}", ""
+    return f"'{name}' does not consist of rewards of 0 and {unit:g}: {found}", ""
 
 
 def prompts_of(value_N: np.ndarray, samples: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 
-DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
+DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is for one device (--devices N)"
 """What is assumed of such a log, in its config.json."""
 OF_ONE_DEVICE = "of one device: the log does not say how many (--devices N)"
 HOURS = ("gpu_hours", "dollars")

@@ -188,7 +188,7 @@ def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate 
     first = round(budgets[0] / last * count)
     if first < LEAST_EVALUATIONS:
         raise InputError(
-            f"budgets: {first} evaluations up to {budgets[0]:g} tell nothing of a curve; "
+            f"budgets: {first} evaluations up to {budgets[0]:g} are too few for a curve; "
             f"{LEAST_EVALUATIONS} are needed: raise evaluation.count or the first budget"
         )
     if base.budget.kind == "steps" and budgets[0] <= base.optimiser.warmup_steps:

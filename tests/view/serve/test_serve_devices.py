@@ -36,7 +36,7 @@ def test_hours_of_one_device_are_marked_and_stand_beside_no_others(tmp_path):
         rows = settled(client)
         assert rows["tb-0"]["end_shown"] == "40 GPU-hours of one device"
         assert "of one device" not in rows["own"]["end_shown"]
-        assert any("compute is that of one" in note for note in rows["tb-0"]["notes"])
+        assert any("compute is for one device" in note for note in rows["tb-0"]["notes"])
         mixed = f"runs={rows['own']['id']},{rows['tb-0']['id']}"
         data = client.get(f"/api/overlay?{mixed}").json()
         assert data["axis"] == "steps"
@@ -49,7 +49,7 @@ def test_hours_of_one_device_are_marked_and_stand_beside_no_others(tmp_path):
         alike = client.get(f"/api/compare?runs={rows['tb-0']['id']},{rows['tb-1']['id']}").json()
         assert alike["axis"] == "gpu_hours"
         html = client.get(f"/run/{rows['tb-0']['id']},{rows['tb-1']['id']}").text
-        assert "compute is that of one" in html
+        assert "compute is for one device" in html
 
 
 def test_devices_are_given_for_all_logs_and_by_their_paths(tmp_path):

@@ -160,7 +160,7 @@ def _group(text: str) -> tuple[str, list[str]]:
 _SHARED: dict[str, dict[str, Any]] = {
     "recipe": {
         "metavar": "RECIPE",
-        "help": "a TOML file, the name of a recipe of the package, or a run folder, whose recipe is used",
+        "help": "a TOML file, the name of a built-in recipe, or a run folder, whose recipe is used",
     },
     "--base": {"metavar": "NAME"},
     "--budget": {"type": amount(), "metavar": "C"},

@@ -50,7 +50,7 @@ def add_prior(command: argparse.ArgumentParser) -> None:
         "--prior",
         choices=("default", "flat"),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
         default="default",
-        help="what is known of a curve beforehand: what runs look like, or flat over what is measured",
+        help="prior of the curve: from typical runs, or flat over the measured range",
     )
 
 

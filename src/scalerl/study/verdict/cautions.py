@@ -270,10 +270,10 @@ def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
     if not open_runs:
         yield f"{text}."
     elif 2 * len(known) <= len(open_runs):
-        yield f"{text}, and eight times the compute may not tell it."
+        yield f"{text}, and eight times the compute may not identify it."
     else:
         needed = f"{statistics.median(known):.3g} {axis}"
-        yield f"{text}, and about {needed} are expected to tell it in the others."
+        yield f"{text}, and about {needed} is expected to identify it in the others."
 
 
 def _listed(names: Sequence[str]) -> str:

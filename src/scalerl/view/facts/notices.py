@@ -106,7 +106,7 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
         return [("No saturating curve describes this run.", text)]
     if fit.identified:
         return []
-    needed = f"To tell it: {to_tell_text(fit.to_json(), unit, spent)}."
+    needed = f"To identify it: {to_tell_text(fit.to_json(), unit, spent)}."
     return [("Too early to tell the ceiling.", f"{sentence(fit.why)} {needed}")]
 
 

@@ -101,7 +101,7 @@ def more_text(fit: Fit, unit: Unit) -> str:
     """Return how much more compute would tell the ceiling: `about 60 more GPU-hours would`."""
     tell, spent = fit.compute_to_tell, float(fit.points.compute_N[-1])
     if tell is None or tell <= spent:
-        return "8 times the compute so far are not expected to tell it"
+        return "8 times the compute so far is not expected to identify it"
     amount, _, name = unit.show(tell - spent).partition(" ")
     return f"about {amount} more {name} would"
 

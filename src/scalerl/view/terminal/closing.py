@@ -37,7 +37,7 @@ def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, 
         rows.append(("why withheld", str(fit_json.get("why"))))
     axis = axis_for(run, frozen=frozen)
     if needed := to_tell_text(fit_json, unit_for(axis, float(run.compute(axis).max(initial=0.0)))):
-        rows.append(("to tell it", needed))
+        rows.append(("identified", needed))
     if run.alarms:
         rows.append(("health", alarm_text(run.alarms)))
     rows += [(name, str(path)) for name, path in kept_files(run.path).items()]

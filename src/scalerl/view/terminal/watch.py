@@ -26,7 +26,7 @@ _SAMPLE_LINES = {"prompt": 2, "completion": 4}
 """The most lines of the texts of a completion."""
 _SPARE = (
     *("completion", "prompt", "sample", "", "speed"),
-    *("frozen", "to tell it", "why withheld", "last line", "metric"),
+    *("frozen", "identified", "why withheld", "last line", "metric"),
 )
 """Rows that are left out where the console is too small for all, in this order."""
 
@@ -147,7 +147,7 @@ def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
     if fit.misfit:
         rows.append(("why withheld", fit.why))
     elif not fit.identified:
-        rows.append(("to tell it", to_tell_text(fit_json, run.unit, run.compute)))
+        rows.append(("identified", to_tell_text(fit_json, run.unit, run.compute)))
     if run.record is not None and (frozen := main_forecast(frozen_forecasts(run.record))):
         rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
     return rows
