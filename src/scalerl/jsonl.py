@@ -118,10 +118,14 @@ def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
             lines = file.read(most).split(b"\n")
-    for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            if isinstance(row := json.loads(line), dict):
-                return row
+    return next(filter(None, map(object_of, reversed(lines))), {})
+
+
+def object_of(line: str | bytes) -> dict[str, Any]:
+    """Return the JSON object of a line; empty where it is none, as of one that is being written."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
     return {}
 
 
