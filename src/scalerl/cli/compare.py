@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.amounts import amount
@@ -67,11 +67,10 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.forecast import compare
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
-    read, unread = read_each(paths_of(args), args, least=2)
-    found = [data for of_path in read.values() for data in of_path]
+    found, unread = read_each(paths_of(args), args, least=2)
     check_one_axis(found)
     far = settle_amounts(args, found)
-    fitted, unfitted = _fitted(read, args)
+    fitted, unfitted = _fitted(found, args)
     unread += unfitted
     recipes = recipes_of(args, fitted)
     result = compare(
@@ -143,10 +142,8 @@ def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
     return blocks
 
 
-def _fitted(
-    read: dict[str, list[Data]], args: argparse.Namespace
-) -> tuple[dict[str, list[Run]], list[Unread]]:
-    """Fit all runs, by the path that was given; a run with too few evaluations is returned as `Unread`.
+def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], list[Unread]]:
+    """Fit all runs; one with too few evaluations is returned as `Unread`.
 
     Raises:
         CannotAnswerError: fewer than two can be fitted; it is that of the first that cannot.
@@ -154,18 +151,17 @@ def _fitted(
     from scalerl.curve import fit
     from scalerl.ingest.formats.format import Unread
 
-    found: dict[str, list[Run]] = {path: [] for path in read}
+    found: list[Run] = []
     errors: list[CannotAnswerError] = []
     unread: list[Unread] = []
-    for path, of_path in read.items():
-        for data in of_path:
-            try:
-                found[path].append((data, fit(data.points, **fit_options(args), level=args.level)))
-            except CannotAnswerError as error:
-                errors.append(error)
-                name = data.record.name if data.record is not None and data.foreign else ""
-                unread.append(Unread(data.path, name, str(error)))
-    if errors and sum(map(len, found.values())) < 2:
+    for data in read:
+        try:
+            found.append((data, fit(data.points, **fit_options(args), level=args.level)))
+        except CannotAnswerError as error:
+            errors.append(error)
+            name = data.record.name if data.record is not None and data.foreign else ""
+            unread.append(Unread(data.path, name, str(error)))
+    if errors and len(found) < 2:
         raise errors[0]
     return found, unread
 
