@@ -23,7 +23,7 @@ from scalerl.errors import CannotAnswerError, InputError, counted
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.forecast.paired import PairedPrompts
-    from scalerl.forecast.paper import PaperComparison, PaperFit
+    from scalerl.forecast.paper import PaperComparison
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
 
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> None:
     )
     pairs = [(recipes[pair.base], recipes[pair.recipe]) for pair in result.pairs]
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
-    papers = {name: _paper_fit(runs) for name, runs in recipes.items()}
-    rules = [_paper_rule(papers[pair.base], papers[pair.recipe]) for pair in result.pairs]
+    rules = [_paper_rule(*pair) for pair in pairs]
     whole = [run for runs in recipes.values() for run in runs]
     warnings = [*far, *(f"{data.path}: {warning}" for data, fit in whole for warning in fit.warnings)]
     if args.json:
@@ -176,28 +175,15 @@ def _paired_prompts(base: list[Run], recipe: list[Run], price: float | None) -> 
     return paired_prompts(sides[0], sides[1], base[0][1].axis, price)
 
 
-def _paper_fit(runs: list[Run]) -> PaperFit | str:
-    """Return the paper's fit of the first run of a recipe, or why it has none."""
-    from scalerl.forecast.paper import paper_fit_of
+def _paper_rule(base: list[Run], recipe: list[Run]) -> PaperComparison | str:
+    """Compare the first runs of two recipes by the paper's rule, or return why it says nothing."""
+    from scalerl.forecast.paper import paper_compare, paper_fit_of
 
-    for data, fit in runs:
+    for data, fit in (*base, *recipe):
         if fit.misfit:  # its ceilings are as little worth as those withheld
-            return f"no saturating curve describes {data.path}"
+            return f"nothing: no saturating curve describes {data.path}"
     try:
-        return paper_fit_of(runs[0][1])
-    except (InputError, CannotAnswerError) as error:
-        return str(error)
-
-
-def _paper_rule(base: PaperFit | str, recipe: PaperFit | str) -> PaperComparison | str:
-    """Compare two recipes by the paper's rule, or return why it says nothing."""
-    from scalerl.forecast.paper import paper_compare
-
-    for side in (base, recipe):
-        if isinstance(side, str):
-            return f"nothing: {side}"
-    try:
-        return paper_compare(base, recipe)  # type: ignore[arg-type]
+        return paper_compare(paper_fit_of(base[0][1]), paper_fit_of(recipe[0][1]))
     except (InputError, CannotAnswerError) as error:
         return f"nothing: {error}"
 
