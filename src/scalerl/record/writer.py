@@ -194,10 +194,10 @@ _APPENDING = os.O_WRONLY | os.O_APPEND
 _writing = partial(writing, more="; what was written before is kept")
 
 
-def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Append one line of JSON, whole or not at all; WriteError where the disk does not take it."""
     with _writing(path), path.open("ab", buffering=0) as file:
-        _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
+        _append(file.fileno(), (dumps(row) + "\n").encode(), synced=True)
 
 
 def _append(handle: int, data: bytes, synced: bool) -> None:
