@@ -50,7 +50,7 @@ def error_of_ceiling(reach: float, sd: float = 0.0075) -> float:
     compute_N, truth = compute_N[compute_N >= PAPER_MIN_COMPUTE], Curve(LOG_LOGISTIC, 0.61, B, C_MID, R_0)
     sample = make_sample(Points.from_arrays(compute_N, truth(compute_N)), R_0)
     rss = sd**2 * (len(compute_N) - 3)
-    return standard_errors(sample, LeastSquares(truth, rss, (), ()), "gauss_newton").A
+    return standard_errors(sample, LeastSquares(truth, rss, (), ())).A
 
 
 def rows(pairs: int, seed: int) -> Iterator[str]:

@@ -42,23 +42,6 @@ __all__ = [
     "read_table",
 ]
 
-lazy(
-    __name__,
-    {
-        "curve.fit": "fit",
-        "curve.points": "Points",
-        "curve.result": "Fit Forecast",
-        "forecast.backtest": "Backtest backtest",
-        "forecast.compare": "compare",
-        "forecast.comparison": "Comparison",
-        "forecast.online": "Forecaster",
-        "errors": "CannotAnswerError InputError ScalerlError WriteError",
-        "ingest.load": "load_run",
-        "ingest.formats.table": "read_table",
-        "record.reader": "EvalPoint RunRecord",
-        "record.writer": "RunWriter",
-        "view.plotting": "plot",
-    },
-)
+lazy(__name__)
 
 shown_by(lambda: import_module("scalerl.view.notebook"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -29,10 +31,15 @@ class _LazyPackage(ModuleType):
         return sorted({*super().__dir__(), *self._homes})
 
 
-def lazy(package: str, homes: dict[str, str]) -> None:
-    """Let `package` import names on demand; `homes` lists the names of each submodule by spaces."""
+def lazy(package: str) -> None:
+    """Let `package` import on demand what its `if TYPE_CHECKING:` imports, which type checkers read."""
     module = sys.modules[package]
     module.__class__ = _LazyPackage
     module.__dict__["_homes"] = {
-        name: f"{package}.{home}" for home, names in homes.items() for name in names.split()
+        alias.name: imported.module
+        for block in ast.parse(inspect.getsource(module)).body
+        if isinstance(block, ast.If)
+        for imported in block.body
+        if isinstance(imported, ast.ImportFrom)
+        for alias in imported.names
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, WriteError
 
 _LONGEST_NAME_BYTES = 100
 _RETRY, _SELDOM = 1.0, 60.0
@@ -69,6 +69,15 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path}: no such file") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def writing(path: str | Path, more: str = "") -> Iterator[None]:
+    """Turn an OSError in the block into a WriteError that names `path`, with `more` behind it."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror or error}{more}") from error
 
 
 def check_input(path: Path, pipes: bool = False) -> None:

@@ -105,10 +105,10 @@ def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
 
 
-def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
+def read_last(path: Path) -> dict[str, Any]:
     """Return the last complete object of a JSONL file that may be written to; empty if there is none.
 
-    Only its last `most` bytes are read, as the file of a long run is large.
+    Only its last 256 KiB are read, as the file of a long run is large.
     """
     with reading(path):
         if not path.exists():
@@ -116,12 +116,16 @@ def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
         if not path.is_file():  # opening a pipe may block for ever
             raise InputError(f"{path}: expected a file")
         with path.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
-            lines = file.read(most).split(b"\n")
-    for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            if isinstance(row := json.loads(line), dict):
-                return row
+            file.seek(max(file.seek(0, os.SEEK_END) - 2**18, 0))
+            lines = file.read().split(b"\n")
+    return next(filter(None, map(object_of, reversed(lines))), {})
+
+
+def object_of(line: str | bytes) -> dict[str, Any]:
+    """Return the JSON object of a line; empty where it is none, as of one that is being written."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
     return {}
 
 

@@ -116,6 +116,8 @@ def test_the_statuses_are_those_of_the_errors():
         (["fit", "x", "--targt=.5"], "did you mean '--target'?"),
         (["completion", "bsh"], "did you mean 'bash'?"),
         (["fit", "x", "--metric", "acc"], "did you mean '--y NAME'?"),
+        (["fit", "x", "--metrics", "acc"], "did you mean '--y NAME'?"),
+        (["train", "demo", "--metrics", "acc"], "unrecognized arguments: --metrics acc (see"),
         (["fit", "x", "--steps=3"], "did you mean '--x steps'?"),
         (["train", "demo", "--steps", "9"], "did you mean '--set budget.kind=steps --set budget.amount=N'?"),
     ],

@@ -3,10 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve import LOG_LOGISTIC, Curve, Gompertz, Points
+from scalerl.curve import LOG_LOGISTIC, Curve, Points
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.baselines import (
-    fit_gompertz,
     fit_last_value,
     fit_log_linear,
     fit_power_law,
@@ -49,16 +48,7 @@ def test_log_linear_by_hand():
     np.testing.assert_allclose(line(np.array([1.0, math.e, math.e**3])), [0.05, 0.3, 0.8], rtol=1e-14)
 
 
-def test_gompertz_gives_its_parameters_back():
-    truth = Curve(Gompertz(), A=0.7, B=1.5, C_mid=3000.0, R_0=0.3)
-    compute_N = np.linspace(0, 9000, 19)
-    found = fit_gompertz(Points.from_arrays(compute_N, truth(compute_N)))
-    np.testing.assert_allclose((found.A, found.B, found.C_mid, found.R_0), (0.7, 1.5, 3000.0, 0.3), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("fit", "needed"), [(fit_last_value, 1), (fit_log_linear, 2), (fit_power_law, 3), (fit_gompertz, 4)]
-)
+@pytest.mark.parametrize(("fit", "needed"), [(fit_last_value, 1), (fit_log_linear, 2), (fit_power_law, 3)])
 def test_too_few_points_are_said(fit, needed):
     compute_N = np.arange(1.0, needed)
     with pytest.raises(CannotAnswerError, match=f"{needed} are needed"):

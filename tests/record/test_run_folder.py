@@ -26,7 +26,7 @@ def test_a_folder_is_claimed_once_and_again_after_its_end(tmp_path):
     with pytest.raises(InputError, match="another process is writing this run"):
         RunWriter(tmp_path / "a" / "run", {})
     one.close()
-    assert not list(tmp_path.iterdir())  # nothing was written
+    assert not list((tmp_path / "a").iterdir())  # nothing was written
     RunFolder.claim(tmp_path / "a" / "run").close()
 
 

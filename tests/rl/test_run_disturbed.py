@@ -73,7 +73,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(recipe, tmp_path):
 
     with pytest.raises(InputError, match="no model"):
         run(recipe, tmp_path / "a" / "run", load=load)
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "a").iterdir())
 
 
 # -- moved and removed -------------------------------------------------------------------------------------

@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.forecast.rivals import BANK_RIVALS, POINT_RIVALS
 
     paths = _in_folder(Path(args.bank)) if args.bank else args.runs_or_files
-    found, unread = read_each(paths, args, once=False)
-    runs = [data for of_path in found.values() for data in of_path]
+    runs, unread = read_each(paths, args, once=False)
     far = settle_amounts(args, runs)
     test = backtest(
         [run.points for run in runs],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.amounts import amount
@@ -23,7 +23,7 @@ from scalerl.errors import CannotAnswerError, InputError, counted
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.forecast.paired import PairedPrompts
-    from scalerl.forecast.paper import PaperComparison, PaperFit
+    from scalerl.forecast.paper import PaperComparison
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
 
@@ -67,11 +67,10 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.forecast import compare
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
-    read, unread = read_each(paths_of(args), args, least=2)
-    found = [data for of_path in read.values() for data in of_path]
+    found, unread = read_each(paths_of(args), args, least=2)
     check_one_axis(found)
     far = settle_amounts(args, found)
-    fitted, unfitted = _fitted(read, args)
+    fitted, unfitted = _fitted(found, args)
     unread += unfitted
     recipes = recipes_of(args, fitted)
     result = compare(
@@ -84,8 +83,7 @@ def run(args: argparse.Namespace) -> None:
     )
     pairs = [(recipes[pair.base], recipes[pair.recipe]) for pair in result.pairs]
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
-    papers = {name: _paper_fit(runs) for name, runs in recipes.items()}
-    rules = [_paper_rule(papers[pair.base], papers[pair.recipe]) for pair in result.pairs]
+    rules = [_paper_rule(*pair) for pair in pairs]
     whole = [run for runs in recipes.values() for run in runs]
     warnings = [*far, *(f"{data.path}: {warning}" for data, fit in whole for warning in fit.warnings)]
     if args.json:
@@ -143,10 +141,8 @@ def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
     return blocks
 
 
-def _fitted(
-    read: dict[str, list[Data]], args: argparse.Namespace
-) -> tuple[dict[str, list[Run]], list[Unread]]:
-    """Fit all runs, by the path that was given; a run with too few evaluations is returned as `Unread`.
+def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], list[Unread]]:
+    """Fit all runs; one with too few evaluations is returned as `Unread`.
 
     Raises:
         CannotAnswerError: fewer than two can be fitted; it is that of the first that cannot.
@@ -154,18 +150,17 @@ def _fitted(
     from scalerl.curve import fit
     from scalerl.ingest.formats.format import Unread
 
-    found: dict[str, list[Run]] = {path: [] for path in read}
+    found: list[Run] = []
     errors: list[CannotAnswerError] = []
     unread: list[Unread] = []
-    for path, of_path in read.items():
-        for data in of_path:
-            try:
-                found[path].append((data, fit(data.points, **fit_options(args), level=args.level)))
-            except CannotAnswerError as error:
-                errors.append(error)
-                name = data.record.name if data.record is not None and data.foreign else ""
-                unread.append(Unread(data.path, name, str(error)))
-    if errors and sum(map(len, found.values())) < 2:
+    for data in read:
+        try:
+            found.append((data, fit(data.points, **fit_options(args), level=args.level)))
+        except CannotAnswerError as error:
+            errors.append(error)
+            name = data.record.name if data.record is not None and data.foreign else ""
+            unread.append(Unread(data.path, name, str(error)))
+    if errors and len(found) < 2:
         raise errors[0]
     return found, unread
 
@@ -180,28 +175,15 @@ def _paired_prompts(base: list[Run], recipe: list[Run], price: float | None) -> 
     return paired_prompts(sides[0], sides[1], base[0][1].axis, price)
 
 
-def _paper_fit(runs: list[Run]) -> PaperFit | str:
-    """Return the paper's fit of the first run of a recipe, or why it has none."""
-    from scalerl.forecast.paper import paper_fit_of
+def _paper_rule(base: list[Run], recipe: list[Run]) -> PaperComparison | str:
+    """Compare the first runs of two recipes by the paper's rule, or return why it says nothing."""
+    from scalerl.forecast.paper import paper_compare, paper_fit_of
 
-    for data, fit in runs:
+    for data, fit in (*base, *recipe):
         if fit.misfit:  # its ceilings are as little worth as those withheld
-            return f"no saturating curve describes {data.path}"
+            return f"nothing: no saturating curve describes {data.path}"
     try:
-        return paper_fit_of(runs[0][1])
-    except (InputError, CannotAnswerError) as error:
-        return str(error)
-
-
-def _paper_rule(base: PaperFit | str, recipe: PaperFit | str) -> PaperComparison | str:
-    """Compare two recipes by the paper's rule, or return why it says nothing."""
-    from scalerl.forecast.paper import paper_compare
-
-    for side in (base, recipe):
-        if isinstance(side, str):
-            return f"nothing: {side}"
-    try:
-        return paper_compare(base, recipe)  # type: ignore[arg-type]
+        return paper_compare(paper_fit_of(base[0][1]), paper_fit_of(recipe[0][1]))
     except (InputError, CannotAnswerError) as error:
         return f"nothing: {error}"
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
     from scalerl.ingest.load import Data
 
+_OF_ONE_FIT = ("prior_from", "family", "sensitivity", "cross_check")
+"""Options that neither --each nor --paper supports."""
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its arguments."""
@@ -141,9 +144,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _each(args: argparse.Namespace) -> None:
     """Fit every held-out metric of a log, and print a row for each."""
-    unanswered = ("at", "worth", "prior_from", "family", "sensitivity", "cross_check", "paper", "pooled")
-    if given := [f"--{name.replace('_', '-')}" for name in unanswered if getattr(args, name)]:
-        raise InputError(f"--each does not support {', '.join(given)}: leave out one or the other")
+    _refuse("--each", args, "at", "worth", *_OF_ONE_FIT, "paper", "pooled")
     from scalerl.curve import fit
     from scalerl.curve.answers import span
     from scalerl.ingest.load import read_all
@@ -182,6 +183,12 @@ def _each(args: argparse.Namespace) -> None:
     print_table(rows, header)
 
 
+def _refuse(option: str, args: argparse.Namespace, *others: str) -> None:
+    """Raise an InputError if an option was given with others that it does not support."""
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]:
+        raise InputError(f"{option} does not support {', '.join(given)}: leave out one or the other")
+
+
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
     """Return rows with the axis that was chosen and its alternatives, for a log without a budget, and on how
     many devices its hours are."""
@@ -199,10 +206,7 @@ def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> Non
     """Run the paper's procedure alone, so that published numbers can be matched."""
     from scalerl.forecast.paper import paper_fit
 
-    others = ("target", "worth", "prior_from", "family", "sensitivity", "cross_check")
-    unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
-    if unanswered:
-        raise InputError(f"--paper does not support {', '.join(unanswered)}: leave out one or the other")
+    _refuse("--paper", args, "target", "worth", *_OF_ONE_FIT)
     if args.min_compute == "auto":
         raise InputError("--paper needs a number: give --min-compute C")
     if args.r0 == "free":

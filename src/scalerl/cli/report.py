@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +172,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     if not paths:
         raise InputError("report needs a RUN or a FILE")
     read, unread = read_each(paths, args)
-    found = _on_one_axis([data for of_path in read.values() for data in of_path], args)
+    found = _on_one_axis(read, args)
     check_one_axis(found)
     settle_amounts(args, found)
     paths = [data.path for data in found]
@@ -184,9 +183,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
         run = OverlayRun(name, data.points, data.record)
         fit, reason = fit_or_reason(run, **options)
         runs.append(replace(run, fit=fit, reason=reason))
-    pairs = zip(found, runs, strict=True)
-    by_path = {path: list(itertools.islice(pairs, len(of_path))) for path, of_path in read.items()}
-    recipes = {name: [run for _, run in members] for name, members in recipes_of(args, by_path).items()}
+    pairs = list(zip(found, runs, strict=True))
+    recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}
     view = RunsView(tuple(runs), budget=args.budget, target=args.target, **options)
     return compared(view, recipes, args.base, args.budget), paths, unread
 

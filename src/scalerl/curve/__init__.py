@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.curve.answers import Forecast, NoiseEstimate
+    from scalerl.curve.answers import Forecast, Forecasts, NoiseEstimate
     from scalerl.curve.families import (
         FAMILIES,
         LOG_LOGISTIC,
@@ -46,6 +46,7 @@ __all__ = [
     "Family",
     "Fit",
     "Forecast",
+    "Forecasts",
     "Frechet",
     "Gompertz",
     "Intervals",
@@ -59,15 +60,4 @@ __all__ = [
     "fit",
 ]
 
-lazy(
-    __name__,
-    {
-        "families": "FAMILIES LOG_LOGISTIC POWER_LAW "
-        "Curve Family Frechet Gompertz LogLogistic PowerLaw Weibull",
-        "fit": "fit",
-        "points": "Points",
-        "answers": "Forecasts",
-        "result": "Fit Forecast Intervals Medians NoiseEstimate",
-        "seeds": "SEED_PRIOR SeedPrior",
-    },
-)
+lazy(__name__)

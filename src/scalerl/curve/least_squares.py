@@ -48,22 +48,19 @@ class LeastSquares:
     basins: tuple[tuple[Curve, float], ...]
 
 
-def least_squares(
-    sample: Sample, family: Family, *, bounds: tuple[float, float] = (0.0, 1.0), steps: int = STEPS
-) -> LeastSquares:
-    """Minimise the weighted sum of squares over R_0, A, B and C_mid, with low <= R_0 <= A <= high.
+def least_squares(sample: Sample, family: Family, *, steps: int = STEPS) -> LeastSquares:
+    """Minimise the weighted sum of squares over R_0, A, B and C_mid, with 0 <= R_0 <= A <= 1.
 
     A search ends after `steps` at the latest. Few leave it near the minimum of a long flat valley: enough for
     a start of something else.
     """
-    return least_squares_many([sample], family, bounds=bounds, steps=steps)[0]
+    return least_squares_many([sample], family, steps=steps)[0]
 
 
 def least_squares_many(
     samples: Sequence[Sample],
     family: Family | Sequence[Family],
     *,
-    bounds: tuple[float, float] = (0.0, 1.0),
     steps: int = STEPS,
 ) -> list[LeastSquares]:
     """Fit every run as `least_squares`, with one family or with one for each of them.
@@ -79,7 +76,7 @@ def least_squares_many(
         for first in range(0, len(mine), _CHUNK):
             chunk = mine[first : first + _CHUNK]
             together, curves = [samples[i] for i in chunk], [each[i] for i in chunk]
-            results = _search(together, curves, RunRows.stack(together, curves, bounds), steps)
+            results = _search(together, curves, RunRows.stack(together, curves), steps)
             for i, result in zip(chunk, results, strict=True):
                 found[i] = result
     return found

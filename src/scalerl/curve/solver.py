@@ -203,7 +203,8 @@ def rows_averaged(n: int) -> int:
 class RunRows(NamedTuple):
     """Runs side by side, each with a curve of the family that `family` indexes.
 
-    `y` is measured from `base`, the mean of the run or its given R_0.
+    `y` is measured from `base`, the mean of the run or its given R_0, and so are `low` and `high`, the bounds
+    of (R_0, A): pass rates of 0 and 1.
     """
 
     log_c: np.ndarray
@@ -221,8 +222,8 @@ class RunRows(NamedTuple):
     free: bool
 
     @classmethod
-    def stack(cls, samples: Sequence[Sample], each: Sequence[Family], bounds: tuple[float, float]) -> RunRows:
-        """Pad and stack runs, `each` with a family; `bounds` of (R_0, A) may be infinite."""
+    def stack(cls, samples: Sequence[Sample], each: Sequence[Family]) -> RunRows:
+        """Pad and stack runs, `each` with a family."""
         n = max(len(s) for s in samples)
         n += -n % rows_averaged(n)
         log_c, y, w = np.zeros((3, len(samples), n))
@@ -233,7 +234,7 @@ class RunRows(NamedTuple):
         base = (w * y).sum(axis=1) / one if free else np.array([s.r0 for s in samples], dtype=float)
         y -= base[:, None]
         count = np.array([len(s) for s in samples], dtype=float)
-        yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
+        yy, low, high = (w * y * y).sum(axis=1), 0.0 - base, 1.0 - base
         families = tuple(dict.fromkeys(each))
         family = np.array([families.index(one) for one in each])
         return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, family, families, free)
@@ -306,12 +307,9 @@ def _on_edge(rows: RunRows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not rows.free:
         return zero, clip(gy / np.maximum(gg, 1e-300), zero, high)
     level = clip(zero, low, high)  # the mean of y is 0
-    edges = [(level, level)]
-    if np.isfinite(high).all():
-        edges.append((clip((hy - high * hg) / np.maximum(hh, 1e-300), low, high), high))
-    if np.isfinite(low).all():
-        edges.append((low, clip((gy - low * hg) / np.maximum(gg, 1e-300), low, high)))
-    R_0, A = np.array(edges).transpose(1, 0, 2)
+    under_high = clip((hy - high * hg) / np.maximum(hh, 1e-300), low, high)
+    over_low = clip((gy - low * hg) / np.maximum(gg, 1e-300), low, high)
+    R_0, A = np.array([level, under_high, low]), np.array([level, high, over_low])
     rss = R_0 * (R_0 * hh + 2 * A * hg - 2 * hy) + A * (A * gg - 2 * gy)
     best = rss.argmin(axis=0), np.arange(len(gg))
     return R_0[best], A[best]

@@ -42,14 +42,4 @@ __all__ = [
     "smoothed",
 ]
 
-lazy(
-    __name__,
-    {
-        "backtest": "Backtest backtest",
-        "best": "SmoothedRun rates_by_step smoothed",
-        "compare": "compare",
-        "comparison": "Claim Comparison Difference Pair",
-        "crossing": "Crossing",
-        "online": "Forecaster",
-    },
-)
+lazy(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalerl.curve.families import POWER_LAW, Curve, Gompertz, log_compute
+from scalerl.curve.families import POWER_LAW, Curve, log_compute
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
@@ -58,16 +58,6 @@ def fit_power_law(points: Points) -> Curve:
     chosen = points.select(points.compute_N > 0)
     require(points, chosen.compute_N, 3)
     return least_squares(make_sample(chosen, 0.0), POWER_LAW).curve
-
-
-def fit_gompertz(points: Points, r0: float | None = None) -> Curve:
-    """Fit the Gompertz curve, a sigmoid in C; R_0 is its lower asymptote, free unless given.
-
-    Raises:
-        CannotAnswerError: fewer points at distinct compute than parameters.
-    """
-    require(points, points.compute_N, 4 if r0 is None else 3)
-    return least_squares(make_sample(points, r0), Gompertz()).curve
 
 
 def require(points: Points, compute_N: np.ndarray, least: int) -> None:

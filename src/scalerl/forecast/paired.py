@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.record.prompts import FILE
+from scalerl.record.prompts import FILE, whole_rows
 from scalerl.record.reader import RunRecord
 
 
@@ -56,15 +56,15 @@ def paired_prompts(
     axis: str = "gpu_hours",
     price: float | None = None,
 ) -> PairedPrompts | None:
-    """Compare the runs of two recipes on common prompts; None with fewer than two on record.
+    """Compare the runs of two recipes on common prompts; None without two of them on whole lines.
 
     Raises:
-        InputError: the axis is unknown or its counters are missing, or a line of prompts cannot be used.
+        InputError: the axis is unknown or its counters are missing, or one set has other prompts in two runs.
     """
     runs = [*base, *recipe]
-    rows = [run.eval_prompts() for run in runs]
-    common = set.intersection(*({row.get("prompt_set") for row in of_run} for of_run in rows))
-    shared = [row["prompt_set"] for row in rows[0] if row.get("prompt_set") in common]
+    rows = [list(whole_rows(run, 0)) for run in runs]
+    common = set.intersection(*({row["prompt_set"] for row in of_run} for of_run in rows))
+    shared = [row["prompt_set"] for row in rows[0] if row["prompt_set"] in common]
     if not shared:
         return None
     # The latest of several: the prompts may have been changed between runs, or within.
@@ -75,14 +75,12 @@ def paired_prompts(
     ]
     # As far as the shortest run goes: beyond it a difference would be one of compute.
     at = min(max(compute.values()) for compute in computes)
-    nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(runs, rows, computes, strict=True)]
+    nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(rows, computes, strict=True)]
     # By id, as runs may list the same prompts in another order.
     ids = sorted(nearest[0][1])
     for run, (_, rates) in zip(runs, nearest, strict=True):
         if sorted(rates) != ids:
             raise InputError(f"{run.path / FILE}: set {prompt_set} has other prompts than in {runs[0].path}")
-    if len(ids) < 2:  # one says nothing of the spread over prompts
-        return None
     rate_RP = np.array([[rates[i] for i in ids] for _, rates in nearest])
     base_P, recipe_P = rate_RP[: len(base)].mean(axis=0), rate_RP[len(base) :].mean(axis=0)
     where = [compute for compute, _ in nearest]
@@ -100,16 +98,11 @@ def paired_prompts(
 
 
 def _nearest(
-    run: RunRecord, rows: list[dict[str, Any]], computes: dict[int, float], prompt_set: Any, at: float
+    rows: list[dict[str, Any]], computes: dict[int, float], prompt_set: Any, at: float
 ) -> tuple[float, dict[str, float]]:
     """Return compute, and pass rate of every prompt, of the evaluation on a set that is nearest to `at`."""
-    usable = [row for row in rows if row.get("prompt_set") == prompt_set and row.get("step") in computes]
-    if not usable:
-        raise InputError(f"{run.path / FILE}: no evaluation on set {prompt_set} has its step in evals.jsonl")
+    usable = (row for row in rows if row["prompt_set"] == prompt_set)
     row = min(usable, key=lambda row: abs(computes[row["step"]] - at))
-    try:
-        rates = {str(i): c / row["n"] for i, c in zip(row["id"], row["correct"], strict=True)}
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        where = f"{run.path / FILE}, step {row['step']}"
-        raise InputError(f"{where}: 'n', 'id' and 'correct' do not fit together ({error})") from error
-    return computes[row["step"]], rates
+    return computes[row["step"]], {
+        str(i): c / row["n"] for i, c in zip(row["id"], row["correct"], strict=True)
+    }

@@ -94,7 +94,7 @@ def _of_fit(rival: Callable[[Fit], PointForecast]) -> Rival:
 
 def _wald(family: Family, seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
     sample, best = _least_squares(family, seen)
-    errors, log_c_K = standard_errors(sample, best, "gauss_newton"), np.log(compute_K)
+    errors, log_c_K = standard_errors(sample, best), np.log(compute_K)
     # By B and C_mid, where the curve has the derivatives by their logarithms. What lies on a bound is held.
     jacobian_K4 = best.curve.jacobian(log_c_K) / np.array([1.0, best.curve.B, best.curve.C_mid, 1.0])
     covariance_44 = np.nan_to_num(errors.covariance_44)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from scalerl.curve.families import Curve
 from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError
 
 _NAMES = ("A", "B", "C_mid", "R_0")
-_STEP = 1e-4  # of log B, log C_mid, and of the gain: the error of a central difference is its square
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,10 @@ class StandardErrors:
     """Covariance of (A, B, C_mid, R_0), for the error of anything that follows from them."""
 
 
-def standard_errors(
-    sample: Sample, best: LeastSquares, hessian: Literal["observed", "gauss_newton"] = "observed"
-) -> StandardErrors:
-    """Return square roots of the diagonal of sd^2 H^-1, H half of the Hessian of the sum of squares.
+def standard_errors(sample: Sample, best: LeastSquares) -> StandardErrors:
+    """Return square roots of the diagonal of sd^2 (J^T W J)^-1, J the derivatives of the curve.
 
-    "observed" is the Hessian itself (R's drc); "gauss_newton" leaves out the second derivatives of the curve
-    (NIST StRD, R's nls). Seber and Wild, Nonlinear Regression, 1989, sections 2.1 and 2.8.
+    It is as NIST StRD and R's nls have it. Seber and Wild, Nonlinear Regression, 1989, section 2.1.
 
     Raises:
         CannotAnswerError: no more points than free parameters, or data that do not fix them.
@@ -54,12 +48,8 @@ def standard_errors(
     if degrees < 1:
         raise CannotAnswerError(f"{sample.n_points} points leave nothing to estimate {len(free)} errors from")
     sd = math.sqrt(best.rss / degrees)
-    if hessian == "observed":
-        half = _observed(sample, best.curve)
-    else:
-        jacobian_N4 = best.curve.jacobian(sample.log_c_N)
-        half = jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
-    half = half[np.ix_(free, free)]
+    jacobian_Nf = best.curve.jacobian(sample.log_c_N)[:, free]
+    half = jacobian_Nf.T @ (sample.weight_N[:, None] * jacobian_Nf)
     # Scaled to a diagonal of ones, so that the test of singularity has no units.
     scale = np.sqrt(np.maximum(np.diag(half), 1e-300))
     half = half / np.outer(scale, scale)
@@ -73,20 +63,3 @@ def standard_errors(
     covariance_44[np.ix_(free, free)] = sd**2 * np.linalg.inv(half) * np.outer(unit, unit)
     A, B, C_mid, R_0 = np.sqrt(np.diag(covariance_44)).tolist()
     return StandardErrors(A, B, C_mid, R_0, sd, degrees, covariance_44)
-
-
-def _observed(sample: Sample, curve: Curve) -> np.ndarray:
-    """Return the derivative of the gradient J^T W (f - y), by central differences, (4, 4)."""
-    theta_4 = np.array([curve.A, math.log(curve.B), math.log(curve.C_mid), curve.R_0])
-    gain = curve.A - curve.R_0
-
-    def gradient(theta: np.ndarray) -> np.ndarray:
-        A, log_b, log_mid, R_0 = theta.tolist()
-        moved = Curve(curve.family, A, math.exp(log_b), math.exp(log_mid), R_0)
-        left_N = moved.at_log(sample.log_c_N) - sample.y_N
-        return moved.jacobian(sample.log_c_N).T @ (sample.weight_N * left_N)
-
-    step_44 = np.diag(_STEP * np.array([gain, 1.0, 1.0, gain]))
-    half = np.stack([(gradient(theta_4 + step_4) - gradient(theta_4 - step_4)) for step_4 in step_44])
-    half /= 2 * np.diag(step_44)[:, None]
-    return (half + half.T) / 2

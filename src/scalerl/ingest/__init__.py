@@ -22,7 +22,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Importer", "load_run", "parse_table", "read_table"]
 
-lazy(
-    __name__,
-    {"load": "load_run", "formats.table": "parse_table read_table", "formats.importer": "Importer"},
-)
+lazy(__name__)

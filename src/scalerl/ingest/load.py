@@ -234,6 +234,8 @@ class Data:
     """Whether it is the log of another trainer."""
     unread: tuple[Unread, ...] = ()
     """The runs beside it that cannot be read."""
+    given: str = ""
+    """The path by which a command was given it: its own, or a folder with several."""
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -14,12 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ForecastCallback", "ForecastPruner", "ForecastScheduler", "Rule"]
 
-lazy(
-    __name__,
-    {
-        "optuna": "ForecastPruner",
-        "ray_tune": "ForecastScheduler",
-        "rule": "Rule",
-        "trainer_callback": "ForecastCallback",
-    },
-)
+lazy(__name__)

@@ -11,7 +11,6 @@ where `.cut.part` is, that cut is done first.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.files import sync, write_atomically
-from scalerl.jsonl import dumps, number
+from scalerl.jsonl import dumps, number, object_of
 from scalerl.record.folder import CUT, RECORDS
 
 LOST = "lost.jsonl"
@@ -68,7 +67,7 @@ def end_cut(folder: Path) -> None:
     lost = _text_from(folder / LOST, 0)
     if not lost.endswith(text):  # else the kill came after this
         end = lost.rfind("\n") + 1  # what is after it is a whole line, or torn and left out
-        before = lost + "\n" if _object(lost[end:]) else lost[:end]
+        before = lost + "\n" if object_of(lost[end:]) else lost[:end]
         write_atomically(folder / LOST, before + text, errors="surrogateescape")
         sync(folder)
     prepared.unlink()
@@ -76,7 +75,7 @@ def end_cut(folder: Path) -> None:
 
 
 def _lengths_of(text: str, path: Path) -> dict[str, int]:
-    cut = _object(text.partition("\n")[0]).get("cut")
+    cut = object_of(text.partition("\n")[0]).get("cut")
     if not isinstance(cut, dict) or not all(
         name in RECORDS and isinstance(length, int) and length >= 0 for name, length in cut.items()
     ):
@@ -131,15 +130,7 @@ def _lines_before(path: Path, length: int) -> list[str]:
 
 def _last_step(lines: Sequence[str]) -> dict[str, Any]:
     """Return the last of some lines that is a step; empty where there is none."""
-    return next((row for line in reversed(lines) if _is_step(row := _object(line))), {})
-
-
-def _object(line: str) -> dict[str, Any]:
-    """Parse the JSON object of a line; empty where it is none."""
-    with suppress(ValueError, RecursionError):
-        found = json.loads(line)
-        return found if isinstance(found, dict) else {}
-    return {}
+    return next((row for line in reversed(lines) if _is_step(row := object_of(line))), {})
 
 
 def _is_step(row: Mapping[str, Any]) -> bool:

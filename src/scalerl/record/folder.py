@@ -13,7 +13,6 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,11 +47,11 @@ class RunFolder:
     It is known by its path, and by a handle, which stays with the folder where that is moved.
     """
 
-    def __init__(self, path: Path, handle: int, made: tuple[Path, ...] = ()) -> None:
-        """Use `claim`; `made` are the folders that were made for it."""
+    def __init__(self, path: Path, handle: int, is_made: bool) -> None:
+        """Use `claim`."""
         self.path, self.handle = path, handle
-        self.close = weakref.finalize(self, _close, path, handle, made)
-        """Unlock it, as the end of the process does; a folder that was made for it and is empty goes."""
+        self.close = weakref.finalize(self, _close, path, handle, is_made)
+        """Unlock it, as the end of the process does; if it was made for this and is empty, it goes."""
 
     @classmethod
     def claim(cls, path: str | Path, new: bool = False) -> RunFolder:
@@ -65,13 +64,16 @@ class RunFolder:
         if new:
             _check_empty(path)
         while True:
-            made = _make(path)
             try:
-                folder = cls(path, lock(path, "another process is writing this run"), made)
+                is_made = not path.exists()
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _cannot(path, error) from error
+            try:
+                folder = cls(path, lock(path, "another process is writing this run"), is_made)
             except FileNotFoundError:  # the process that had made it has removed it
                 continue
             except OSError as error:
-                _remove(made)
                 raise _cannot(path, error) from error
             try:
                 if _leads_to(path, folder.handle):
@@ -218,48 +220,19 @@ def _check_empty(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise InputError if no file can be made in `folder`, or the folder itself cannot be; nothing stays."""
-    made = _make(folder)
+    """Raise InputError if no file can be made in `folder`, or where it would be; nothing stays."""
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise _cannot(folder, error) from error
-    finally:
-        _remove(made)
 
 
-def _make(folder: Path, tries: int = 20) -> tuple[Path, ...]:
-    """Make a folder and those above it, and return those that were not there.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    made: list[Path] = []
-    for place in reversed([folder, *folder.parents]):
-        try:
-            if not place.exists():
-                place.mkdir()
-                made.append(place)
-        except FileExistsError:  # another run has just begun there
-            continue
-        except OSError as error:
-            _remove(made)
-            if isinstance(error, FileNotFoundError) and tries:  # or ended, and took a folder above with it
-                return _make(folder, tries - 1)
-            raise _cannot(folder, error) from error
-    return tuple(made)
-
-
-def _remove(made: Iterable[Path]) -> None:
-    for place in reversed([*made]):
-        with suppress(OSError):  # another run has begun there
-            place.rmdir()
-
-
-def _close(path: Path, handle: int, made: tuple[Path, ...]) -> None:
-    if _leads_to(path, handle):  # else another process may have made what is there now
-        _remove(made)  # which is locked yet: no other run can have begun in it
+def _close(path: Path, handle: int, is_made: bool) -> None:
+    if is_made and _leads_to(path, handle):  # else another process may have made what is there now
+        with suppress(OSError):  # it is not empty; and locked yet: no other run can have begun in it
+            path.rmdir()
     os.close(handle)
 
 

@@ -16,10 +16,8 @@ Shapes: P prompts.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +26,7 @@ import numpy as np
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import reading
+from scalerl.jsonl import object_of
 from scalerl.record.reader import EvalPoint, RunRecord, mean_p_1mp
 
 FILE, DOWNSTREAM = "eval_prompts.jsonl", "downstream.jsonl"
@@ -110,12 +109,10 @@ def whole_rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             # A line at a time: the file of a long run on many prompts takes ten times its size as objects.
             while line := file.readline(limits.ROW.most):
-                row: Any = None
-                with suppress(ValueError, RecursionError):  # a line that is being written, or none of ours
-                    row = json.loads(line)
-                if isinstance(row, dict) and suite is not None:
-                    row = {**row, "n": row.get("n_samples")} if row.get("suite") == suite else None
-                if isinstance(row, dict) and _is_whole(row) and row["step"] in left:
+                row = object_of(line)
+                if suite is not None:
+                    row = {**row, "n": row.get("n_samples")} if row.get("suite") == suite else {}
+                if _is_whole(row) and row["step"] in left:
                     left.discard(row["step"])
                     yield row
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scalerl.errors import WriteError
-from scalerl.files import write_atomically
+from scalerl.files import write_atomically, writing
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.cut import cut_record
 from scalerl.record.folder import RECORDS, RunFolder
@@ -191,12 +191,13 @@ class RunWriter:
 
 
 _APPENDING = os.O_WRONLY | os.O_APPEND
+_writing = partial(writing, more="; what was written before is kept")
 
 
-def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Append one line of JSON, whole or not at all; WriteError where the disk does not take it."""
     with _writing(path), path.open("ab", buffering=0) as file:
-        _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
+        _append(file.fileno(), (dumps(row) + "\n").encode(), synced=True)
 
 
 def _append(handle: int, data: bytes, synced: bool) -> None:
@@ -210,12 +211,3 @@ def _append(handle: int, data: bytes, synced: bool) -> None:
     except OSError:
         os.ftruncate(handle, before)  # no torn line stays behind a full disk
         raise
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raise a WriteError that names the path where the system refuses what is done within."""
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}; what was written before is kept") from error

@@ -146,32 +146,4 @@ __all__ = [
     "train",
 ]
 
-lazy(
-    __name__,
-    {
-        "train": "train",
-        "evaluate": "evaluate",
-        "config.recipe": "Recipe load_recipe",
-        "algo.loss": "Cispo Dapo Grpo Gspo Kl Loss Reinforce TokenLoss",
-        "algo.schedule": "OffPolicy PipelineRL",
-        "algo.advantage": "Advantage BatchStd LeaveOneOut NoStd PromptStd",
-        "algo.averaging": "Averaging ConstantAverage PromptAverage SampleAverage TokenAverage",
-        "algo.curriculum": "Curriculum History NoPositiveResampling Uniform",
-        "algo.length": "ForcedInterruption LengthControl LengthPenalty NoLengthControl",
-        "tasks.task": "Task",
-        "tasks.chain": "Chain",
-        "tasks.code": "Code",
-        "tasks.dataset": "Dataset",
-        "tasks.environment": "Environment",
-        "tasks.verifiers": "Exact Function Math Verifier",
-        "types": "Limits Prompt Reward",
-        "config.settings": "AdamW BatchSize BuiltInEngine Checkpointing Context Epochs Evaluation "
-        "FlopsBudget GpuHours Inline Local Lora Steps Suite Timeouts TokensBudget Tracking",
-        "config.cluster": "Cluster Fsdp2 Vllm",
-        "config.learner": "LearnerSettings",
-        "config.health": "Health",
-        "placement.evaluate": "EvaluationResult",
-        "loop.progress": "Progress",
-        "tracking.tracker": "SampleTracker TrackedRun Tracker",
-    },
-)
+lazy(__name__)

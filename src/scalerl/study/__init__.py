@@ -22,14 +22,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Arm", "Study", "StudyProgress", "StudyRecord", "StudyVerdict", "load_study", "run", "verdict"]
 
-lazy(
-    __name__,
-    {
-        "entry": "run verdict",
-        "spec": "Study load_study",
-        "arms": "Arm",
-        "record": "StudyRecord",
-        "run.runner": "StudyProgress",
-        "verdict.verdict": "StudyVerdict",
-    },
-)
+lazy(__name__)

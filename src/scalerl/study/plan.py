@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError, WriteError
-from scalerl.files import folder_name, write_atomically
+from scalerl.errors import InputError
+from scalerl.files import folder_name, write_atomically, writing
 from scalerl.jsonl import dumps, plain
 from scalerl.record.reader import UNTRAINED
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
@@ -147,11 +147,9 @@ def write_plan(plan: Plan, folder: Path) -> None:
     now = plain(plan.to_json())
     if (folder / PLAN).exists():
         _check_same(read_plan(folder), now, folder)
-    try:
+    with writing(folder / PLAN):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PLAN, dumps(now, indent=2) + "\n")
-    except OSError as error:
-        raise WriteError(f"{folder / PLAN}: {error.strerror or error}") from error
 
 
 def with_rate(arm: Arm, lr: float) -> Arm:

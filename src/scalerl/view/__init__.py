@@ -40,13 +40,4 @@ __all__ = [
     "write_report",
 ]
 
-lazy(
-    __name__,
-    {
-        "runs.figures": "curve_figure",
-        "facts.facts": "axis_for",
-        "facts.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
-        "runs.page": "report_html write_report",
-        "terminal.closing": "closing_rows print_closing",
-    },
-)
+lazy(__name__)

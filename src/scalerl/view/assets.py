@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from scalerl.errors import WriteError, printable
-from scalerl.files import write_atomically
+from scalerl.errors import printable
+from scalerl.files import write_atomically, writing
 from scalerl.jsonl import plain
 
 WEB = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "templates"
 CHART = ("plotly-basic.min.js", "marks.js", "below.js", "chart.js", "panels.js", "start.js")
 """The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise a WriteError that names `path` for what the system refuses within: a full disk, say."""
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError
-from scalerl.files import write_atomically
-from scalerl.view.assets import writing
+from scalerl.files import write_atomically, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

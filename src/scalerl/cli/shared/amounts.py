@@ -17,8 +17,9 @@ _AMOUNT = re.compile(
     r"(?P<number>[0-9](?:_?[0-9])*(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][+-]?[0-9]+)?"
     r" ?(?P<scale>[kKMBT](?![A-Za-z_]))? ?(?P<unit>[^0-9\s,._+-][^,]*)?"
 )
-_LEAD, _GROUP = re.compile(r"[1-9][0-9]{0,2}"), re.compile(r"[0-9]{3}(?![0-9_eE])")
-"""A number that a comma may group: what stands before the first comma, and behind each."""
+_GROUP = r"[0-9]{3}(?![0-9_eE])"
+_GROUPED = re.compile(rf"(?<![0-9_.])[1-9][0-9]{{0,2}}(?:,{_GROUP})+")
+"""What may be one number whose digits are grouped by commas."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def amount(is_positive: bool = False) -> Callable[[str], Amount]:
     expected = "a number above 0" if is_positive else "compute of 0 or more"
 
     def convert(text: str) -> Amount:
-        if grouped := _grouped(text):
+        if _GROUPED.search(text):
             raise argparse.ArgumentTypeError(
-                f"expected one amount of compute, found {text!r}: write {_spelled(grouped)}"
+                f"expected one amount of compute, found {text!r}: write {_spelled(text)}"
             )
         found = _AMOUNT.fullmatch(text.strip().removeprefix("-").removeprefix("+"))
         value = math.nan
@@ -123,32 +124,20 @@ def amounts(text: str) -> tuple[Amount, ...]:
     """
     parts = text.split(",")
     found = tuple(map(amount(), parts))
-    if grouped := _grouped(text):
-        groups = [b for a, b in itertools.pairwise(parts) if _LEAD.fullmatch(a) and _GROUP.match(b)]
-        ascend = all(a.value < b.value for a, b in itertools.pairwise(found))
-        is_one = all(map(_GROUP.match, parts[1:])) and len(parts[0]) < 3
-        is_padded = any(group.startswith("0") for group in groups)
-        if is_padded:
-            raise argparse.ArgumentTypeError(f"{text!r} has a comma in a number: write {_spelled(grouped)}")
-        if is_one or not ascend:
+    if numbers := _GROUPED.findall(text):
+        if any(",0" in number for number in numbers):
+            raise argparse.ArgumentTypeError(f"{text!r} has a comma in a number: write {_spelled(text)}")
+        is_one = all(re.match(_GROUP, part) for part in parts[1:]) and len(parts[0]) < 3
+        if is_one or not all(a.value < b.value for a, b in itertools.pairwise(found)):
             raise argparse.ArgumentTypeError(
-                f"{text!r} is one amount with a comma in it, or several: write {_spelled(grouped)}, or "
+                f"{text!r} is one amount with a comma in it, or several: write {_spelled(text)}, or "
                 + " ".join(f"--at {shlex.quote(part.strip())}" for part in parts)
             )
     return found
 
 
-def _spelled(grouped: str) -> str:
+def _spelled(text: str) -> str:
     """Return how to type amounts without the commas that group their digits: `12000 or 12k`."""
+    grouped = _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
     short = re.sub(r"(?<=[0-9])000(?![0-9A-Za-z_.])", "k", grouped)
     return " or ".join(dict.fromkeys(map(shlex.quote, (grouped, short))))
-
-
-def _grouped(text: str) -> str:
-    """Return a text without the commas that may group digits; empty where none may."""
-    parts = text.split(",")
-    found = parts[0]
-    for before, part in itertools.pairwise(parts):
-        may = _GROUP.match(part) and (_LEAD.fullmatch(before) or re.search(r"[0-9]{4}$", found))
-        found += part if may else f",{part}"
-    return found if found != ",".join(parts) else ""

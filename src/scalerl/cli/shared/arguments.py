@@ -87,9 +87,14 @@ _MEANT = {
 
 
 def _suggested(word: str, options: Sequence[str]) -> str:
-    """Return the option that is meant by a word that is none, by its meaning, else by its spelling."""
-    here = [given for given in _MEANT.get(word, ()) if given.split()[0] in options]
-    return f", did you mean {here[0]!r}?" if here else _nearest(word, options)
+    """Return the option that is meant by a word that is none: the nearest one, here or of another tool."""
+    meant = {
+        name: next((one for one in given if one.split()[0] in options), "") for name, given in _MEANT.items()
+    }
+    given = {name: one for name, one in meant.items() if one} | {name: name for name in options}
+    # Without the dashes, which would make any two options alike.
+    near = nearest(word.lstrip("-"), [name.lstrip("-") for name in given])
+    return f", did you mean {given[f'--{near}']!r}?" if near else ""
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

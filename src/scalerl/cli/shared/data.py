@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -108,7 +109,7 @@ def _prompts(text: str) -> dict[str, int]:
 
 def read_each(
     paths: Sequence[str], args: argparse.Namespace, least: int = 1, once: bool = True
-) -> tuple[dict[str, list[Data]], list[Unread]]:
+) -> tuple[list[Data], list[Unread]]:
     """Read the runs at several paths; a run that cannot be read is returned as `Unread`, and stops no other.
 
     A folder of run folders stands for those in it, and a log may hold several runs. With `once` a path that
@@ -121,28 +122,27 @@ def read_each(
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import STANDARD_INPUT, read_all
 
-    found: dict[str, list[Data]] = {}
+    found: list[Data] = []
     unread: list[Unread] = []
     errors: list[InputError] = []
     seen: set[Path] = set()
     for path in paths:
-        found.setdefault(path, [])
         for one in _runs_at(path):
             if once and Path(one).resolve() in seen:
                 raise InputError(f"{one}: given twice; list every run only once")
             seen.add(Path(one).resolve())
             try:
-                found[path] += read_all(one, args.x, read_options(args), args.price)
+                read = read_all(one, args.x, read_options(args), args.price)
+                found += [replace(data, given=path) for data in read]
             except InputError as error:
                 if one != STANDARD_INPUT and not os.path.lexists(one):
                     raise
                 errors.append(error)
                 unread.append(Unread(one, "", str(error)))
-    whole = [data for runs in found.values() for data in runs]
-    if errors and len(whole) < least:
+    if errors and len(found) < least:
         raise errors[0]
-    check_options(args, whole)
-    return found, list(dict.fromkeys([*unread, *(one for data in whole for one in data.unread)]))
+    check_options(args, found)
+    return found, list(dict.fromkeys([*unread, *(one for data in found for one in data.unread)]))
 
 
 def _runs_at(path: str) -> list[str]:
@@ -228,17 +228,12 @@ def paths_of(args: argparse.Namespace) -> list[str]:
     return [*(path for _, paths in args.group for path in paths), *args.runs]
 
 
-def recipes_of(
-    args: argparse.Namespace, runs: Mapping[str, Sequence[tuple[Data, T]]]
-) -> dict[str, list[tuple[Data, T]]]:
-    """Return runs, each with what was made of it, by recipe: by --group, else by the recipe in config.json.
-
-    `runs` are by the path that was given.
-    """
+def recipes_of(args: argparse.Namespace, runs: Sequence[tuple[Data, T]]) -> dict[str, list[tuple[Data, T]]]:
+    """Return runs, each with what was made of it, by --group, else by the recipe in config.json."""
     from scalerl.forecast.recipes import by_recipe
 
-    named = {name: [run for one in paths for run in runs[one]] for name, paths in args.group}
-    others = [run for one in args.runs for run in runs[one]]
+    named = {name: [run for run in runs if run[0].given in paths] for name, paths in args.group}
+    others = [run for run in runs if run[0].given in args.runs]
     named = {name: members for name, members in named.items() if members}
     return by_recipe(others, lambda run: run[0].record, lambda run: run[0].path, named)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.jsonl import check_not_compressed, check_not_utf16, parse_lines
+from scalerl.jsonl import check_not_compressed, check_not_utf16, object_of, parse_lines
 from scalerl.record.folder import name_of_path
 
 HEAD = 2**20
@@ -46,16 +46,8 @@ def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
     data = head(path)
     if not data.lstrip().startswith(b"{"):
         return []
-    rows: list[dict[str, Any]] = []
-    for line in [line for line in data.split(b"\n") if line.strip()][:most]:
-        try:
-            row = json.loads(line.decode())
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict):
-            break
-        rows.append(row)
-    return rows
+    first = [line for line in data.split(b"\n") if line.strip()][:most]
+    return list(itertools.takewhile(bool, map(object_of, first)))
 
 
 def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]:

@@ -31,8 +31,9 @@ _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
 _LOOK = 2**20
 """Bytes from which the kind of a table is recognised."""
-# gpu_hours for the axis `dollars`, the counters for an evals.jsonl
 _FIRST_ROWS = 20
+"""Rows of a JSONL in which the names of its columns are looked for."""
+# gpu_hours for the axis `dollars`, the counters for an evals.jsonl
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 

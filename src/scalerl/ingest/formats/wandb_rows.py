@@ -30,15 +30,8 @@ _DOT = re.compile(r"\.")
 _OF_ROW = ("_step", "_timestamp", "_runtime")  # which are no metrics
 _NUMERIC = frozenset(b"-0123456789")
 
-# How nearly all records of history and summary begin, and nearly all of their items: the lengths of one byte
-# each, key and value. A regular expression finds them several times as fast as `fields` does.
-# What it looks at from any one byte is bounded by those lengths, so that none takes the square of its size.
-_PLAIN_RECORD = re.compile(rb"\x08[\x80-\xff]{0,9}[\x00-\x7f]([\x12\x1a])([\x80-\xff]{0,9}[\x00-\x7f])")
-_PLAIN_ITEM = re.compile(
-    rb"\n([\x00-\x7f])([\n\x12][\x00-\x7f][^\x82]{0,125}+)\x82\x01([\x00-\x7f])([^\n\x12]{1,127}+)"
-)
-
-_PLAIN_STEP = re.compile(rb"(?:\x12[\x00-\x7f](?:\x08([\x80-\xff]{0,9}[\x00-\x7f]))?)?")
+_MARK = b"\x82\x01"
+"""The tag of a value in an item."""
 
 
 class WandbReader:
@@ -54,7 +47,7 @@ class WandbReader:
         self._configured = 0
         self._summary: dict[str, float | str] = {}
         self._names: dict[bytes, str] = {}
-        """The names of metrics by the bytes of their keys; empty of what is no metric."""
+        """The names of metrics by the bytes of an item before its value; empty of what is no metric."""
 
     def read(self) -> None:
         """Read all records of the file; an InputError says that it is none of W&B's, or too large."""
@@ -72,15 +65,11 @@ class WandbReader:
             self._add(self._summary)
 
     def _take(self, record: bytes) -> None:
-        plain = _PLAIN_RECORD.match(record)
-        if plain is not None and plain.end() + _size(plain[2]) == len(record):
-            self._take_values(plain[1] == b"\x12", record[plain.end() :])
-            return
         for number, _, value in fields(record):
             if isinstance(value, int):
                 continue
             if number in (_HISTORY, _SUMMARY):
-                self._take_values(number == _HISTORY, bytes(value))
+                self._take_values(number == _HISTORY, value)
             elif number == _RUN:
                 self.name = str(part(value, _DISPLAY_NAME), "utf-8") or self.name
                 self._start = _seconds(part(value, _START_TIME)) if math.isnan(self._start) else self._start
@@ -90,7 +79,7 @@ class WandbReader:
             elif number == _TELEMETRY:
                 self.has_own_steps |= integer(part(value, _FEATURE), _SET_STEP) > 0
 
-    def _take_values(self, is_history: bool, body: bytes) -> None:
+    def _take_values(self, is_history: bool, body: memoryview) -> None:
         if is_history:
             self._has_history = True
             self._add(self._row(body))
@@ -105,21 +94,33 @@ class WandbReader:
         self._last_step = step if is_step else self._last_step + 1
         self._builder.add(self._last_step, self._start + runtime if math.isnan(time) else time, row)
 
-    def _row(self, body: bytes) -> dict[str, float | str]:
+    def _row(self, body: memoryview) -> dict[str, float | str]:
         """Return the values of one message by name, the step among them, without those of media."""
-        limits.KEYS.check(body.count(b"\x82\x01"), self._path)  # which is in every item
-        covered, items, names = 0, [], self._names
-        for size, raw, _, text in _PLAIN_ITEM.findall(body):
-            length = size[0]
-            if length != len(raw) + len(text) + 3:
-                return self._values(*self._items_by_field(body))
-            covered += length + 2
-            name = names.get(raw)
-            items.append((self._name_of(raw) if name is None else name, text))
-        tail = _PLAIN_STEP.fullmatch(body, covered)
-        if tail is None:  # some item is not plain
-            return self._values(*self._items_by_field(body))
-        return self._values(items, float(_size(tail[1])) if tail[1] else math.nan)
+        step, items = math.nan, []
+        for number, _, value in fields(body):
+            if isinstance(value, int):
+                continue
+            if number == _STEP:
+                step = float(integer(value, 1))
+            elif number == _ITEM:
+                limits.KEYS.check(len(items) + 1, self._path)
+                items.append(self._named(bytes(value)))
+        return self._values(items, step)
+
+    def _named(self, item: bytes) -> tuple[str, bytes]:
+        """Return the name of the metric of an item, and its value.
+
+        A key is parsed once: of a row with a hundred metrics nearly all of the time would go to keys.
+        """
+        before, _, after = item.partition(_MARK)
+        name = self._names.get(before)
+        if name is not None and after and after[0] == len(after) - 1:  # the length, in one byte
+            return name, after[1:]
+        keys, text = _item(memoryview(item))
+        name = _metric(keys)
+        if text == after[1:] and len(self._names) < 2 * MOST_NAMES:
+            self._names[before] = name
+        return name, text
 
     def _values(self, items: Iterable[tuple[str, bytes]], step: float) -> dict[str, float | str]:
         """Convert values from JSON; `step` is that of the message, and an item `_step` goes before it."""
@@ -143,28 +144,6 @@ class WandbReader:
                 name: row[name] for name in row if not (name.startswith("_wandb") or _is_below(name, media))
             }
         return row
-
-    def _items_by_field(self, body: bytes) -> tuple[list[tuple[str, bytes]], float]:
-        """Parse names and values of any message, and the step beside the items (NaN without)."""
-        step, items = math.nan, []
-        for number, _, value in fields(body):
-            if isinstance(value, int):
-                continue
-            if number == _STEP:
-                step = float(integer(value, 1))
-            elif number == _ITEM:
-                limits.KEYS.check(len(items) + 1, self._path)
-                keys, text = _item(value)
-                items.append((_metric(keys), text))
-        return items, step
-
-    def _name_of(self, raw: bytes) -> str:
-        """Return the name of the metric whose key has these bytes."""
-        # Not more parts than a length of one byte has room for.
-        name = _metric([str(value, "utf-8") for _, _, value in fields(raw) if not isinstance(value, int)])
-        if len(self._names) < 2 * MOST_NAMES:
-            self._names[raw] = name
-        return name
 
     def _configure(self, message: memoryview) -> None:
         """Add to the config what a message adds, and take from it what that removes."""
@@ -228,8 +207,3 @@ def _item(message: memoryview) -> tuple[list[str], bytes]:
 def _seconds(timestamp: memoryview) -> float:
     """Parse Unix seconds; NaN where there are none."""
     return integer(timestamp, 1) + integer(timestamp, 2) / 1e9 if len(timestamp) else math.nan
-
-
-def _size(varint: bytes) -> int:
-    """Decode a number of seven bits a byte, the lowest first."""
-    return sum((byte & 127) << 7 * place for place, byte in enumerate(varint))

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
-from scalerl.study.verdict.verdict import Kind, StudyVerdict
+from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
 from scalerl.view.facts.notices import pair_text, question_text
 from scalerl.view.numbers import signed, unit_for
 from scalerl.view.table import rate_cell
 
-HEADINGS: dict[Kind, str] = {
-    "base": "The base",
-    "both": "Moves the ceiling and the efficiency",
-    "ceiling": "Moves the ceiling",
-    "efficiency": "Moves the efficiency",
-    "measured": "Differs as measured at the budget",
-    "seen": "Differs at the compute seen",
-    "noise": "No significant difference",
-    "never acted": "Never acted",
-    "inconclusive": "Inconclusive",
-    "not compared": "Not compared",
-}
+HEADINGS: dict[Kind, str] = {kind: f"{text[0].upper()}{text[1:]}" for kind, text in WORDS.items()}
+"""The verdicts as headings, in the order of the page."""
 
 
 @dataclass(frozen=True)

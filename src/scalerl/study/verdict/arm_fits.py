@@ -111,8 +111,6 @@ def fit_arms(
 
     `progress` is called with the share of the runs that are fitted.
     """
-    of_arm = {arm.name: study.of_arm(arm.name) for arm in study.arms}
-    done, count = 0, sum(map(len, of_arm.values()))
 
     def fitted(run: StudyRun) -> FittedRun:
         if run.record is None or not run.record.evals:
@@ -123,14 +121,12 @@ def fit_arms(
         except (CannotAnswerError, InputError) as error:
             return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
 
-    found: dict[str, list[FittedRun]] = {name: [] for name in of_arm}
-    for name, runs in of_arm.items():
-        for run in runs:
-            found[name].append(fitted(run))
-            done += 1
-            if progress is not None:
-                progress(done / count)
-    return {name: tuple(runs) for name, runs in found.items()}
+    found: dict[str, tuple[FittedRun, ...]] = {arm.name: () for arm in study.arms}
+    for done, run in enumerate(study.runs, start=1):
+        found[run.plan.arm] += (fitted(run),)
+        if progress is not None:
+            progress(done / len(study.runs))
+    return found
 
 
 def fits_of(

@@ -18,8 +18,8 @@ import numpy as np
 from scalerl.curve.families import Curve
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, counted
+from scalerl.files import writing
 from scalerl.record.reader import RunRecord
-from scalerl.view.assets import writing
 from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import FrozenForecast
 from scalerl.view.facts.notices import part_that_holds

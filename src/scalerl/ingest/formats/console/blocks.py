@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleLine, ConsoleRow
+from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 
 _LONGEST = 500
 """Lines of a panel."""
@@ -39,7 +39,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _OF_EVALUATION = {"Reward": "reward/mean", "Truncation": "is_truncated/mean"}
 
 
-class NemoRLRows:
+class NemoRLRows(ConsoleForm):
     """`Step 1/100`, then `Training Results:` and `Validation Results:` with lines as `• Accuracy: 0.4`.
 
     From NeMo RL 0.3 to the main branch of August 2026: nemo_rl/algorithms/grpo.py, grpo_sync.py, ppo.py.
@@ -85,10 +85,6 @@ class NemoRLRows:
             self._step = self._validated = math.nan
         return ()
 
-    def end(self) -> Sequence[ConsoleRow]:
-        """Return nothing: every row ends with its line."""
-        return ()
-
     def _begin_epoch(self, epoch: int) -> None:
         if epoch == self._epoch + 1 and self._in_epoch and self._before_epoch is not None:
             self._before_epoch += self._in_epoch
@@ -103,7 +99,7 @@ class NemoRLRows:
         self._step = float(self._before_epoch + step)
 
 
-class PrimeRLRows:
+class PrimeRLRows(ConsoleForm):
     """`Step 1 | 2.5s | Reward 0.4 | ...` and `Evaluated aime (Step 1) | Policy v1 | Reward 0.4 | ...`.
 
     From prime-rl 0.6 to the main branch of August 2026: src/prime_rl/orchestrator/orchestrator.py and
@@ -152,10 +148,6 @@ class PrimeRLRows:
         step = float(found["evaluated"] or found["step"])
         return (ConsoleRow("prime-rl", step, values, line, is_closed=False),) if values else ()
 
-    def end(self) -> Sequence[ConsoleRow]:
-        """Return nothing: every row ends with its line."""
-        return ()
-
 
 def _seconds(time: str) -> float:
     """Return the seconds in 850ms, 9.5s, 1m 5s or 2h 3m."""
@@ -163,7 +155,7 @@ def _seconds(time: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-class OpenInstructRows:
+class OpenInstructRows(ConsoleForm):
     """A panel named Metrics: a category, and `name: 0.42 | name: 3` beside it, with two decimals.
 
     From open-instruct 0.2 to the main branch of August 2026: `print_rich_single_line_metrics` in

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleLine, ConsoleRow
+from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 from scalerl.jsonl import flat
 
 _LONGEST = 2**18
@@ -58,7 +58,7 @@ def _unquoted(value: object) -> object:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
-class DictRows:
+class DictRows(ConsoleForm):
     """Dicts on one line, told by the words before them.
 
     OpenRLHF 0.8 to 0.11 (openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py): `Global step 1: {...}`,
@@ -101,10 +101,6 @@ class DictRows:
             return rows if values is None or ("epoch" in values and "train_runtime" not in values) else ()
         return ()
 
-    def end(self) -> Sequence[ConsoleRow]:
-        """Return nothing: every row ends with its line."""
-        return ()
-
     def _row(self, trainer: str, step: float, line: ConsoleLine, start: int) -> Sequence[ConsoleRow]:
         values = parse_dict(line.text[start:], line.where)
         return (ConsoleRow(trainer, step, values, line, is_closed=values is not None or line.whole),)
@@ -133,7 +129,7 @@ class _Open:
     depth: int = 0
 
 
-class SkyRLRows:
+class SkyRLRows(ConsoleForm):
     """`Step 1: ` on a line, and in the next ones the dict as pprint prints it.
 
     From SkyRL 0.1 to the main branch of August 2026: `ConsoleLogger` in skyrl/train/utils/tracking.py

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from scalerl import limits
 from scalerl.ingest.formats.lines import lines
@@ -81,20 +81,20 @@ class ConsoleRow:
     """Whether its end is marked, so that it is known to be whole."""
 
 
-class ConsoleForm(Protocol):
+class ConsoleForm(ABC):
     """One form of rows. It has a state, as a row may go on over several lines."""
 
+    @abstractmethod
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
         """Take the next line; return the rows that it ends.
 
         Raises:
             InputError: it has more values than a row may have.
         """
-        ...
 
     def end(self) -> Sequence[ConsoleRow]:
-        """Return the rows that the end of the console ends."""
-        ...
+        """Return the rows that the end of the console ends; none where every row ends with its line."""
+        return ()
 
 
 def read_lines(path: Path, most: float = math.inf) -> Iterator[ConsoleLine]:

@@ -6,7 +6,7 @@ import codecs
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,24 +30,20 @@ _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 CONSOLE_SUFFIXES = (".log", ".out", ".err", ".txt")
 
 
-class _Rows:
-    """All rows of a console, in whatever form."""
+_FORMS: tuple[type[ConsoleForm], ...] = (
+    *(VerlRows, DictRows, SkyRLRows),
+    *(NemoRLRows, PrimeRLRows, OpenInstructRows),
+)
 
-    def __init__(self) -> None:
-        self._forms: tuple[ConsoleForm, ...] = (
-            *(VerlRows(), DictRows(), SkyRLRows()),
-            *(NemoRLRows(), PrimeRLRows(), OpenInstructRows()),
-        )
 
-    def of(self, line: ConsoleLine) -> Iterator[ConsoleRow]:
-        """Yield the rows that end with a line."""
-        for form in self._forms:
+def _rows(lines: Iterable[ConsoleLine]) -> Iterator[ConsoleRow]:
+    """Yield all rows of a console, in whatever form."""
+    forms = [form() for form in _FORMS]
+    for line in lines:
+        for form in forms:
             yield from form.take(line)
-
-    def end(self) -> Iterator[ConsoleRow]:
-        """Yield the rows that end with the console."""
-        for form in self._forms:
-            yield from form.end()
+    for form in forms:
+        yield from form.end()
 
 
 def recognises(path: Path) -> bool:
@@ -69,9 +65,8 @@ def recognises(path: Path) -> bool:
 
 def has_rows(path: Path, most: int) -> bool:
     """Whether a row of a console, with values, is in the first bytes of a text."""
-    rows = _Rows()
     try:
-        return any(row.values for line in read_lines(path, most) for row in rows.of(line))
+        return any(row.values for row in _rows(read_lines(path, most)))
     except InputError:  # a row beyond the limits, which the reader names
         return True
 
@@ -100,9 +95,10 @@ class _Gathered:
         self._damaged: list[int] = []
         self._is_unfinished = False
 
-    def look(self, line: ConsoleLine) -> None:
-        """Take the state of a bar, if there is one in the line."""
+    def look(self, line: ConsoleLine) -> ConsoleLine:
+        """Take the state of a bar, if there is one in the line; return the line."""
         self._bars.look(line)
+        return line
 
     def add(self, row: ConsoleRow) -> None:
         """Add a row; one that is damaged is only counted."""
@@ -177,12 +173,8 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     Raises:
         InputError: no line is a row of metrics; it names the setting that prints them, if it is known.
     """
-    rows, gathered = _Rows(), _Gathered(path, wanted)
-    for line in read_lines(path):
-        gathered.look(line)
-        for row in rows.of(line):
-            gathered.add(row)
-    for row in rows.end():
+    gathered = _Gathered(path, wanted)
+    for row in _rows(map(gathered.look, read_lines(path))):
         gathered.add(row)
     if not gathered.trainers:
         raise InputError(f"{path}: {_without_rows(path)}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from scalerl import limits
 from scalerl.ingest.formats.console.dicts import literal, parse_dict
-from scalerl.ingest.formats.console.lines import NUMBER, ConsoleLine, ConsoleRow
+from scalerl.ingest.formats.console.lines import NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 
 _LONGEST = 2**18
 """Characters of the first validation."""
@@ -19,7 +19,7 @@ _ROUNDED = 0.0005
 """How far three decimals are off."""
 
 
-class VerlRows:
+class VerlRows(ConsoleForm):
     """All rows of verl's; its steps are numbers of updates before the evaluation in them.
 
     Up to January 2025 (before 0.2) the first update had the step 0, and its evaluation came after the update:
