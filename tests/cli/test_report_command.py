@@ -118,8 +118,8 @@ def test_a_difference_that_is_not_claimed_says_so_beside_itself(tmp_path):
 
 def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
     alone = Claim("not significant", 0.02, 0.12, 0.001, 9, "")
-    assert _claim_cell(alone, 0.95).beside == "p .120 corrected, .020 alone; 9 seeds would tell"
-    assert _claim_cell(alone, 0.99).beside == "p .120; 9 seeds would tell"
+    assert _claim_cell(alone, 0.95).beside == "p 0.120 corrected, 0.020 alone; 9 seeds would tell"
+    assert _claim_cell(alone, 0.99).beside == "p 0.120; 9 seeds would tell"
 
 
 def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
@@ -136,7 +136,7 @@ def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
     own = (tmp_path / "own.html").read_text()
     assert f"{fit(RunRecord.read(runs / 'a0')).r0_value:.3f}   measured" in own
     assert main(["report", str(runs / "a0"), str(late), "--r0", ".3", *words]) == 0
-    assert "is given as .300, and held there." in tables.read_text().replace("\\", "")
+    assert "is given as 0.300, and held there." in tables.read_text().replace("\\", "")
 
 
 def test_alarms_stand_in_the_table_of_health(runs, tmp_path):
@@ -328,7 +328,7 @@ def test_one_run_has_the_same_page_with_or_without_an_option(runs, tmp_path, cap
         )
         == 0
     )
-    assert "Will it reach .490 by 20,000 GPU-hours? " in (tmp_path / "p.html").read_text()
+    assert "Will it reach 0.490 by 20,000 GPU-hours? " in (tmp_path / "p.html").read_text()
     assert main(["report", str(runs / "b"), "--figure", str(tmp_path / "c.pdf")]) == 0
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
 

@@ -33,7 +33,7 @@ def test_the_figure_shows_the_forecast_as_stored(run):
         line.get_label(): line.get_ydata()[0] for line in linear.lines if "ceiling" in str(line.get_label())
     }
     assert list(levels.values()) == [0.811, 0.82]
-    assert "ceiling A .811 [.768, .879] (as frozen)" in levels
+    assert "ceiling A 0.811 [0.768, 0.879] (as frozen)" in levels
 
 
 def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):

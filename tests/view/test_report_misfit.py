@@ -100,7 +100,7 @@ def test_a_forecast_frozen_after_a_jump_withholds_its_ceiling_on_page_and_termin
     assert frozen.rerun == tuple(row["fit_json"]["forecast"][0]["rerun"])
     run = dataclasses.replace(run, forecasts=(stored,))
     closing = dict(closing_rows(run))
-    assert closing["ceiling A at 77 %"] == "withheld: the pass rate jumps; known beforehand .820"
+    assert closing["ceiling A at 77 %"] == "withheld: the pass rate jumps; known beforehand 0.820"
     assert closing["why withheld"] == row["fit_json"]["why"]
     text = words(report_html(run))
     assert "ceiling A withheld" in text
@@ -119,7 +119,7 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
     whole = fit(run, x="flops")
     assert whole.lack_of_fit == "residuals"
     assert part_that_holds(whole) is None
-    assert list(levels(run, whole)) == ["ceiling known beforehand .820"]
+    assert list(levels(run, whole)) == ["ceiling known beforehand 0.820"]
     text = words(report_html(run, whole))
     assert "describes it: slow waves around every curve. Its ceiling is withheld." in text
     assert curve_figure(run, whole, out=tmp_path / "waves.png").stat().st_size > 10_000

@@ -23,11 +23,11 @@ from scalerl.view.numbers import (
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.8034, ".803"),
-        (0.0, ".000"),
+        (0.8034, "0.803"),
+        (0.0, "0.000"),
         (1.0, "1.000"),
         (0.9996, "1.000"),
-        (-0.25, "−.250"),
+        (-0.25, "−0.250"),
         (math.nan, "–"),
         (None, "–"),
         ("x", "–"),
@@ -38,7 +38,7 @@ def test_rate(value, text):
 
 
 def test_intervals_need_both_ends():
-    assert rate_interval([0.771, 0.832]) == "[.771, .832]"
+    assert rate_interval([0.771, 0.832]) == "[0.771, 0.832]"
     assert rate_interval([0.771, None]) == "–"
     assert rate_interval(None) == "–"
     assert interval([4.2, math.inf], plain) == "[4.20, ∞]"

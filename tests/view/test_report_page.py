@@ -65,16 +65,16 @@ def html(run):
 def test_the_page_states_what_was_forecast_and_what_came(run, html):
     text = Page(html).text
     measured = f"{run.evals[-1].pass_rate:.3f}".removeprefix("0")
-    assert "Forecast at half of the compute: .753 [.722, .781]; " in text
-    assert f"measured {measured}: inside. Width .059." in text
+    assert "Forecast at half of the compute: 0.753 [0.722, 0.781]; " in text
+    assert f"measured {measured}: inside. Width 0.059." in text
     for stated in (
         "107 thousand",  # parameters of the model
         "14.6 TFLOP",
         "3.31 [3.02, 3.66] TFLOP",  # C_mid then
         "1.63 [1.35, 1.94]",  # B then
-        ".811 [.768, .879]",  # A then
-        "the ceiling .820 that was known beforehand",
-        "known ceiling .820",
+        "0.811 [0.768, 0.879]",  # A then
+        "the ceiling 0.820 that was known beforehand",
+        "known ceiling 0.820",
         "base model, apart 2.20 TFLOP",
         "41 s, 2.20 TFLOP (15 % of the RL’s)",  # 2.2 of 14.64
         "largest staleness of a trained token 8 steps; the schedule allows k = 8",
@@ -104,7 +104,7 @@ def test_an_outcome_outside_is_said_first(make_run):
     run = make_run(steps=False, forecasts=[{"prediction": [0.70, 0.74]}])
     html = report_html(run)
     assert '<p class="result outside">' in html
-    assert ": outside. Width .040." in Page(html).text
+    assert ": outside. Width 0.040." in Page(html).text
 
 
 def test_the_page_stands_alone(html):
@@ -154,8 +154,8 @@ def test_a_forecast_stored_without_medians_gives_its_intervals_alone(make_run):
     (path / "forecasts.jsonl").write_text(json.dumps(row) + "\n")
     run = RunRecord.read(path)
     text = Page(report_html(run)).text
-    assert "– [.768, .879] – [1.35, 1.94] – [3.02, 3.66] TFLOP" in text
-    assert dict(closing_rows(run))["ceiling A at 50 %"] == "[.768, .879]; known beforehand .820: inside"
+    assert "– [0.768, 0.879] – [1.35, 1.94] – [3.02, 3.66] TFLOP" in text
+    assert dict(closing_rows(run))["ceiling A at 50 %"] == "[0.768, 0.879]; known beforehand 0.820: inside"
 
 
 def test_two_fits_that_warn_alike_warn_once(make_run):
@@ -212,7 +212,7 @@ def test_a_run_that_is_not_there_yet(make_run):
     run = make_run(n_evals=20, steps=False, forecasts=[{}])  # 19 intervals of 8 steps: 152 of 240
     text = Page(report_html(run)).text
     assert "At 18.5 TFLOP (twice the compute so far) about ." in text
-    assert "TFLOP .753 [.722, .781] – not measured" in text
+    assert "TFLOP 0.753 [0.722, 0.781] – not measured" in text
 
 
 def test_a_forecast_row_without_its_numbers(make_run):

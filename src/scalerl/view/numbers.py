@@ -1,4 +1,4 @@
-"""Numbers and names as a reader meets them: `.803`, `14.6 TFLOP`, `Fréchet`, and a dash for NaN."""
+"""Numbers and names as a reader meets them: `0.803`, `14.6 TFLOP`, `Fréchet`, and a dash for NaN."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def family_name(name: str) -> str:
 
 
 def family_weights(weights: Any) -> str:
-    """The families by falling weight: `log-logistic .55, Fréchet .31`; a dash where none are known."""
+    """The families by falling weight: `log-logistic 0.55, Fréchet 0.31`; a dash where none are known."""
     shown = {name: as_float(weight) for name, weight in as_mapping(weights).items() if weight is not None}
     ranked = sorted(shown.items(), key=lambda item: -item[1])
     return ", ".join(f"{family_name(name)} {weight:.2f}" for name, weight in ranked) or DASH
@@ -108,12 +108,10 @@ def pair(value: Any) -> tuple[float, float]:
 
 
 def rate(value: Any) -> str:
-    """A pass rate, share or ceiling with three decimals and no leading zero: `.803`."""
+    """A pass rate, share or ceiling with three decimals: `0.803`."""
     number = as_float(value)
-    if not math.isfinite(number):
-        return DASH
-    text = f"{number:.3f}".replace("-", MINUS)
-    return text.replace("0.", ".", 1) if abs(number) < 0.9995 else text
+    # Not −0.000 of a small negative one.
+    return f"{round(number, 3) + 0.0:.3f}".replace("-", MINUS) if math.isfinite(number) else DASH
 
 
 def interval(value: Any, show: Callable[[float], str]) -> str:
@@ -123,7 +121,7 @@ def interval(value: Any, show: Callable[[float], str]) -> str:
 
 
 def rate_interval(value: Any) -> str:
-    """An interval of rates: `[.771, .832]`."""
+    """An interval of rates: `[0.771, 0.832]`."""
     return interval(value, rate)
 
 
@@ -149,15 +147,15 @@ def percent(value: Any) -> str:
 
 
 def signed(value: Any) -> str:
-    """A difference of rates with its sign: `+.042`, `−.031`."""
+    """A difference of rates with its sign: `+0.042`, `−0.031`."""
     text = rate(value)
     return text if text == DASH or text.startswith(MINUS) else f"+{text}"
 
 
 def p_value(value: Any) -> str:
-    """A p-value with three decimals: `.012`; `<.001` below that, and `1` at the other end."""
+    """A p-value with three decimals: `0.012`; `<0.001` below that, and `1` at the other end."""
     number = as_float(value)
-    return "<.001" if number < 0.0005 else "1" if number >= 0.9995 else rate(value)
+    return "<0.001" if number < 0.0005 else "1" if number >= 0.9995 else rate(value)
 
 
 def duration(seconds: Any) -> str:

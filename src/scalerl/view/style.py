@@ -97,14 +97,14 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def plain_rates(axes: Axes, axis: Any = None) -> None:
-    """Ticks of pass rates as the text writes them, on the upright axis or another: `.25`, `.5`, `1`."""
+    """Ticks of pass rates as the text writes them, on the upright axis or another: `0.25`, `0.5`, `1`."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axis or axes.yaxis
     low, high = axis.get_view_interval()
     digits = 2 if high - low > 0.05 else 3
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{digits}f}".removeprefix("0")))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{digits}f}"))
 
 
 def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -> str:

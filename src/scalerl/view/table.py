@@ -127,7 +127,7 @@ def amount_cell(found: Estimate | None, unit: Unit | None = None) -> Cell:
 
 
 def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
-    """A difference `+.042 [+.031, +.053]` or a ratio `×0.68 [0.61, 0.76]`."""
+    """A difference `+0.042 [+0.031, +0.053]` or a ratio `×0.68 [0.61, 0.76]`."""
     if found is None:
         return Cell(without, (None, None, None))
     raw = (found.median, *found.interval)

@@ -195,7 +195,7 @@ def test_the_figures_of_a_file_look_like_the_chart(several, shown):
     # A marker is an evaluation, and nothing else is.
     assert [np.size(line.get_xdata()) for line in drawn] == [len(run.points) for run in shown.runs]
     texts = [line.get_label() for line in axes.lines]
-    assert {"budget 16,000 GPU-hours", "target .550"} <= set(texts)
+    assert {"budget 16,000 GPU-hours", "target 0.550"} <= set(texts)
     curves = [line for line in axes.lines if np.size(line.get_xdata()) > 40]
     assert max(np.max(line.get_xdata()) for line in curves) == 16_000
     assert runs_figures(shown)["linearised"].get_supylabel().startswith("F = C_mid^B / ((A")

@@ -271,7 +271,7 @@ def test_a_run_has_a_page_of_its_own_that_is_live(browser, original, tmp_path):
     with server(folder, "--target", "0.58") as (_, address), opened(browser, address) as page:
         row(page, "young").locator("a").click()
         page.wait_for_selector("#chart[data-drawn]")
-        assert page.locator(".result").inner_text().startswith("Will it reach .580 by ")
+        assert page.locator(".result").inner_text().startswith("Will it reach 0.580 by ")
         points = "document.querySelector('.sc-plot').data.filter((t) => t.meta)[0].x.length"
         until(page, f"{points} === 12")
         growing.grow()

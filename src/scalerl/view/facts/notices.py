@@ -210,7 +210,7 @@ def pair_text(pair: Pair, measured: str = "") -> str:
 
 
 def question_text(what: str, difference: Difference | None, claim: Claim) -> str:
-    """Return one answer: `ceiling A +.062 [−.022, +.147], not significant (p .206; 49 seeds would tell)`.
+    """Return one answer: `ceiling A +0.062 [−0.022, +0.147], not significant (p 0.206; 49 seeds would tell)`.
 
     Of an inconclusive one the number is what is known all the same.
     """
@@ -223,7 +223,7 @@ def question_text(what: str, difference: Difference | None, claim: Claim) -> str
 
 
 def claim_text(claim: Claim) -> str:
-    """Return a claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would detect it)."""
+    """Return a claim in a few words: `higher, p 0.001`; `p 0.840, 40 seeds` (that would detect it)."""
     if claim.verdict == "inconclusive":
         return "inconclusive"
     return f"{MOVED[claim.verdict]}, {_p(claim)}" if is_made(claim) else f"{_p(claim)}, {_seeds(claim)}"

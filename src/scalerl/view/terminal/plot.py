@@ -182,5 +182,5 @@ def _labels(canvas: _Canvas) -> dict[int, str]:
         first, last = math.ceil(canvas.low / step), int(canvas.high / step)
         if last - first < most:
             rates = [step * n for n in range(first, last + 1)]
-            return {min(canvas.row(rate), canvas.rows - 1): f"{rate:.2f}".removeprefix("0") for rate in rates}
+            return {min(canvas.row(rate), canvas.rows - 1): f"{rate:.2f}" for rate in rates}
     return {}

@@ -30,7 +30,7 @@ var scalerlMarks = (() => {
 
   function rate(value) {
     if (value === null || value === undefined) return "–";
-    return value.toFixed(3).replace(/^(-?)0\./, "$1.");
+    return value.toFixed(3);
   }
 
   function amount(value) {
