@@ -189,7 +189,7 @@ def _describe(
     columns_NK, mean_K, _ = estimate_at(sample, waves, found.node_waves, changes.columns_NJ[:, :0])
     waves_N = columns_NK[:, -N_WAVES:] @ mean_K[-N_WAVES:]
     size = math.sqrt(float(np.mean(waves_N**2)))
-    why = f"slow waves of {size:.3f} (root mean square) around the best family: none describes the run"
+    why = f"slow waves of {size:.3f} (root mean square) around the best family of curves"
     return Misfit("residuals", None, size, bayes_factor, why, None)
 
 
