@@ -138,4 +138,4 @@ def test_what_was_measured_of_an_arm_that_has_no_curve_is_said(studies, tmp_path
     assert last_gains(study) == {"x": pytest.approx(gain)}
     text = answers(judge_study(study))[1].text
     assert text.startswith(says)
-    assert f"measured at 10,000 FLOP −{-gain:.3f}".replace("0.", ".") in text
+    assert f"measured at 10,000 FLOP −{-gain:.3f}" in text

@@ -133,7 +133,7 @@ def test_decisions_say_what_was_saved(verdict):
     assert "at 6,000 GPU-hours: probability that its ceiling is below" in stopped.cells[2].text
     assert stopped.cells[2].raw[:2] == (6000.0, 0.97)
     assert stopped.cells[3].raw == (9e3,)
-    assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: .410, 2e-4: .450)"
+    assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: 0.410, 2e-4: 0.450)"
     unsaved = {"decision": "stopped", "arm": "dapo", "budget": 6000.0}
     bare = replace(verdict, study=replace(verdict.study, decisions=(unsaved,)))
     assert decisions_table(bare).rows[0].cells[3].text == "–"

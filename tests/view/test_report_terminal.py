@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 def test_closing_rows(run, tmp_path):
     rows = dict(closing_rows(run, report=tmp_path / "report.html"))
     assert rows["forecast"] == "0.753 [0.722, 0.781], at half of the compute"
-    assert rows["measured"] == f"{run.evals[-1].pass_rate:.3f}: inside".removeprefix("0")
+    assert rows["measured"] == f"{run.evals[-1].pass_rate:.3f}: inside"
     assert rows["width"] == "0.059"
     assert rows["ceiling A at 50 %"] == "0.811 [0.768, 0.879]; known beforehand 0.820: inside"
     assert rows["report"] == str(tmp_path / "report.html")
