@@ -180,7 +180,7 @@ def test_latex_and_figures_are_written(runs, tmp_path):
     check_latex(latex)
     assert "resizebox" not in latex
     parts = latex.split("Curves and forecasts (")[1:]
-    assert [part[:7] for part in parts] == ["1 of 2)", "2 of 2)"]
+    assert [part[:7] for part in parts] == ["1 of 3)", "2 of 3)", "3 of 3)"]
     assert all("base (a1)" in part for part in parts)
     made = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert made == [f"{name}.{end}" for name in ("linearised", "overlay") for end in ("pdf", "png", "svg")]
