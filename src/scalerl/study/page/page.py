@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -112,9 +113,10 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
 
     stream = sys.stdout if file is None else file
     terminal = console_for(stream)
-    console = terminal or Console(file=stream, width=_WIDTH, color_system=None, force_terminal=False)
+    plain = StringIO()
+    console = terminal or Console(file=plain, width=_WIDTH, color_system=None, force_terminal=False)
     made = _short(verdict)
-    table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, column in enumerate(made.columns):
         side = "left" if column.prose else "right"
         table.add_column(Text(column.header), justify=side, no_wrap=place == 1)  # a verdict is one line
@@ -127,11 +129,20 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     lines = [Text.assemble((formats.one_line(one.arm), "bold"), ": ", one.text) for one in answers(verdict)]
     lines += [Text.assemble((f"{label}: ", "yellow"), text) for label, text in _doubts(verdict)]
     lines += [Text(text, style="dim") for text in [assumptions(verdict)] if text]
-    for part in (Text(study_name(verdict), style="bold"), Text(_head(verdict)), table, *lines):
+    for part in (
+        Text(study_name(verdict), style="bold"),
+        Text(_head(verdict)),
+        Text(),
+        table,
+        Text(),
+        *lines,
+    ):
         if isinstance(part, Text):
             part.plain = formats.one_line(part.plain)
         # In a pipe a line is a line, however long.
         console.print(part, soft_wrap=terminal is None and isinstance(part, Text))
+    if terminal is None:  # rich fills the lines of a table up with spaces
+        stream.writelines(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines())
 
 
 def study_name(verdict: StudyVerdict) -> str:
