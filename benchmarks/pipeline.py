@@ -32,7 +32,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +75,12 @@ def run_side(args: argparse.Namespace) -> None:
 
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.placement import local
-
-    train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
+    from scalerl.rl.train import train
 
     cores = sorted(os.sched_getaffinity(0))[:2]
     if args.side == "off-policy 2":
         first = second = set(cores)
-        train.torch.set_num_threads = lambda n, set_threads=torch.set_num_threads: set_threads(2)
+        torch.set_num_threads = lambda n, set_threads=torch.set_num_threads: set_threads(2)
     else:
         first, second = ({cores[args.place]}, {cores[1 - args.place]})
     os.sched_setaffinity(0, first)
@@ -97,7 +95,7 @@ def run_side(args: argparse.Namespace) -> None:
 
     local.LocalGenerator._spawn = start_on_its_core
     recipe = load_recipe("demo", settings(args.side, args.steps, args.seed, args.batch))
-    train.train(recipe, args.folder, args.model, evaluate_aside=False)
+    train(recipe, args.folder, args.model, evaluate_aside=False)
 
 
 def run(side: str, seed: int, args: argparse.Namespace, model: str) -> dict[str, float]:

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from scalerl.cli.main import main
 from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record.reader import RunRecord
+from scalerl.rl import training_run
 from scalerl.rl.config.health import Health, Thresholds
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
@@ -22,8 +22,6 @@ from scalerl.rl.loop import parts
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.train import train
 from scalerl.rl.types import Done, Reward
-
-training = import_module("scalerl.rl.train")  # scalerl.rl has a function of this name
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +153,7 @@ def test_a_learning_rate_that_is_too_large_is_an_alarm(recipe, model, tmp_path):
 def test_weights_that_are_not_finite_end_the_run_and_stay_in_the_forecast(
     recipe, model, tmp_path, monkeypatch
 ):
-    class Poisoned(training.Pipeline):
+    class Poisoned(training_run.Pipeline):
         def steps(self):
             for step in super().steps():
                 yield step
@@ -163,7 +161,7 @@ def test_weights_that_are_not_finite_end_the_run_and_stay_in_the_forecast(
                     with torch.no_grad():
                         next(self._learner.model.parameters())[0, 0] = math.inf
 
-    monkeypatch.setattr(training, "Pipeline", Poisoned)
+    monkeypatch.setattr(training_run, "Pipeline", Poisoned)
     longer = replace(recipe, evaluation=replace(recipe.evaluation, count=15))
     record, ended, _ = run(longer, model, tmp_path / "run")
     assert isinstance(ended, DivergedError)
