@@ -55,8 +55,8 @@ def sample(generator: TorchGenerator, recipe: Recipe, first: int, n_groups: int)
 
 
 def verified(generator: TorchGenerator, recipe: Recipe, rollouts: tuple[Rollout, ...]) -> Group:
-    texts = texts_of(generator.tokenizer, [(r.prompt, r.token_T) for r in rollouts])
-    verdicts = (recipe.task.verify(r.prompt, text) for r, text in zip(rollouts, texts, strict=True))
+    texts = texts_of(generator.tokenizer, [(r.prompt, [r.token_T]) for r in rollouts])
+    verdicts = (recipe.task.verify(r.prompt, text) for r, (text,) in zip(rollouts, texts, strict=True))
     return Group.of(rollouts, [as_reward(verdict) for verdict in verdicts])
 
 

@@ -88,7 +88,9 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
     compute, line = np.array(curve["compute"]["gpu_hours"]), np.array(curve["line"])
     assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
     lines = runs_figures(view)["overlay"].axes[0].lines
-    drawn = max((one for one in lines if len(one.get_xdata()) > 2), key=lambda one: np.max(one.get_xdata()))
+    drawn = max(
+        (one for one in lines if np.size(one.get_xdata()) > 2), key=lambda one: np.max(one.get_xdata())
+    )
     assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=5e-5)
     known = early.points.compute_N[-1]
     for places in (compute, np.asarray(drawn.get_xdata())):

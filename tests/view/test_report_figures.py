@@ -26,11 +26,13 @@ def test_the_figure_shows_the_forecast_as_stored(run):
     linear, _ = run_figure(run, None, main_forecast(frozen_forecasts(run))).axes
     before, after = [line for line in linear.lines if np.size(line.get_xdata()) > 40]
     # Solid up to where the forecast was made, dashed from there on.
-    drawn = np.concatenate([before.get_xydata(), after.get_xydata()[1:]])
+    drawn = np.concatenate([before.get_xydata(), np.asarray(after.get_xydata())[1:]])
     np.testing.assert_allclose(drawn.T, [row["curve"]["compute"], row["curve"]["median"]])
-    assert before.get_xdata()[-1] == row["compute"]
+    assert np.asarray(before.get_xdata())[-1] == row["compute"]
     levels = {
-        line.get_label(): line.get_ydata()[0] for line in linear.lines if "ceiling" in str(line.get_label())
+        line.get_label(): np.asarray(line.get_ydata())[0]
+        for line in linear.lines
+        if "ceiling" in str(line.get_label())
     }
     assert list(levels.values()) == [0.811, 0.82]
     assert "ceiling A 0.811 [0.768, 0.879] (as frozen)" in levels
@@ -45,7 +47,7 @@ def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
     points = Points.from_record(run, "gpu_hours")
     (drawn,) = [line for line in run_figure(run, fit(points)).axes[0].lines if line.get_marker() == "o"]
     assert run.compute("gpu_hours")[0] > 0
-    assert drawn.get_xdata()[0] == 0
+    assert np.asarray(drawn.get_xdata())[0] == 0
     np.testing.assert_array_equal(drawn.get_xdata(), points.compute_N)
     data = overlay([OverlayRun("one", Points.from_record(run, "steps"), run)])
     assert data["runs"][0]["compute"]["gpu_hours"][0] == 0

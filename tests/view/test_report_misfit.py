@@ -54,7 +54,9 @@ def levels(run, whole, frozen=None):
     """The levels of `report --figure`, by what the key says of them."""
     lines = run_figure(run, whole, frozen).axes[0].lines
     return {
-        str(line.get_label()): line.get_ydata()[0] for line in lines if "ceiling" in str(line.get_label())
+        str(line.get_label()): np.asarray(line.get_ydata())[0]
+        for line in lines
+        if "ceiling" in str(line.get_label())
     }
 
 

@@ -12,7 +12,7 @@ from small_runs import learner_recipe
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.settings import AdamW, EngineKind
 from scalerl.rl.engine.generator import ANSWER_TICKS, TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.learner.batch import make_batch
@@ -33,7 +33,7 @@ def environment(llama_folder):
     made.close()
 
 
-def make(folder, environment, rows=4, budget=60, engine="auto"):
+def make(folder, environment, rows=4, budget=60, engine: EngineKind = "auto"):
     """A generator of completions of at most so many tokens, without length control."""
     rule = LengthRule(budget - 1, 1, Marker((VOCABULARY.index("</think>"),)))
     sampling = Sampling(1.0, True, 0, 24, rule, EOS, engine)
