@@ -88,7 +88,7 @@ def runs_document(view: RunsView) -> Document:
     """Return the page of one run or several."""
     alone = view.runs[0] if len(view.runs) == 1 else None
     return Document(
-        kind="Reinforcement learning run" if alone else "Reinforcement learning runs, over one another",
+        kind="Reinforcement learning run" if alone else "Reinforcement learning runs, compared",
         name=view.title,
         sentence=sentence_of(view),
         answers=answers_of(view),
