@@ -4,7 +4,7 @@
     other methods    tools, unless their names begin with `_`: with type hints and a Google-style docstring
     get_reward()     the reward, where the class has it: a bool for +1 and -1, or a number
 
-The model is told of the tools, and calls them, in the format of Qwen's chat templates (Hermes'):
+The system prompt lists the tools, and the model calls them, in the Hermes format of Qwen's chat templates:
 
     <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
 
@@ -154,7 +154,7 @@ class EnvironmentClass:
         """Whether it has a reward of its own."""
 
     def system(self) -> str:
-        """Return what the model is told of the tools.
+        """Return the description of the tools for the system prompt.
 
         Raises:
             InputError: an argument of one has no type hint or no description.
@@ -210,7 +210,7 @@ def _tools_of(environment: object) -> dict[str, Callable[..., Any]]:
 
 
 def _answer(tools: Mapping[str, Callable[..., Any]], call: str) -> str:
-    """Make a call, or several in a list; the model is told of errors, its own and those of the tool."""
+    """Make a call, or a list of calls. An error of the call or of the tool becomes the answer."""
     try:
         found = json.loads(call)
         calls = found if isinstance(found, list) else [found]

@@ -196,7 +196,6 @@ def overlay_figure(
     """Pass rate against compute, curve over curve, with a budget and a target marked; None without any."""
     if not curves:
         return None
-
     return _framed(curves, unit, RATE, draw, budget, target)
 
 
@@ -219,7 +218,7 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
         axes.plot([], [], color=colour, ls=dashes, label=drawn.name or "_")
         axes.set_yscale("log")
         axes.set_ylim(low, high)
-        # Mathematical text is off: a dollar in somebody's name is a dollar.
+        # Not $10^3$: dollar signs are plain text here, as a run's name may contain them.
         axes.yaxis.set_major_formatter(
             lambda F, _: f"10{str(round(math.log10(F))).translate(SUPERSCRIPTS)}" if F > 0 else ""
         )
