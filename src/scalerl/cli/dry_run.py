@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.cli.shared.text import print_json, print_table
-from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch, Vllm
+from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
@@ -28,7 +28,7 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     """
     cluster = recipe.cluster
     gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
-    vllm = cluster.engine if cluster is not None and isinstance(cluster.engine, Vllm) else None
+    vllm = recipe.vllm
     divided = isinstance(recipe.placement, Local) and recipe.devices <= n
     if n == 1 or not split or divided or (vllm and vllm.urls):
         return recipe

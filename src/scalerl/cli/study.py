@@ -117,7 +117,9 @@ def _devices() -> int:
     """Count the devices that runs can be placed on: GPUs, or else cores."""
     import torch
 
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    from scalerl.rl.config.settings import usable_cores
+
+    return torch.cuda.device_count() or usable_cores()
 
 
 def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:

@@ -12,7 +12,6 @@ the default's; one of the user's own is named by the place of its class (`scaler
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
@@ -50,6 +49,7 @@ from scalerl.rl.config.settings import (
     Timeouts,
     Tracking,
     at_least,
+    usable_cores,
 )
 from scalerl.rl.tasks.mix import Mix, OneTask
 from scalerl.rl.tasks.shorthand import suite_of, table_of
@@ -139,7 +139,7 @@ class Recipe:
             check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
-        if self.routing_replay and self.cluster is not None and isinstance(self.cluster.engine, Vllm):
+        if self.routing_replay and self.vllm is not None:
             raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
         _check_decay(self.optimiser, self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
@@ -161,14 +161,19 @@ class Recipe:
                 "length: environments of several turns do not go with an interruption; set length.kind to "
                 '"none" or "length_penalty"'
             )
-        if self.cluster is not None and isinstance(self.cluster.engine, Vllm):
+        if self.vllm is not None:
             raise ValueError("cluster.engine: vllm samples one turn; leave it out for the built-in generator")
 
     @property
     def cpu_threads(self) -> int:
         """Threads of each process that computes the model, on this machine."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return self.threads or cores or 1
+        return self.threads or usable_cores()
+
+    @property
+    def vllm(self) -> Vllm | None:
+        """The settings of vLLM, where it generates."""
+        engine = self.cluster.engine if self.cluster is not None else None
+        return engine if isinstance(engine, Vllm) else None
 
     @property
     def processes(self) -> int:
@@ -301,9 +306,9 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     if not path.is_file():
         # A folder that is no run may have the name of a recipe: a study of smollm2 in the folder smollm2.
         known = packaged()
-        if path.is_dir() and str(source) not in known:
-            raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
         if str(source) not in known:
+            if path.is_dir():
+                raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
             raise InputError(
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )

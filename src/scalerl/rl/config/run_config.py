@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from scalerl._version import __version__
 from scalerl.kinds import code_of
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import usable_cores
 from scalerl.rl.tasks.code import Code
 
 
@@ -22,8 +22,6 @@ def config_of(
     """Return the config of a run of `recipe` by `learner` on `devices`; `extra` goes on top."""
     import transformers
 
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux: the cores that this process may use
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     parameters = sum(p.numel() for p in learner.model.parameters())
     return {
         "name": recipe.name,
@@ -44,7 +42,7 @@ def config_of(
             "generate and train": str(learner.device),
             **devices,
             "machine": platform.machine(),
-            "cores": cores,
+            "cores": usable_cores(),
         },
         **({"sandbox": recipe.task.environment()} if isinstance(recipe.task, Code) else {}),
         **extra,

@@ -6,6 +6,7 @@ Numbers out of range raise a ValueError that names the key.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,12 @@ def at_least(bound: int, **values: float) -> None:
     for name, value in values.items():
         if value < bound:
             raise ValueError(f"{name} must be at least {bound}")
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; where only Linux knows that, of all."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

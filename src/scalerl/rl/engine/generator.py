@@ -109,9 +109,7 @@ class TorchGenerator(OrderedGroups):
         self._start_S = np.zeros(n_slots, dtype=np.int64)  # where the completion starts
         self._next_S = np.zeros(n_slots, dtype=np.int64)  # where the next token goes
         self._given_S = np.zeros(n_slots, dtype=np.int64)  # where the tokens end that are given
-        self._asked_S = np.full(
-            n_slots, -1, dtype=np.int64
-        )  # decode steps when its turn ended; -1: it decodes
+        self._asked_S = np.full(n_slots, -1, dtype=np.int64)  # decode steps as its turn ended; -1: it decodes
         self._answers: dict[int, TurnAnswer] = {}
         """What slots wait for."""
         self._length = LengthState(sampling.length, n_slots)

@@ -51,8 +51,8 @@ class TaskEnvironment:
 
     def ask(self, prompt: Prompt, turns: Sequence[np.ndarray]) -> TurnAnswer:
         """Start to answer the last of the turns of a completion, each as its tokens."""
-        texts = texts_of(self.tokenizer, [(prompt, [turn_T]) for turn_T in turns])
-        job = json.dumps([asdict(prompt), {"turns": [text for (text,) in texts]}]).encode()
+        (texts,) = texts_of(self.tokenizer, [(prompt, turns)])
+        job = json.dumps([asdict(prompt), {"turns": texts}]).encode()
         return TurnAnswer(self, prompt, self._pool.submit_beside([job]))
 
     def poll(self, seconds: float) -> None:

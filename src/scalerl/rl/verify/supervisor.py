@@ -124,9 +124,8 @@ class Supervisor:
 
     def verify(self, share: list[Job]) -> list[Outcome]:
         """Return the outcomes of the first completions of a share, one at least."""
-        if isinstance(
-            share[0][1], dict
-        ):  # an environment's: a worker that a tool has changed answers no other
+        # An environment's turns: a worker that a tool has changed answers no other.
+        if isinstance(share[0][1], dict):
             return [self._alone(share[0]).outcome]
         until = time.monotonic() + TURN_SECONDS
         outcomes: list[Outcome] = []

@@ -123,6 +123,7 @@ def _verify(task: Any, prompt: Prompt, turns: Any) -> tuple[bytes, bytes]:
     try:
         if isinstance(turns, dict):
             return b"ok", _answered(task.respond(prompt, turns["turns"]))
+        # As `scalerl.rl.tasks.task.verdict`, which is not watched here: a verifier could replace it.
         if len(turns) > 1:
             return b"ok", _checked(task.verify_turns(prompt, turns))
         return b"ok", _checked(task.verify(prompt, turns[0]))
