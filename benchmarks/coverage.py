@@ -15,6 +15,8 @@ its end: the mean curve there, and an evaluation there. A row is a cell of shape
     misfit, r|h    share reported as a misfit; reported, or held by the curve's interval
     seen, r|h      runs whose change (a second rise, a decline, a new slope) lies in the first nine tenths of
                    what is fitted, and the share of those that is reported or held
+    most           that share, if the changes were told by who knows the noise, this very curve and the best
+                   one of a single rise (Neyman and Pearson: no test has more power), with ours held beside it
     right, wrong   calls of go and no-go on targets .05 below and above the mean curve at the end
     oracle         with --oracle, where a family is the truth: coverage of the curve and of an evaluation by
                    who knows it and the correlation, and our width as a multiple of the oracle's (medians)
@@ -36,6 +38,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from statistics import NormalDist
 
 import numpy as np
 
@@ -48,6 +51,7 @@ from simulation import FRACTIONS, Simulated
 
 Interval = tuple[float, float]
 RIVALS = (fit_last_value, fit_power_law, fit_log_linear)
+_FALSE_ALARMS = 0.006  # of the misfits that are reported: benchmarks/misfit.py has .002, in short runs .01
 _ROUNDING, _LEAST_RUNS = 1e-9, 10  # a ceiling of 1 may be the end of its interval; runs that judge a cell
 RIVAL_NAMES = ("LS", "last", "power", "loglin")
 
@@ -67,6 +71,8 @@ class Outcome:
     """Whether an identified ceiling is held; None where there is none, or none is the truth."""
     misfit: bool
     seen: bool
+    tells: float
+    """The probability with which who knows the curves tells the change; 0 where none is seen."""
     calls: tuple[bool, ...]
     """Whether each call of go or no-go was right."""
     oracle: tuple[bool, bool, float] | None
@@ -93,6 +99,7 @@ def outcome(run: Simulated, points: Points, known: tuple[Family, float] | None) 
         if 0 <= target <= 1 and (verdict := result.verdict(target, end)) in ("go", "no-go")
     ]
     told_A = result.identified and not math.isnan(run.A)
+    seen = bool(run.change <= 0.9 * points.compute_N.max())
     return Outcome(
         _holds(forecast.interval, mean),
         _holds(forecast.prediction, value),
@@ -103,10 +110,32 @@ def outcome(run: Simulated, points: Points, known: tuple[Family, float] | None) 
         result.identified,
         _holds(result.intervals.A, run.A) if told_A else None,
         result.misfit is not None,
-        bool(run.change <= 0.9 * points.compute_N.max()),
+        seen,
+        power(run, points) if seen else 0.0,
         tuple(calls),
         oracle(run, points, known) if known else None,
     )
+
+
+def power(run: Simulated, points: Points) -> float:
+    """The power of the likelihood ratio of two known curves: the run's, and the nearest of a single rise.
+
+    At the rate of false alarms of `_FALSE_ALARMS`. The mean of the ratio differs between the two by d^2, with
+    d^2 = r' K^-1 r / sd^2 of the difference r and the correlation K of the noise, and its sd is d.
+    """
+    from scalerl.curve.least_squares import least_squares
+    from scalerl.curve.sample import make_sample
+
+    n, families = len(points.compute_N), {shape.known[0] for shape in GROUPS["one-phase"] if shape.known}
+    mean_N, index_N = run.mean_N[:n], np.arange(n)
+    sample = make_sample(Points.from_arrays(points.compute_N, mean_N), None)
+    nearest = min((least_squares(sample, family) for family in families), key=lambda found: found.rss)
+    r_N = mean_N - nearest.curve(points.compute_N)
+    correlation_NN = run.phi ** np.abs(index_N[:, None] - index_N)
+    if points.compute_N[0] == 0:  # before training the noise is independent of the rest
+        correlation_NN[0, 1:] = correlation_NN[1:, 0] = 0.0
+    d = math.sqrt(r_N @ np.linalg.solve(correlation_NN, r_N)) / run.sd
+    return NormalDist().cdf(d - NormalDist().inv_cdf(1 - _FALSE_ALARMS))
 
 
 def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple[bool, bool, float]:
@@ -174,6 +203,7 @@ class Cell:
         cells += [_share([o.identified for o in of]), _share([o.A for o in of if o.A is not None])]
         cells += [_share([o.misfit for o in of]), _share([o.told for o in of])]
         cells += [f"{len(seen)}", _share([o.told for o in seen])]
+        cells += [_mean([max(o.tells, float(o.curve)) for o in seen], 3)]
         cells += [f"{sum(calls)}", f"{len(calls) - sum(calls)}"]
         if found:
             ratio = np.median([o.width / o.oracle[2] for o in of if o.oracle])
@@ -184,7 +214,7 @@ class Cell:
 
 
 COLUMNS = ("runs", "answered", "curve", "eval", "width", "score", "error", *RIVAL_NAMES)
-COLUMNS += ("ident", "A", "misfit", "r|h", "seen", "r|h", "right", "wrong")
+COLUMNS += ("ident", "A", "misfit", "r|h", "seen", "r|h", "most", "right", "wrong")
 
 
 def _line(name: str, cells: Sequence[str]) -> str:

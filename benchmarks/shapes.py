@@ -88,16 +88,18 @@ def measured(drawn: Drawn, fraction: float, rng: np.random.Generator) -> Simulat
         spacing = fraction / (drawn.n_fitted - first)
     x_N = spacing * np.arange(1 - first, math.floor(1 / spacing + 1e-9) + 1)
     x_N = x_N if x_N[-1] > 1 - 1e-6 else np.append(x_N, 1.0)
-    mean_N = np.clip(drawn.at(x_N), 0.0, 1.0)
+    mean_N, sd, phi = np.clip(drawn.at(x_N), 0.0, 1.0), math.nan, 0.0
     if drawn.samples:
         value_N = rng.binomial(drawn.samples, mean_N) / drawn.samples
     else:
         sd = float(rng.choice(SDS)) if drawn.sd is None else drawn.sd
-        value_N = mean_N + noise(len(x_N), sd, float(rng.choice(PHIS)), rng, first)
+        phi = float(rng.choice(PHIS))
+        value_N = mean_N + noise(len(x_N), sd, phi, rng, first)
     if drawn.fails:
         n = int(np.sum(x_N <= fraction))
         value_N[int(rng.integers(n // 3, 2 * n // 3 + 1))] = 0.0
-    return Simulated(END * x_N, mean_N, np.clip(value_N, 0.0, 1.0), drawn.A, END * drawn.change)
+    value_N = np.clip(value_N, 0.0, 1.0)
+    return Simulated(END * x_N, mean_N, value_N, drawn.A, END * drawn.change, sd, phi)
 
 
 def shape(name: str, draw: Callable[[Uniform], Drawn]) -> Shape:

@@ -68,6 +68,9 @@ class Simulated:
     A: float
     change: float = math.nan
     """Compute from which no single rise describes it; NaN where one does."""
+    sd: float = math.nan
+    """Of the noise; NaN where evaluations are binomial."""
+    phi: float = 0.0
 
     def first(self, fraction: float) -> Points:
         """The evaluations of the first `fraction` of the compute."""
@@ -84,7 +87,7 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
     if cell.truth.drift:
         mean_N = mean_N + drift(compute_N / C_MID, rng)
     noise_N = noise(len(compute_N), cell.sd, cell.phi, rng, first=int(cell.step_0))
-    return Simulated(compute_N, mean_N, mean_N + noise_N, curve.A)
+    return Simulated(compute_N, mean_N, mean_N + noise_N, curve.A, sd=cell.sd, phi=cell.phi)
 
 
 def noise(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
