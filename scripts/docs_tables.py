@@ -9,10 +9,12 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from scalerl.kinds import hints_of
 
+README = Path(__file__).parent.parent / "README.md"
 MEANINGS = {
     "pass_rate": "pass rate, held out",
     "eval_reward": "reward, held out",
@@ -258,7 +260,14 @@ def _said(cls: type) -> dict[str, str]:
     return found
 
 
+def alternatives() -> str:
+    """What other tools tell: a table of README.md."""
+    section = README.read_text().partition("## Compared with other tools")[2].partition("\n## ")[0]
+    return "\n".join(line for line in section.splitlines() if line.startswith("|"))
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "alternatives": alternatives,
     "metrics": metrics,
     "all-metrics": all_metrics,
     "formats": formats,
