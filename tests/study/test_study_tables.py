@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from dataclasses import replace
@@ -23,37 +22,38 @@ from scalerl.study.page.tables import (
 from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.verdict import kind_of
 from scalerl.view import formats
-from scalerl.view.table import Table, difference_cell
+from scalerl.view.facts.notices import claim_text
+from scalerl.view.numbers import rate, rate_interval
+from scalerl.view.table import Table, difference_cell, rate_cell
 
 
-def by_key(table: Table) -> list[dict]:
-    return [dict(zip(table.keys, row, strict=True)) for row in table.raw_rows()]
+def by_header(table: Table) -> list[dict]:
+    return [dict(zip(table.headers, row.cells, strict=True)) for row in table.rows]
 
 
 def test_the_table_of_verdicts_holds_the_numbers_of_the_verdict(verdict):
-    rows = by_key(verdict_table(verdict))
-    assert [row["arm"] for row in rows] == [*ARMS, FAILED]
+    rows = by_header(verdict_table(verdict))
+    assert [row["arm"].text for row in rows] == [*ARMS, FAILED]
+    shown = {"A": "ceiling A", "pass_rate": "pass rate at 12,000 GPU-hours"}
     for row, arm in zip(rows, verdict.arms, strict=True):
-        assert (row["seeds_finished"], row["seeds_planned"]) == (arm.stability.outcomes.get("finished", 0), 2)
-        for key in ("A", "B", "C_mid", "pass_rate_at_budget"):
-            found = arm.quantities.get(key.removesuffix("_at_budget"))
-            wanted = (found.median, *found.interval) if found else (None, None, None)
-            assert (row[key], row[f"{key}_low"], row[f"{key}_high"]) == wanted
+        assert row["seeds"].text == f"{arm.stability.outcomes.get('finished', 0)}/2"
+        for key, header in shown.items():
+            cell = rate_cell(arm.quantities.get(key))
+            assert (row[header].text, row[header].beside.split("\n")[0]) == (cell.text, cell.beside)
     for pair in verdict.comparison.pairs:
-        row = next(row for row in rows if row["arm"] == pair.recipe)
-        assert row["A_difference"] == pair.differences["A"].median
-        assert (row["A_difference_low"], row["A_difference_high"]) == pair.differences["A"].interval
-        assert row["compute_to_own_ratio"] == pair.differences["compute_to_own"].median
-        for name, claim in (("ceiling", pair.ceiling), ("efficiency", pair.efficiency)):
-            assert (row[f"{name}_verdict"], row[f"{name}_p_adjusted"]) == (claim.verdict, claim.p_adjusted)
-            assert row[f"{name}_seeds"] == claim.seeds
+        row = next(row for row in rows if row["arm"].text == pair.recipe)
+        own = "efficiency: compute to 3/4 of own gain, against base"
+        for header, name in (("ceiling A, against base", "A"), (own, "compute_to_own")):
+            cell = difference_cell(pair.differences[name])
+            assert row[header].text == cell.text
+            assert row[header].beside == f"{cell.beside}\n{claim_text(pair.claims[name])}"
 
 
 def test_a_cell_shows_its_number_in_the_unit_of_its_heading(verdict):
-    table = verdict_table(verdict)
-    place = [column.keys[0] for column in table.columns].index("C_mid")
-    assert table.columns[place].header == "C_mid (GPU-hours)"
-    cell, found = table.rows[0].cells[place], verdict.arms[0].quantities["C_mid"]
+    cell, found = (
+        by_header(verdict_table(verdict))[0]["C_mid (GPU-hours)"],
+        verdict.arms[0].quantities["C_mid"],
+    )
     assert cell.text == f"{found.median:,.0f}"
     assert cell.beside == f"[{found.interval[0]:,.0f}, {found.interval[1]:,.0f}]"
 
@@ -79,7 +79,6 @@ def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
     rows = verdict_table(misfit).rows
     assert [row.cells[1].text for row in rows] == ["the base", *["inconclusive"] * 3]
     assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
-    assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
     assert rows[1].cells[3].text == "withheld"
     pair = misfit.pairs["loss=dapo"]
     assert kind_of(pair) == "inconclusive"
@@ -100,39 +99,34 @@ def test_one_claim_of_two_says_what_it_is_about(verdict):
 
 
 def test_stability_counts_outcomes_alarms_and_causes(verdict):
-    rows = by_key(stability_table(verdict))
-    assert (rows[-1]["failed"], rows[-1]["causes"]) == (2, "no memory | at step_3")
-    assert json.loads(rows[1]["alarms"]) == {"truncated": 1, "<i>entropy</i>": 2}
-    assert math.isnan(rows[0]["truncated"])
-    assert rows[1]["truncated"] == pytest.approx(0.02)
-    assert stability_table(verdict).rows[0].cells[7].text == "–"
+    rows = by_header(stability_table(verdict))
+    assert (rows[-1]["failed"].text, rows[-1]["why runs failed"].text) == ("2", "no memory | at step_3")
+    assert rows[1]["runs with an alarm"].text == "truncated 1, <i>entropy</i> 2"
+    assert (rows[0]["truncated"].text, rows[1]["truncated"].text) == ("–", "2.0 %")
+    assert rows[0]["why runs failed"].text == "–"
 
 
 def test_forecasts_stand_beside_what_was_measured(verdict):
-    rows = by_key(forecasts_table(verdict))
+    rows = by_header(forecasts_table(verdict))
     assert len(rows) == len(verdict.forecasts) == 16
     for row, judged in zip(rows, verdict.forecasts, strict=True):
         measured = judged.outcome.measured
-        assert row["measured"] == (measured.pass_rate if measured else None)
-        assert row["outcome"] == judged.outcome.word
-        assert (row["compute"], row["target_compute"]) == (
-            judged.forecast.compute,
-            judged.forecast.target_compute,
-        )
-        assert (row["forecast_low"], row["forecast_high"]) == judged.forecast.prediction
-    assert "not measured" in {row["outcome"] for row in rows}  # of the run that was cut short
-    scores = by_key(scores_table(verdict.scores))
-    assert [row["rms"] for row in scores] == [score.rms for score in verdict.scores]
-    assert [row["rms_power_law"] for row in scores] == [
-        score.rivals_rms.get("power law") for score in verdict.scores
-    ]
+        assert row["measured"].text == rate(measured.pass_rate if measured else None)
+        assert row["outcome"].text == judged.outcome.word
+        assert row["forecast, one evaluation"].beside == rate_interval(judged.forecast.prediction)
+    assert "not measured" in {row["outcome"].text for row in rows}  # of the run that was cut short
+    scores = by_header(scores_table(verdict.scores))
+    for row, score in zip(scores, verdict.scores, strict=True):
+        assert float(row["rms error"].text) == pytest.approx(score.rms, abs=5e-5)
+        rival = score.rivals_rms.get("power law")
+        assert row["rms: power law"].text == ("–" if rival is None else f"{rival:.4f}".removeprefix("0"))
 
 
 def test_decisions_say_what_was_saved(verdict):
     stopped, chosen = decisions_table(verdict).rows
     assert "at 6,000 GPU-hours: probability that its ceiling is below" in stopped.cells[2].text
-    assert stopped.cells[2].raw[:2] == (6000.0, 0.97)
-    assert stopped.cells[3].raw == (9e3,)
+    assert stopped.cells[2].text.endswith("0.970")
+    assert stopped.cells[3].text == "9,000"
     assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: 0.410, 2e-4: 0.450)"
     unsaved = {"decision": "stopped", "arm": "dapo", "budget": 6000.0}
     bare = replace(verdict, study=replace(verdict.study, decisions=(unsaved,)))
@@ -146,22 +140,24 @@ def test_csv_reads_back_with_every_digit_and_runs_no_formula(verdict, tmp_path):
     assert rows[3]["arm"] == "'" + list(ARMS)[3]
     assert rows[2]["arm"] == list(ARMS)[2]
     for row, arm in zip(rows[:4], verdict.arms, strict=False):
-        assert float(row["A"]) == arm.quantities["A"].median
-        assert float(row["A_low"]) == arm.quantities["A"].interval[0]
+        assert float(row["quantities.A.median"]) == arm.quantities["A"].median
+        assert float(row["quantities.A.interval.low"]) == arm.quantities["A"].interval[0]
     pair = verdict.comparison.pairs[0]
-    assert float(rows[1]["A_difference"]) == pair.differences["A"].median < 0  # no apostrophe at a number
-    assert math.isinf(float(rows[1]["compute_to_target_high"]))
-    assert (rows[0]["truncated"], rows[4]["A"]) == ("", "")
+    difference = float(rows[1]["comparison.differences.A.median"])
+    assert difference == pair.differences["A"].median < 0  # no apostrophe at a number
+    assert math.isinf(float(rows[1]["quantities.compute_to_target.interval.high"]))
+    assert (rows[0]["stability.truncated"], rows[4]["quantities.A.median"]) == ("", "")
     with (tmp_path / "runs.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) == 10
-    assert float(runs[0]["A"]) == verdict.arms[0].runs[0].fit.ceiling
-    assert float(runs[0]["compute"]) == BUDGET
+    assert float(runs[0]["fit.A"]) == verdict.arms[0].runs[0].fit.ceiling
+    assert float(runs[0]["fit.compute"]) == BUDGET
 
 
 def test_csv_keeps_what_text_means():
-    rows = [["=1+1", "+x", "-y", "@z", "\tw", 'a,"b"', "plain", -0.1, 3, None, math.nan]]
-    (found,) = csv.reader(io.StringIO(formats.csv_text(list("abcdefghijk"), rows).split("\n", 1)[1]))
+    values = ["=1+1", "+x", "-y", "@z", "\tw", 'a,"b"', "plain", -0.1, 3, None, math.nan]
+    rows = [dict(zip("abcdefghijk", values, strict=True))]
+    (found,) = csv.reader(io.StringIO(formats.csv_text(rows).split("\n", 1)[1]))
     assert found == ["'=1+1", "'+x", "'-y", "'@z", "'\tw", 'a,"b"', "plain", "-0.1", "3", "", ""]
 
 
@@ -199,6 +195,6 @@ def test_markdown_rows_have_their_cells(verdict):
         lines = formats.markdown(table).splitlines()
         tables = [line for line in lines if line.startswith("|")]
         assert len(tables) == len(table.rows) + 2
-        assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(table.columns) + 1}
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(table.headers) + 1}
     assert "<script>" not in text
     assert "&lt;script&gt;" in text

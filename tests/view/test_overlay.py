@@ -82,8 +82,9 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
     budget = times * float(early.points.compute_N[-1])
     view = RunsView((early,), budget=budget)
     table = curves_table(view)
-    place = next(n for n, column in enumerate(table.columns) if column.header.startswith("forecast at"))
-    told = table.rows[0].cells[place].raw[0]
+    place = next(n for n, header in enumerate(table.headers) if header.startswith("forecast at"))
+    told = early.fit.forecast(budget).median
+    assert table.rows[0].cells[place].text == f"{told:.3f}"
     curve = overlay([early], budget=budget)["runs"][0]["fit"]["curve"]
     compute, line = np.array(curve["compute"]["gpu_hours"]), np.array(curve["line"])
     assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))

@@ -180,8 +180,9 @@ def test_strata_are_grouped_by_what_stands_before_the_last_slash():
     last = {**first, "step": 9, "correct": [1, 4, 4, 4]}
     table = strata_table([first, last])
     assert table is not None
-    assert table.raw_rows() == [["chain/2", 2, 0.5, 1.0], ["chain/10", 1, 0.0, 0.25]]
-    assert [column.header for column in table.columns[2:]] == ["at step 0", "at step 9"]
+    rows = [[cell.text for cell in row.cells] for row in table.rows]
+    assert rows == [["chain/2", "2", "0.500", "1.000"], ["chain/10", "1", "0.000", "0.250"]]
+    assert table.headers[2:] == ("at step 0", "at step 9")
     assert strata_table([first]) is None
     assert strata_table([first, {**last, "prompt_set": "other"}]) is None
     for broken in ({"step": 0}, {**first, "n": 0}, {**first, "correct": [1]}):

@@ -82,6 +82,11 @@ class StudyRun:
         """Why its last attempt failed; empty where the run has not failed for good."""
         return self.attempts[-1].cause if self.outcome == "failed" and self.attempts else ""
 
+    @property
+    def last_pass_rate(self) -> float:
+        """Of its last evaluation; NaN before the first."""
+        return self.record.evals[-1].pass_rate if self.record and self.record.evals else math.nan
+
 
 @dataclass(frozen=True)
 class ArmPlan:

@@ -1,4 +1,4 @@
-"""A table (`scalerl.view.table`) as Markdown, LaTeX and CSV.
+"""A table (`scalerl.view.table`) as Markdown and LaTeX, and rows of numbers as CSV.
 
 Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from scalerl.view.table import Cell, Raw, Table, TableColumn
+from scalerl.jsonl import flat
+from scalerl.view.table import Cell, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -50,8 +53,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 def markdown(table: Table) -> str:
     """A table of GitHub's Markdown under a heading, its note below."""
-    marks = [":--" if column.prose else "--:" for column in table.columns]
-    lines = [_markdown_row([column.header for column in table.columns]), f"| {' | '.join(marks)} |"]
+    marks = [":--" if header in table.prose else "--:" for header in table.headers]
+    lines = [_markdown_row(table.headers), f"| {' | '.join(marks)} |"]
     lines += [_markdown_row([cell.whole for cell in row.cells]) for row in table.rows]
     parts = [f"## {markdown_text(table.title)}", "\n".join(lines)]
     return "\n\n".join([*parts, *([markdown_text(table.note)] if table.note else [])]) + "\n"
@@ -80,7 +83,7 @@ def latex_document(tables: Iterable[Table]) -> str:
 
 def _latex_parts(table: Table) -> list[list[int]]:
     """Places of the columns of each part, none wider than the text where two columns find room."""
-    widths = [_latex_width(table, place) for place in range(len(table.columns))]
+    widths = [_latex_width(table, place) for place in range(len(table.headers))]
     parts: list[list[int]] = []
     for place in range(1, len(widths)):
         if parts and sum(widths[p] for p in (*parts[-1], place)) <= _TEXT_WIDTH:
@@ -94,7 +97,7 @@ def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
     shape = "".join(_latex_column(table, place) for place in places)
     head = " & ".join(_latex_head(table, place) for place in places) + r" \\"
     body = [
-        " & ".join(_latex_cell(table.columns[place], row.cells[place]) for place in places) + r" \\"
+        " & ".join(_latex_cell(row.cells[place], _is_prose(table, place)) for place in places) + r" \\"
         for row in table.rows
     ]
     title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
@@ -124,6 +127,10 @@ def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_prose(table: Table, place: int) -> bool:
+    return table.headers[place] in table.prose
+
+
 def _latex_lines(cell: Cell) -> list[str]:
     """A number, and below it what stands beside it."""
     return [cell.text, *cell.beside.splitlines()]
@@ -131,7 +138,7 @@ def _latex_lines(cell: Cell) -> list[str]:
 
 def _latex_content(table: Table, place: int) -> int:
     """Letters of the widest line of a column, its heading aside."""
-    prose = table.columns[place].prose
+    prose = _is_prose(table, place)
     cells = (row.cells[place] for row in table.rows)
     lines = (line for cell in cells for line in ([cell.whole] if prose else _latex_lines(cell)))
     return max(map(len, lines), default=0)
@@ -140,14 +147,14 @@ def _latex_content(table: Table, place: int) -> int:
 def _latex_width(table: Table, place: int) -> int:
     """Letters of a column with its gap: as wide as its cells, or where these wrap; its heading wraps."""
     longest = _latex_content(table, place)
-    most = _LONGEST_PROSE if table.columns[place].prose else longest
-    words = (len(word) for word in table.columns[place].header.split())
+    most = _LONGEST_PROSE if _is_prose(table, place) else longest
+    words = (len(word) for word in table.headers[place].split())
     return max(min(longest, most), *words, _SHORTEST_HEAD) + 2
 
 
 def _latex_column(table: Table, place: int) -> str:
     # Prose that is long wraps; other words stand at the left, numbers at the right.
-    if not table.columns[place].prose:
+    if not _is_prose(table, place):
         return "r"
     wraps = _latex_content(table, place) > _LONGEST_PROSE
     return f"p{{{_LONGEST_PROSE * _EM:g}em}}" if wraps else "l"
@@ -155,12 +162,12 @@ def _latex_column(table: Table, place: int) -> str:
 
 def _latex_head(table: Table, place: int) -> str:
     width = _latex_width(table, place) - 2
-    lines = textwrap.wrap(one_line(table.columns[place].header), width, break_long_words=False)
-    return _latex_stack([latex_text(line) for line in lines], "l" if table.columns[place].prose else "r", "b")
+    lines = textwrap.wrap(one_line(table.headers[place]), width, break_long_words=False)
+    return _latex_stack([latex_text(line) for line in lines], "l" if _is_prose(table, place) else "r", "b")
 
 
-def _latex_cell(column: TableColumn, cell: Cell) -> str:
-    if column.prose:
+def _latex_cell(cell: Cell, prose: bool) -> str:
+    if prose:
         return latex_text(cell.whole)
     first, *others = map(latex_text, _latex_lines(cell))
     return _latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t")
@@ -180,30 +187,36 @@ def latex_text(text: str) -> str:
     return re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
 
 
-def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Raw]]) -> str:
-    """Raw values with all of their digits; what is not known is empty.
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Objects as lines, nested keys joined by dots, with all digits; what is not known is empty.
 
-    Text that a spreadsheet would run as a formula gets an apostrophe before it; numbers stay numbers.
+    An interval has two columns; another list is JSON. Text that a spreadsheet would run as a formula gets an
+    apostrophe before it; numbers stay numbers.
     """
+    lines = [flat(dict(_ends(flat(row)))) for row in rows]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(keys)
-    writer.writerows([[_csv_value(value) for value in row] for row in rows])
+    keys = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(buffer, keys, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv_value(value) for key, value in line.items()} for line in lines)
     return buffer.getvalue()
 
 
-def _csv_value(value: Raw) -> str:
+def _ends(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Intervals as objects of their two ends."""
+    for key, value in values.items():
+        is_interval = isinstance(value, tuple | list) and [type(end) for end in value] == [float, float]
+        yield key, dict(zip(("low", "high"), value, strict=True)) if is_interval else value
+
+
+def _csv_value(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    if isinstance(value, list | tuple):
+        return json.dumps(value)
     if isinstance(value, str):
         return f"'{value}" if value.startswith(_FORMULA) else value
     return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def joined(first: Table, second: Table) -> tuple[list[str], list[list[Raw]]]:
-    """Keys and raw rows of two tables with one row per arm each, side by side; the arm stands once."""
-    rows = [[*left, *right[1:]] for left, right in zip(first.raw_rows(), second.raw_rows(), strict=True)]
-    return [*first.keys, *second.keys[1:]], rows
 
 
 def one_line(text: str) -> str:

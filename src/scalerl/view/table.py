@@ -1,13 +1,13 @@
-"""Tables as data: every cell holds the text for people and the numbers behind it.
+"""Tables as data: what stands in every cell, and smaller beside it.
 
-One definition serves Markdown, LaTeX, CSV, the page and the terminal (`scalerl.view.formats`), so that none
-of them can say something else than the others.
+One definition serves Markdown, LaTeX, the page and the terminal (`scalerl.view.formats`), so that none of
+them can say something else than the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +16,6 @@ from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
 from scalerl.view.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
 
-Raw = str | float | int | None
-"""What stands in a CSV: None and NaN are empty there."""
 Mark = Literal["", "base", "moved", "open"]
 """How a row stands out: the base, an arm that moves something, one of which nothing can be said."""
 
@@ -31,21 +29,10 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class TableColumn:
-    """A column: its heading, and the names of the numbers behind each of its cells."""
-
-    header: str
-    keys: tuple[str, ...]
-    prose: bool = False
-    """Words, which wrap and stand at the left; numbers do not."""
-
-
-@dataclass(frozen=True)
 class Cell:
-    """One cell: its text, what stands smaller beside it (in lines), and the raw values, one for each key."""
+    """One cell: its text, and what stands smaller beside it, in lines."""
 
     text: str
-    raw: tuple[Raw, ...]
     beside: str = ""
 
     @property
@@ -69,73 +56,44 @@ class Table:
 
     name: str
     title: str
-    columns: tuple[TableColumn, ...]
+    headers: tuple[str, ...]
     rows: tuple[Row, ...]
     note: str = ""
+    prose: tuple[str, ...] = ()
+    """Headings of words, which wrap and stand at the left; numbers do not."""
 
     def __post_init__(self) -> None:
-        widths = [len(column.keys) for column in self.columns]
-        for row in self.rows:
-            assert [len(cell.raw) for cell in row.cells] == widths, (self.name, row)
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of all raw values of a row."""
-        return [key for column in self.columns for key in column.keys]
-
-    def raw_rows(self) -> list[list[Raw]]:
-        """The raw values of every row, in the order of `keys`."""
-        return [[value for cell in row.cells for value in cell.raw] for row in self.rows]
-
-    def only(self, keys: Sequence[str]) -> Table:
-        """The columns whose first key is named, in this order of theirs."""
-        kept = [place for place, column in enumerate(self.columns) if column.keys[0] in keys]
-        rows = tuple(Row(tuple(row.cells[place] for place in kept), row.mark) for row in self.rows)
-        return Table(self.name, self.title, tuple(self.columns[p] for p in kept), rows, self.note)
+        assert all(len(row.cells) == len(self.headers) for row in self.rows), self.name
 
 
-def spread_keys(name: str) -> tuple[str, str, str]:
-    """The names of a value and of the ends of its interval."""
-    return name, f"{name}_low", f"{name}_high"
-
-
-def words(text: str) -> Cell:
-    """A cell of words, which stand in the CSV as they are."""
-    return Cell(text or DASH, (text,))
-
-
-def number(value: float | None, text: str | None = None) -> Cell:
-    """A cell with a number, shown as `text` or as it is."""
-    return Cell(str(value) if text is None else text, (value,))
+def row(*cells: Cell | str, mark: Mark = "") -> Row:
+    """A row of a table; a text is a cell of its own, an empty one a dash."""
+    return Row(tuple(one if isinstance(one, Cell) else Cell(one or DASH) for one in cells), mark)
 
 
 def rate_cell(found: Estimate | None, without: str = DASH) -> Cell:
     """A pass rate or ceiling with its interval; `without` says why there is none."""
-    if found is None:
-        return Cell(without, (None, None, None))
-    return Cell(rate(found.median), (found.median, *found.interval), rate_interval(found.interval))
+    return Cell(rate(found.median), rate_interval(found.interval)) if found else Cell(without)
 
 
 def amount_cell(found: Estimate | None, unit: Unit | None = None) -> Cell:
     """An amount with its interval, shown in `unit`; infinite is `never`, as amounts are computes then."""
     if found is None:
-        return Cell(DASH, (None, None, None))
+        return Cell(DASH)
     size = unit.size if unit else 1.0
     shown = "never" if found.median == math.inf else plain(found.median / size)
-    beside = interval(found.interval, lambda end: plain(end / size))
-    return Cell(shown, (found.median, *found.interval), beside)
+    return Cell(shown, interval(found.interval, lambda end: plain(end / size)))
 
 
 def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
     """A difference `+0.042 [+0.031, +0.053]` or a ratio `×0.68 [0.61, 0.76]`."""
     if found is None:
-        return Cell(without, (None, None, None))
-    raw = (found.median, *found.interval)
+        return Cell(without)
     if found.kind == "difference":
-        return Cell(signed(found.median), raw, interval(found.interval, signed))
+        return Cell(signed(found.median), interval(found.interval, signed))
     if found.median in (0.0, math.inf):  # one of the two ends below the target
-        return Cell("never reaches it" if found.median else "the other never reaches it", raw)
-    return Cell(f"×{plain(found.median)}", raw, interval(found.interval, plain))
+        return Cell("never reaches it" if found.median else "the other never reaches it")
+    return Cell(f"×{plain(found.median)}", interval(found.interval, plain))
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import counted
 from scalerl.study.page.figures import study_chart
-from scalerl.study.page.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
+from scalerl.study.page.tables import plan_rows, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
+from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.tty import console_for
 from scalerl.view import formats
 from scalerl.view.assets import link, without_folders, write_text
 from scalerl.view.document import Document, PagePart, PageSection
-from scalerl.view.table import Table
+from scalerl.view.table import Cell, Table
 
 if TYPE_CHECKING:
     from scalerl.study.page.figures import StudyFigure
@@ -36,10 +37,8 @@ _CHART = (
 )
 _WIDTH = 160
 """Characters of the table in a pipe."""
-_IN_TERMINAL = (
-    *("arm", "verdict", "measured_difference", "A_difference", "compute_to_own_ratio"),
-    *("A", "pass_rate_at_budget"),
-)
+_IN_TERMINAL = 7
+"""Columns of the table of verdicts that a terminal shows: the questions, the ceiling and the pass rate."""
 
 
 def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Sequence[str] = ()) -> list[Path]:
@@ -62,13 +61,21 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
         "report.html": study_html(verdict, folder, made),
         "report.md": study_markdown(verdict),
         "report.tex": study_latex(verdict),
-        "report.csv": formats.csv_text(*formats.joined(verdict_table(verdict), stability_table(verdict))),
-        "runs.csv": formats.csv_text(runs_table(verdict).keys, runs_table(verdict).raw_rows()),
+        "report.csv": formats.csv_text([_without_runs(verdict, arm) for arm in verdict.arms]),
+        "runs.csv": formats.csv_text(
+            [{"arm": arm.name, **run} for arm in verdict.arms for run in verdict.arm_json(arm)["runs"]]
+        ),
     }
     written = [write_text(folder / name, text) for name, text in texts.items()]
     for one in made:
         written += [save_figure(one.figure, folder / f"{one.name}.{ending}") for ending in figures]
     return written
+
+
+def _without_runs(verdict: StudyVerdict, arm: ArmSummary) -> dict[str, Any]:
+    """Return the numbers of an arm and of its comparison with the base, as `--json` names them."""
+    pair = verdict.pairs.get(arm.name)
+    return verdict.arm_json(arm) | {"runs": len(arm.runs), "comparison": asdict(pair) if pair else {}}
 
 
 def study_html(
@@ -117,9 +124,9 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     console = terminal or Console(file=plain, width=_WIDTH, color_system=None, force_terminal=False)
     made = _short(verdict)
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for place, column in enumerate(made.columns):
-        side = "left" if column.prose else "right"
-        table.add_column(Text(column.header), justify=side, no_wrap=place == 1)  # a verdict is one line
+    for header in made.headers:
+        side = "left" if header in made.prose else "right"
+        table.add_column(Text(header), justify=side, no_wrap=header == "verdict")
     colours = {"moved": "green", "open": "yellow", "base": "bold", "": ""}
     for row in made.rows:
         # `Text` takes brackets as they are: an interval is no markup.
@@ -165,12 +172,12 @@ def _head(verdict: StudyVerdict) -> str:
 
 def _short(verdict: StudyVerdict) -> Table:
     """The verdicts on one screen: claims, which stand below numbers, are said in the answers."""
-    table = verdict_table(verdict).only(_IN_TERMINAL)
+    table = verdict_table(verdict)
     rows = [
-        replace(row, cells=tuple(replace(cell, beside=_first(cell.beside)) for cell in row.cells))
+        replace(row, cells=tuple(Cell(cell.text, _first(cell.beside)) for cell in row.cells[:_IN_TERMINAL]))
         for row in table.rows
     ]
-    return replace(table, rows=tuple(rows))
+    return replace(table, headers=table.headers[:_IN_TERMINAL], rows=tuple(rows))
 
 
 def _first(beside: str) -> str:

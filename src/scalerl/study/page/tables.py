@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
-from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.forecast.comparison import Pair
 from scalerl.study.verdict.answers import budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.measured import measured_table
 from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
-from scalerl.view.facts.notices import claim_text
+from scalerl.view.facts.notices import question_cell
 from scalerl.view.numbers import (
     DASH,
     Unit,
@@ -29,23 +27,9 @@ from scalerl.view.numbers import (
     unit_for,
 )
 from scalerl.view.runs.tables import frozen_table
-from scalerl.view.table import (
-    Cell,
-    Mark,
-    Row,
-    Table,
-    TableColumn,
-    amount_cell,
-    changes_in_words,
-    difference_cell,
-    number,
-    rate_cell,
-    spread_keys,
-    words,
-)
+from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
-_CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
 _MARKS: dict[Kind, Mark] = {
     **{"base": "base", "noise": "", "never acted": "", "inconclusive": "open", "not compared": "open"},
     **dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved"),
@@ -71,26 +55,19 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     """One row per arm: its curve over its seeds, and what it differs in from the base."""
     unit = unit_for(verdict.axis, verdict.budget)
     target = verdict.study.plan.get("target")
-    measured = (*spread_keys("measured_difference"), *(f"measured_{name}" for name in _CLAIMS))
-    columns = [
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("verdict", ("verdict",), prose=True),
-        TableColumn(f"measured at {budget_text(verdict)}, against base", measured),
-        TableColumn("ceiling A, against base", (*spread_keys("A_difference"), *_claim_keys("ceiling"))),
-        TableColumn(
-            "efficiency: compute to 3/4 of own gain, against base",
-            (*spread_keys("compute_to_own_ratio"), *_claim_keys("efficiency")),
-        ),
-        TableColumn("seeds", ("seeds_finished", "seeds_planned")),
-        TableColumn("ceiling A", (*spread_keys("A"), "fitted", "identified")),
-        TableColumn(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
+    headers = [
+        "arm",
+        "verdict",
+        f"measured at {budget_text(verdict)}, against base",
+        "ceiling A, against base",
+        "efficiency: compute to 3/4 of own gain, against base",
+        "ceiling A",
+        f"pass rate at {budget_text(verdict)}",
+        "seeds",
     ]
     if target is not None:
-        columns.append(TableColumn(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
-    columns += [
-        TableColumn("exponent B", spread_keys("B")),
-        TableColumn(f"C_mid ({unit.name})", spread_keys("C_mid")),
-    ]
+        headers.append(f"{unit.name} to {rate(target)}")
+    headers += ["exponent B", f"C_mid ({unit.name})"]
     rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
@@ -100,7 +77,7 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         "questions about every arm of the curves; beside it, how many seeds of each side would tell the "
         "difference observed (power .8)."
     )
-    return Table("verdict", "Verdicts", tuple(columns), rows, note)
+    return Table("verdict", "Verdicts", tuple(headers), rows, note, ("arm", "verdict"))
 
 
 def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -> Row:
@@ -112,34 +89,22 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     reached = arm.reached(verdict.budget)
     measured = verdict.measured.get(arm.name)
     without = "base" if kind == "base" else DASH
-    cells = [
-        words(arm.name),
-        Cell(WORDS[kind], (WORDS[kind],), verdict.not_compared.get(arm.name, "") or _reason(pair)),
-        _question_cell(measured and measured.difference, measured and measured.claim, without),
-        _question_cell(
+    cells: list[Cell | str] = [
+        arm.name,
+        Cell(WORDS[kind], verdict.not_compared.get(arm.name, "") or _reason(pair)),
+        question_cell(measured and measured.difference, measured and measured.claim, without),
+        question_cell(
             pair and pair.differences.get("A"), pair and pair.ceiling, "withheld" if pair else without
         ),
-        _question_cell(pair and pair.differences.get("compute_to_own"), pair and pair.efficiency, without),
-        Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
-        _of_runs(ceiling, arm, arm.identified, "identified", (len(arm.fits), arm.identified)),
-        _of_runs(rate_cell(found.get("pass_rate")), arm, reached, "there", (reached,)),
+        question_cell(pair and pair.differences.get("compute_to_own"), pair and pair.efficiency, without),
+        _of_runs(ceiling, arm, arm.identified, "identified"),
+        _of_runs(rate_cell(found.get("pass_rate")), arm, reached, "there"),
+        f"{finished}/{len(arm.runs)}",
         *([amount_cell(found.get("compute_to_target"), unit)] if target else []),
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), unit),
     ]
-    return Row(tuple(cells), _MARKS[kind])
-
-
-def _claim_keys(name: str) -> tuple[str, ...]:
-    return tuple(f"{name}_{key}" for key in _CLAIMS)
-
-
-def _question_cell(difference: Difference | None, claim: Claim | None, without: str) -> Cell:
-    """The answer to one question: the difference with its interval, and the claim below it."""
-    cell = difference_cell(difference, without)
-    raw = (getattr(claim, name) for name in _CLAIMS) if claim else (None,) * len(_CLAIMS)
-    said = claim_text(claim) if claim and difference else ""
-    return Cell(cell.text, (*cell.raw, *raw), "\n".join(filter(None, [cell.beside, said])))
+    return row(*cells, mark=_MARKS[kind])
 
 
 def _reason(pair: Pair | None) -> str:
@@ -148,165 +113,121 @@ def _reason(pair: Pair | None) -> str:
     return whys.pop() if len(whys) == 1 else ""
 
 
-def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str, raw: tuple[int, ...]) -> Cell:
-    """The cell, and beside it of how many runs it holds where those are not all; `raw` are more numbers."""
+def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str) -> Cell:
+    """The cell, and beside it of how many runs it holds where those are not all."""
     fitted = len(arm.fits)
     beside = f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
-    return Cell(cell.text, (*cell.raw, *raw), beside)
+    return Cell(cell.text, beside)
 
 
 def stability_table(verdict: StudyVerdict) -> Table:
     """One row per arm: what went wrong, and how often."""
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        *(TableColumn(outcome, (outcome.replace(" ", "_"),)) for outcome in _OUTCOMES),
-        TableColumn("retried", ("retried",)),
-        TableColumn("truncated", ("truncated",)),
-        TableColumn("runs with an alarm", ("alarms",), prose=True),
-        TableColumn("why runs failed", ("causes",), prose=True),
-    )
+    prose = ("arm", "runs with an alarm", "why runs failed")
     rows = []
     for arm in verdict.arms:
         found = arm.stability
         alarms = ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in found.alarms.items())
-        cells = (
-            words(arm.name),
-            *(number(found.outcomes.get(outcome, 0)) for outcome in _OUTCOMES),
-            number(found.retried),
-            number(found.truncated, percent(found.truncated)),
-            Cell(alarms or "none", (json.dumps(dict(found.alarms)),)),
-            words("; ".join(found.causes)),
+        counts = (*(found.outcomes.get(outcome, 0) for outcome in _OUTCOMES), found.retried)
+        rows.append(
+            row(
+                arm.name,
+                *map(str, counts),
+                percent(found.truncated),
+                alarms or "none",
+                "; ".join(found.causes),
+            )
         )
-        rows.append(Row(cells))
     note = (
         "Retried: attempts that failed, of runs that were tried again. Truncated: mean share of completions "
         "over the evaluations of all runs; 10 to 15 % went with runs that broke in the paper."
     )
-    return Table("stability", "Stability", columns, tuple(rows), note)
+    headers = (prose[0], *_OUTCOMES, "retried", "truncated", *prose[1:])
+    return Table("stability", "Stability", headers, tuple(rows), note, prose)
 
 
 def scores_table(scores: Sequence[ForecastScore]) -> Table:
     """Forecasts by the share of their target's compute at which they were frozen."""
     rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
-    columns = (
-        TableColumn("made at", ("share",)),
-        TableColumn("judged", ("forecasts",)),
-        TableColumn("open", ("open",)),
-        TableColumn("coverage", ("coverage",)),
-        TableColumn("mean width", ("width",)),
-        TableColumn("interval score", ("score",)),
-        TableColumn("rms error", ("rms",)),
-        TableColumn("bias", ("bias",)),
-        *(TableColumn(f"rms: {name}", (f"rms_{re.sub('[^a-z]+', '_', name)}",)) for name in rivals),
-    )
-    rows = []
-    for score in scores:
-        cells = (
-            number(score.share, percent(score.share)),
-            number(score.forecasts),
-            number(score.open),
-            number(score.coverage, percent(score.coverage)),
+    headers = ("made at", "judged", "open", "coverage", "mean width", "interval score", "rms error", "bias")
+    rows = [
+        row(
+            percent(score.share),
+            *map(str, (score.forecasts, score.open)),
+            percent(score.coverage),
             *map(_fine, (score.width, score.score, score.rms)),
-            number(score.bias, signed(score.bias)),
+            signed(score.bias),
             *(_fine(score.rivals_rms.get(name)) for name in rivals),
         )
-        rows.append(Row(cells))
+        for score in scores
+    ]
     note = (
         "Every forecast was on the disk before its outcome. Open: forecasts without one, as their runs "
         "failed, were stopped or are under way. Coverage: share of intervals that held what was measured. "
         "Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; lower "
         "is better. The rivals saw the same evaluations, and are pooled where they answered."
     )
-    return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, tuple(rows), note)
+    headers += tuple(f"rms: {name}" for name in rivals)
+    return Table("forecast_scores", "Frozen forecasts, by share of the compute", headers, tuple(rows), note)
 
 
 def forecasts_table(verdict: StudyVerdict) -> Table:
     """One row per frozen forecast."""
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("seed", ("seed",)),
-        TableColumn("made at compute", ("compute",)),
-    )
     found = []
     for one in verdict.forecasts:
         made = one.forecast
         spent = plain(made.compute / unit_for(made.axis, made.target_compute).size)
-        cells = words(one.arm), number(one.seed), number(made.compute, spent)
-        found.append((cells, made, one.outcome))
-    return frozen_table("Every frozen forecast", columns, found)
+        found.append(((one.arm, str(one.seed), spent), made, one.outcome))
+    return frozen_table("Every frozen forecast", ("arm", "seed", "made at compute"), found)
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:
     """What the study decided while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("decision", ("decision",), prose=True),
-        TableColumn("why", ("budget", "probability", "value", "tried"), prose=True),
-        TableColumn(f"saved ({unit.name})", ("saved",)),
-    )
-    rows = tuple(_decision_row(row, unit) for row in verdict.study.decisions)
+    prose = ("arm", "decision", "why")
+    rows = tuple(_decision_row(made, unit) for made in verdict.study.decisions)
     note = "A stopped arm keeps its runs up to that budget, and is judged by them."
-    return Table("decisions", "Decisions during the study", columns, rows, note)
+    headers = (*prose, f"saved ({unit.name})")
+    return Table("decisions", "Decisions during the study", headers, rows, note, prose)
 
 
-def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
-    budget, probability, saved = (as_float(row.get(key)) for key in ("budget", "probability", "saved"))
-    value, tried = as_float(row.get("value")), as_mapping(row.get("tried"))
-    gains = as_mapping(row.get("gains"))
-    if row["decision"] == "learning rate":
+def _decision_row(made: Mapping[str, Any], unit: Unit) -> Row:
+    budget, probability, saved = (as_float(made.get(key)) for key in ("budget", "probability", "saved"))
+    value, tried = as_float(made.get("value")), as_mapping(made.get("tried"))
+    gains = as_mapping(made.get("gains"))
+    if made["decision"] == "learning rate":
         listed = ", ".join(f"{key}: {rate(result)}" for key, result in tried.items())
         text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
-    elif row["decision"] == "combined":
+    elif made["decision"] == "combined":
         listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
         text = f"pass rate at the budget, less that of the base: {listed}"
     else:
         known = "not told" if math.isnan(probability) else f"{probability:.3f}"
         text = f"at {unit.show(budget)}: probability that its ceiling is below that of the best arm {known}"
-    cells = (
-        words(row["arm"]),
-        words(row["decision"]),
-        Cell(text, (budget, probability, value, json.dumps(tried or gains))),
-        number(saved, plain(saved / unit.size)),
-    )
-    return Row(cells, "open" if row["decision"] == "stopped" else "")
+    mark = "open" if made["decision"] == "stopped" else ""
+    return row(made["arm"], made["decision"], text, plain(saved / unit.size), mark=mark)
 
 
 def runs_table(verdict: StudyVerdict) -> Table:
     """One row per run."""
     unit = unit_for(verdict.axis, verdict.budget)
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("seed", ("seed",)),
-        TableColumn("outcome", ("outcome",), prose=True),
-        TableColumn("attempts", ("attempts",)),
-        TableColumn("last pass rate", ("last_pass_rate",)),
-        TableColumn(f"compute ({unit.name})", ("axis", "compute")),
-        TableColumn("fit", ("A", "A_low", "A_high", "B", "C_mid", "identified", "why"), prose=True),
-        TableColumn("cause", ("cause",), prose=True),
-    )
-    rows = tuple(
-        Row(_run_cells(verdict, run, unit), "open" if run.run.outcome == "failed" else "")
-        for arm in verdict.arms
-        for run in arm.runs
-    )
-    return Table("runs", "Runs", columns, rows)
+    prose = ("arm", "outcome", "fit", "cause")
+    headers = ("arm", "seed", "outcome", "attempts", "last pass rate", f"compute ({unit.name})")
+    rows = tuple(_run_row(verdict, run, unit) for arm in verdict.arms for run in arm.runs)
+    return Table("runs", "Runs", (*headers, "fit", "cause"), rows, prose=prose)
 
 
-def _run_cells(verdict: StudyVerdict, fitted: FittedRun, unit: Unit) -> tuple[Cell, ...]:
+def _run_row(verdict: StudyVerdict, fitted: FittedRun, unit: Unit) -> Row:
     run = fitted.run
-    evals = run.record.evals if run.record else ()
-    last = evals[-1].pass_rate if evals else math.nan
-    spent = _spent_compute(verdict, fitted)
-    return (
-        words(run.plan.arm),
-        number(run.plan.seed),
-        words(run.outcome),
-        number(len(run.attempts)),
-        number(last, rate(last)),
-        Cell(plain(spent / unit.size), (verdict.axis, spent)),
+    return row(
+        run.plan.arm,
+        str(run.plan.seed),
+        run.outcome,
+        str(len(run.attempts)),
+        rate(run.last_pass_rate),
+        plain(_spent_compute(verdict, fitted) / unit.size),
         _fit_cell(fitted, unit),
-        words(run.cause),
+        run.cause,
+        mark="open" if run.outcome == "failed" else "",
     )
 
 
@@ -320,31 +241,22 @@ def _spent_compute(verdict: StudyVerdict, fitted: FittedRun) -> float:
     return float(record.compute(verdict.axis)[-1])
 
 
-def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell:
+def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell | str:
     fit = fitted.fit
     if fit is None:
-        return Cell(fitted.why or DASH, (None, None, None, None, None, None, fitted.why))
-    A = math.nan if fit.ceiling is None else fit.ceiling
-    ends = (math.nan, math.nan) if fit.misfit else fit.intervals.A
-    raw = (A, *ends, fit.median.B, fit.median.C_mid, int(fit.identified), "" if fit.identified else fit.why)
-    shape = f"B {plain(fit.median.B)}, C_mid {plain(fit.median.C_mid / unit.size)}"
+        return fitted.why
     if fit.misfit:
-        return Cell(f"A withheld: {fit.why}", raw)
-    text = f"A {rate(A)} {rate_interval(fit.intervals.A)}, {shape}"
-    return Cell(text, raw, "" if fit.identified else "not identified")
+        return f"A withheld: {fit.why}"
+    shape = f"B {plain(fit.median.B)}, C_mid {plain(fit.median.C_mid / unit.size)}"
+    text = f"A {rate(fit.median.A)} {rate_interval(fit.intervals.A)}, {shape}"
+    return Cell(text, "" if fit.identified else "not identified")
 
 
 def changes_table(verdict: StudyVerdict) -> Table:
     """What every arm changes of the base recipe."""
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("changes of the base", ("changes",), prose=True),
-    )
-    rows = []
-    for arm in verdict.study.arms:
-        changes = Cell(changes_in_words(arm.changes) or "none", (json.dumps(dict(arm.changes)),))
-        rows.append(Row((words(arm.name), changes)))
-    return Table("changes", "Arms", columns, tuple(rows))
+    headers = ("arm", "changes of the base")
+    rows = tuple(row(arm.name, changes_in_words(arm.changes) or "none") for arm in verdict.study.arms)
+    return Table("changes", "Arms", headers, rows, prose=headers)
 
 
 def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
@@ -367,7 +279,7 @@ def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
     return rows
 
 
-def _fine(value: float | None) -> Cell:
+def _fine(value: float | None) -> str:
     """Four decimals: errors of forecasts are small."""
     known = value is not None and math.isfinite(value)
-    return Cell(f"{value:.4f}".removeprefix("0") if known else DASH, (value,))
+    return f"{value:.4f}".removeprefix("0") if known else DASH

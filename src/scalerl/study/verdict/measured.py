@@ -13,7 +13,7 @@ import numpy as np
 from scalerl.study.verdict.differences import models_of, rates_at, standard_error
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import DASH, rate, signed, unit_for
-from scalerl.view.table import Cell, Row, Table, TableColumn, words
+from scalerl.view.table import Cell, Row, Table, row
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 
@@ -27,11 +27,7 @@ def measured_table(verdict: StudyVerdict) -> Table:
     unit = unit_for(verdict.axis, verdict.budget)
     rates = {arm.name: rates_at(arm, verdict.axis, compute_M) for arm in verdict.arms}
     base = str(verdict.study.plan["base"])
-    columns = [TableColumn("arm", ("arm",), prose=True), TableColumn("common seeds", ("common_seeds",))]
-    columns += [
-        TableColumn(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
-        for share, compute in zip(SHARES, compute_M, strict=True)
-    ]
+    headers = ("arm", "common seeds", *(f"at {unit.show(compute)}" for compute in compute_M.tolist()))
     models = {arm.name: models_of(arm) for arm in verdict.arms}
     rows = [
         _row(name, of_arm, rates[base], models[name], name == base)
@@ -43,7 +39,7 @@ def measured_table(verdict: StudyVerdict) -> Table:
         "have, and its standard error, in which seeds of one base model count as one "
         "where there are several. No curve is fitted."
     )
-    return Table("measured", "Pass rates as measured", tuple(columns), tuple(rows), note)
+    return Table("measured", "Pass rates as measured", headers, tuple(rows), note, ("arm",))
 
 
 def _row(
@@ -51,18 +47,17 @@ def _row(
 ) -> Row:
     seeds = [seed for seed in own if seed in base]
     value_SM = np.array([own[seed] - (0.0 if is_base else base[seed]) for seed in seeds])
-    cells = [words(name), Cell(str(len(seeds)), (len(seeds),))]
+    cells: list[Cell | str] = [name, str(len(seeds))]
     for m in range(len(SHARES)):
         known = [s for s in range(len(seeds)) if not math.isnan(value_SM[s, m])]
         cells.append(
             _cell(value_SM[known, m] if known else np.empty(0), [models[seeds[s]] for s in known], is_base)
         )
-    return Row(tuple(cells), "base" if is_base else "")
+    return row(*cells, mark="base" if is_base else "")
 
 
 def _cell(value_S: np.ndarray, models: Sequence[str], is_base: bool) -> Cell:
     if not len(value_S):
-        return Cell(DASH, (None, None))
+        return Cell(DASH)
     mean, se = float(value_S.mean()), standard_error(value_S, models)
-    beside = f"± {rate(se)}" if math.isfinite(se) else ""
-    return Cell(rate(mean) if is_base else signed(mean), (mean, se if math.isfinite(se) else None), beside)
+    return Cell(rate(mean) if is_base else signed(mean), f"± {rate(se)}" if math.isfinite(se) else "")

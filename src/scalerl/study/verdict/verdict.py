@@ -125,7 +125,7 @@ class StudyVerdict:
                 "budget": self.budget,
                 "target": self.target,
                 "level": self.level,
-                "arms": [self._arm_json(arm) for arm in self.arms],
+                "arms": [self.arm_json(arm) for arm in self.arms],
                 "comparison": self.comparison and self.comparison.to_json(),
                 "not_compared": [{"arm": arm, "why": why} for arm, why in self.not_compared.items()],
                 "forecasts": [_forecast_json(one) for one in self.forecasts],
@@ -134,7 +134,8 @@ class StudyVerdict:
             }
         )
 
-    def _arm_json(self, arm: ArmSummary) -> dict[str, Any]:
+    def arm_json(self, arm: ArmSummary) -> dict[str, Any]:
+        """Return the numbers of an arm, infinite ones too: a member of `arms` in `to_json`."""
         stability = asdict(arm.stability)
         # Lists, as docs/reference/json.md has every key, and these are data.
         stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
@@ -242,8 +243,9 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
 
 
 def _run_json(run: FittedRun) -> dict[str, Any]:
-    fit, plan = run.fit, run.run.plan
-    found = {"seed": plan.seed, "model": plan.model, "folder": plan.folder, "outcome": run.run.outcome}
+    fit, plan, own = run.fit, run.run.plan, run.run
+    found = {"seed": plan.seed, "model": plan.model, "folder": plan.folder, "outcome": own.outcome}
+    found |= {"attempts": len(own.attempts), "cause": own.cause, "pass_rate": own.last_pass_rate}
     if fit is None:
         return found | {"why": run.why, "fit": None}
     values = {

@@ -26,7 +26,7 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
-from scalerl.view.table import Row, Table, TableColumn, difference_cell, number, words
+from scalerl.view.table import Cell, Table, difference_cell, row
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -140,20 +140,17 @@ def health_text(run: RunRecord | None) -> str:
 def alarm_table(alarms: Sequence[Alarm]) -> Table:
     """Return a table with a row for every alarm and warning, alarms first."""
     prose = ("level", "figure", "when")
-    columns = tuple(TableColumn(name, (name,), name in prose) for name in (*prose, "worst", "threshold"))
     rows = tuple(
-        Row(
-            (
-                words(alarm.level),
-                words(alarm.metric.replace("_", " ")),
-                words(alarm.steps),
-                number(alarm.worst, plain(alarm.worst)),
-                number(alarm.threshold, plain(alarm.threshold)),
-            )
+        row(
+            alarm.level,
+            alarm.metric.replace("_", " "),
+            alarm.steps,
+            plain(alarm.worst),
+            plain(alarm.threshold),
         )
         for alarm in sorted(alarms, key=lambda alarm: alarm.level != "alarm")
     )
-    return Table("alarms", "Alarms and warnings", columns, rows)
+    return Table("alarms", "Alarms and warnings", (*prose, "worst", "threshold"), rows, prose=prose)
 
 
 def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
@@ -227,6 +224,15 @@ def claim_text(claim: Claim) -> str:
     if claim.verdict == "inconclusive":
         return "inconclusive"
     return f"{MOVED[claim.verdict]}, {_p(claim)}" if is_made(claim) else f"{_p(claim)}, {_seeds(claim)}"
+
+
+def question_cell(
+    difference: Difference | None, claim: Claim | None, without: str = "withheld", *more: str
+) -> Cell:
+    """Return the answer to one question: the difference, and beside it its interval, `more` and the claim."""
+    cell = difference_cell(difference, without)
+    said = claim_text(claim) if claim and difference else ""
+    return Cell(cell.text, "\n".join(filter(None, [cell.beside, *more, said])))
 
 
 def _seeds(claim: Claim) -> str:

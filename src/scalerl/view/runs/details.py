@@ -17,11 +17,11 @@ from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
-from scalerl.view.numbers import DASH, as_float, as_mapping, percent, rate
+from scalerl.view.numbers import as_float, as_mapping, percent, rate
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, health_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
-from scalerl.view.table import Cell, Estimate, Row, Table, TableColumn, number, rate_cell, spread_keys, words
+from scalerl.view.table import Cell, Estimate, Row, Table, rate_cell, row
 
 _CURVE = (
     "R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B). A, B and C_mid are posterior medians with their "
@@ -76,19 +76,19 @@ def record_sections(run: RunRecord) -> list[PageSection]:
 def _completions(run: RunRecord) -> list[PagePart]:
     """The completions kept of the newest evaluation, and of the oldest."""
     by_step: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in run.samples():
-        if row.get("source") == "evaluation":
-            by_step[row.get("step")].append(row)
+    for sample in run.samples():
+        if sample.get("source") == "evaluation":
+            by_step[sample.get("step")].append(sample)
     steps = list(by_step)
     return [
-        PagePart(f"Evaluation at step {step}", items=[_completion(row) for row in by_step[step]])
+        PagePart(f"Evaluation at step {step}", items=[_completion(sample) for sample in by_step[step]])
         for step in dict.fromkeys((*steps[-1:], *steps[:1]))
     ]
 
 
-def _completion(row: Mapping[str, Any]) -> tuple[str, str]:
-    told = f"reward {row.get('reward')}, {row.get('finish')}, {row.get('length')} tokens"
-    return f"{row.get('prompt')} ({told})", f"{row.get('prompt_text')} → {row.get('completion')}"
+def _completion(sample: Mapping[str, Any]) -> tuple[str, str]:
+    told = f"reward {sample.get('reward')}, {sample.get('finish')}, {sample.get('length')} tokens"
+    return f"{sample.get('prompt')} ({told})", f"{sample.get('prompt_text')} → {sample.get('completion')}"
 
 
 def _health(run: RunRecord) -> PageSection:
@@ -119,7 +119,7 @@ def _health(run: RunRecord) -> PageSection:
 def _health_note(steps: Sequence[Mapping[str, Any]]) -> str:
     if not steps:
         return "This run holds no steps.jsonl, so there are no health figures."
-    skipped, zero = sum(bool(row.get("skipped")) for row in steps), always_zero(steps)
+    skipped, zero = sum(bool(step.get("skipped")) for step in steps), always_zero(steps)
     text = f"{counted(len(steps), 'trainer step')}. Bold: running mean. "
     text += f"{counted(skipped, 'step')} without a usable group skipped. " if skipped else ""
     text += f"Zero at every step, and not drawn: {', '.join(zero)}. " if zero else ""
@@ -144,18 +144,12 @@ def strata_table(evaluations: Sequence[Mapping[str, Any]], label: str = "stratum
     if len(names) < 2:
         return None
     first, last = (f"at step {evaluations[place].get('step')}" for place in (0, -1))
-    columns = (
-        TableColumn(label, ("stratum",), prose=True),
-        TableColumn("prompts", ("prompts",)),
-        TableColumn(first, ("start",)),
-        TableColumn(last, ("end",)),
-    )
     rows = []
     for name in names:
         means = [sum(rates[name]) / len(rates[name]) for rates in (start, end)]
-        cells = (number(mean, rate(mean)) for mean in means)
-        rows.append(Row((words(name), number(len(end[name])), *cells)))
-    return Table("strata", f"Pass rate by {label}", columns, tuple(rows), "Held-out prompts.")
+        rows.append(row(name, str(len(end[name])), *map(rate, means)))
+    headers = (label, "prompts", first, last)
+    return Table("strata", f"Pass rate by {label}", headers, tuple(rows), "Held-out prompts.", (label,))
 
 
 def _rates(line: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -195,15 +189,7 @@ def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
     found = [*_tasks(run), *last_of_each(run.downstream()).values()]
     if not found or run.task:
         return None
-    columns = (
-        TableColumn("task or suite", ("name",), prose=True),
-        TableColumn("prompts", ("prompts",)),
-        TableColumn("samples", ("samples",)),
-        TableColumn("at step", ("step",)),
-        TableColumn("pass@1", spread_keys("pass_rate")),
-        TableColumn("pass@k", spread_keys("pass_at_k")),
-        TableColumn("ceiling A", spread_keys("A")),
-    )
+    headers = ("task or suite", "prompts", "samples", "at step", "pass@1", "pass@k", "ceiling A")
     rows = tuple(_row(run, one, axis, level, is_fitted=i < _MOST) for i, one in enumerate(found))
     note = (
         "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
@@ -212,7 +198,7 @@ def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
     )
     if len(found) > _MOST:
         note += f" Only the first {_MOST} are fitted here."
-    return Table("tasks", "Pass rate by task and suite", columns, rows, note)
+    return Table("tasks", "Pass rate by task and suite", headers, rows, note, headers[:1])
 
 
 def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
@@ -224,17 +210,12 @@ def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
 
 
 def _row(run: RunRecord, found: SuiteResult, axis: str, level: float, is_fitted: bool) -> Row:
-    ceiling = _ceiling(run, found.suite, axis, level) if is_fitted else Cell(DASH, (None, None, None))
-    return Row(
-        (
-            words(found.suite),
-            number(found.n_prompts),
-            number(found.n_samples),
-            number(found.step),
-            rate_cell(Estimate(found.pass_rate, found.pass_rate_interval)),
-            rate_cell(Estimate(found.pass_at_k, found.pass_at_k_interval)),
-            ceiling,
-        )
+    return row(
+        found.suite,
+        *map(str, (found.n_prompts, found.n_samples, found.step)),
+        rate_cell(Estimate(found.pass_rate, found.pass_rate_interval)),
+        rate_cell(Estimate(found.pass_at_k, found.pass_at_k_interval)),
+        _ceiling(run, found.suite, axis, level) if is_fitted else "",
     )
 
 

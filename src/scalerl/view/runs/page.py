@@ -192,9 +192,8 @@ def _tables(view: RunsView) -> list[PageSection]:
 
 def _upright(table: Table) -> list[Pair]:
     """Return the only row of a table as pairs."""
-    return [
-        (column.header, cell.whole) for column, cell in zip(table.columns, table.rows[0].cells, strict=True)
-    ][1:]
+    pairs = zip(table.headers, table.rows[0].cells, strict=True)
+    return [(header, cell.whole) for header, cell in pairs][1:]
 
 
 def _details(view: RunsView, run: OverlayRun) -> list[PageSection]:
