@@ -155,7 +155,7 @@ def print_study(verdict: StudyVerdict) -> None:
     print(f"\n# {verdict.study.plan['name']}, by {verdict.axis}\n")
     for name in ("verdict", "measured", "forecast_scores", "stability"):
         if name in tables:
-            print(formats.markdown(tables[name]))
+            print(f"## {tables[name].title}\n\n{formats.markdown(tables[name])}\n")
     for caution in verdict.cautions:
         print(f"- {caution}")
     for arm in verdict.study.arms:

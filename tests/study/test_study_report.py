@@ -14,7 +14,7 @@ from hostile_study import ARMS, build, check_latex
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points
 from scalerl.study.page.figures import forest_figure, study_chart, study_figures
-from scalerl.study.page.page import print_study, study_html, study_latex, write_study_report
+from scalerl.study.page.page import print_study, study_document, write_study_report
 from scalerl.study.verdict.answers import answers
 from scalerl.view.runs.figures import linearised
 from scalerl.view.style import short_names
@@ -63,7 +63,7 @@ def checked(page):
 
 
 def test_the_page_is_whole_and_refers_to_nothing_outside(verdict, tmp_path):
-    page = study_html(verdict, tmp_path)
+    page = study_document(verdict, tmp_path, study_figures(verdict)).html()
     checker = checked(page)
     assert "&lt;script&gt;alert(&#39;a_b &amp; 5%&#39;)&lt;/script&gt;" in page
     (link,) = [link for link in checker.links if not link.startswith("#")]
@@ -82,7 +82,7 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(verdict, tmp_path):
 
 
 def test_a_run_links_to_its_page_where_that_has_odd_letters(verdict):
-    assert "runs/0/seed0/report.html" in study_html(verdict)
+    assert "runs/0/seed0/report.html" in study_document(verdict, verdict.study.path, []).html()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_study_of_one_arm_has_no_differences(alone):
     assert alone.comparison is None
     assert forest_figure(alone) is None
     assert [one.name for one in study_figures(alone)] == ["overlay", "linearised", "forecasts"]
-    checked(study_html(alone))
+    checked(study_document(alone, alone.study.path, study_figures(alone)).html())
 
 
 def test_a_study_before_its_first_evaluation_has_a_page(tmp_path):
@@ -114,8 +114,9 @@ def test_a_study_before_its_first_evaluation_has_a_page(tmp_path):
     found = build(tmp_path, {"base": None, "other": None})
     assert study_figures(found) == []
     assert [one.kind for one in answers(found)] == ["base", "not compared"]
-    checked(study_html(found))
-    check_latex(study_latex(found))
+    document = study_document(found, tmp_path, [])
+    checked(document.html())
+    check_latex(document.latex())
 
 
 def test_many_runs_make_a_page_that_stays_fluent(verdict):
@@ -133,7 +134,7 @@ def test_many_runs_make_a_page_that_stays_fluent(verdict):
     figures = study_figures(found)
     overlay = next(one for one in figures if one.name == "overlay")
     assert len(overlay.figure.axes) == 24
-    page = study_html(found, figures=figures)
+    page = study_document(found, found.study.path, figures).html()
     assert len(page) < 4e6
     assert "<details><summary>" in page
     chart: Any = study_chart(found)

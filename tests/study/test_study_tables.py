@@ -10,7 +10,7 @@ import pytest
 from hostile_study import ARMS, BUDGET, FAILED, check_latex
 
 from scalerl.study.page.figures import forest_figure
-from scalerl.study.page.page import study_latex, study_markdown, write_study_report
+from scalerl.study.page.page import study_document, write_study_report
 from scalerl.study.page.tables import (
     decisions_table,
     forecasts_table,
@@ -162,7 +162,7 @@ def test_csv_keeps_what_text_means():
 
 
 def test_latex_is_balanced_and_escaped(verdict):
-    text = study_latex(verdict)
+    text = study_document(verdict, verdict.study.path, []).latex()
     # A wide table goes on in further parts, with all of its rows.
     parts = [
         (len(table.rows) + 1, text.count(f"\\label{{tab:{table.name}")) for table in study_tables(verdict)
@@ -190,7 +190,7 @@ def test_latex_takes_no_letter_for_its_own(text):
 
 
 def test_markdown_rows_have_their_cells(verdict):
-    text = study_markdown(verdict)
+    text = study_document(verdict, verdict.study.path, []).markdown()
     for table in study_tables(verdict):
         lines = formats.markdown(table).splitlines()
         tables = [line for line in lines if line.startswith("|")]

@@ -109,16 +109,17 @@ def _figure(folder: str, out: Path, level: float) -> Path:
 def _several(args: argparse.Namespace) -> None:
     from scalerl.view.assets import write_text
     from scalerl.view.runs.gathered import warnings_of
-    from scalerl.view.runs.page import runs_latex, runs_markdown, write_runs_report
+    from scalerl.view.runs.page import runs_document
 
     if args.target is not None and args.budget is None:
         raise InputError("--target needs --budget, the compute at which to reach it")
     view, paths, unread = _view(args)
-    written = [write_runs_report(view, args.output or Path("runs.html"))]
+    document = runs_document(view)
+    written = [write_text(args.output or Path("runs.html"), document.html())]
     if args.markdown:
-        written.append(write_text(args.markdown, runs_markdown(view)))
+        written.append(write_text(args.markdown, document.markdown()))
     if args.latex:
-        written.append(write_text(args.latex, runs_latex(view)))
+        written.append(write_text(args.latex, document.latex()))
     if args.figures:
         from scalerl.view.runs.figures import write_figures
 

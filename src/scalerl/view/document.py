@@ -1,6 +1,7 @@
 """A page: a sentence that answers, the chart, what to beware of, and sections of which most are folded.
 
-One run, several, a foreign log and a study are all laid out by templates/page.html from a `Document`.
+One run, several, a foreign log and a study are each a `Document`, which is HTML by templates/page.html, and
+without its drawings Markdown; its tables are LaTeX.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.view import formats
 from scalerl.view.assets import CHART, asset, page, script_json
-from scalerl.view.table import Table
+from scalerl.view.table import Table, row
 
 Pair = tuple[str, str]
 """A label, or a title, and a text."""
@@ -24,6 +26,8 @@ class PagePart:
     text: str = ""
     rows: Sequence[Pair] = ()
     table: Table | None = None
+    upright: bool = False
+    """Whether the page shows the only row of the table as pairs."""
     kind: str = ""
     """The class of the table."""
     links: Sequence[str] = ()
@@ -34,6 +38,25 @@ class PagePart:
     """Small multiples, drawn when they are unfolded: `scalerl.view.runs.panels`."""
     svg: str = ""
     note: str = ""
+
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        """The `rows`, or the headings and cells of an `upright` table, but for the name."""
+        if not self.upright or self.table is None:
+            return self.rows
+        cells = (cell.whole for cell in self.table.rows[0].cells)
+        return [*zip(self.table.headers, cells, strict=True)][1:]
+
+    def markdown(self) -> list[str]:
+        """Its blocks of Markdown."""
+        found = [f"### {formats.markdown_text(self.title)}"] if self.title else []
+        found += [formats.markdown_text(self.text)] if self.text else []
+        if self.rows:
+            rows = tuple(row(*pair) for pair in self.rows)
+            found.append(formats.markdown(Table("", "", ("", " "), rows, prose=("", " "))))
+        found += [formats.markdown(self.table)] if self.table else []
+        found += [formats.markdown_list(self.items)] if self.items else []
+        return found + ([formats.markdown_text(self.note)] if self.note and (self.rows or self.items) else [])
 
     @property
     def panels_json(self) -> str:
@@ -79,16 +102,36 @@ class Document:
     warnings: Sequence[Pair] = ()
     """By what or whom, and what; folded."""
 
+    @property
+    def shown(self) -> list[tuple[PageSection, list[PagePart]]]:
+        """The sections that have something to show, with the parts that have."""
+        kept = ((one, [part for part in one.parts if not part.is_empty]) for one in self.sections)
+        return [(section, parts) for section, parts in kept if parts]
+
+    def markdown(self) -> str:
+        """All but the drawings in Markdown."""
+        found = [f"# {formats.markdown_text(self.name)}", formats.markdown_text(self.sentence)]
+        for heading, items, _ in self.answers:
+            found += [f"**{formats.markdown_text(heading)}**"] if heading else []
+            found.append(formats.markdown_list(items))
+        warnings = ((f"Warning {of}".strip() + ":", text) for of, text in self.warnings)
+        if doubts := [*self.cautions, *warnings]:
+            found += ["## Beware", formats.markdown_list(doubts)]
+        for section, parts in self.shown:
+            found.append(f"## {formats.markdown_text(section.title)}")
+            found += [block for part in parts for block in part.markdown()]
+        return "\n\n".join(found) + "\n"
+
+    def latex(self) -> str:
+        """All tables in LaTeX, to be read by `\\input`."""
+        parts = (part for _, parts in self.shown for part in parts)
+        return formats.latex_document(part.table for part in parts if part.table is not None)
+
     def html(self, linked: str = "") -> str:
         """The page as text, which loads nothing; `linked` is where a server has its files."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        sections = [
-            (one, parts)
-            for one in self.sections
-            if (parts := [part for part in one.parts if not part.is_empty])
-        ]
         more = {
-            "sections": sections,
+            "sections": self.shown,
             "data": script_json(self.chart) if self.chart else "",
             "scripts": [
                 (name, "" if linked else asset(name)) for name in (*CHART, *(["live.js"] if linked else []))

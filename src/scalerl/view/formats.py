@@ -52,12 +52,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown under a heading, its note below."""
+    """A table of GitHub's Markdown, its note below."""
     marks = [":--" if header in table.prose else "--:" for header in table.headers]
     lines = [_markdown_row(table.headers), f"| {' | '.join(marks)} |"]
     lines += [_markdown_row([cell.whole for cell in row.cells]) for row in table.rows]
-    parts = [f"## {markdown_text(table.title)}", "\n".join(lines)]
-    return "\n\n".join([*parts, *([markdown_text(table.note)] if table.note else [])]) + "\n"
+    return "\n\n".join(["\n".join(lines), *([markdown_text(table.note)] if table.note else [])])
+
+
+def markdown_list(items: Iterable[tuple[str, str]]) -> str:
+    """Items with their titles, which may be empty, in bold."""
+    titled = ((f"**{markdown_text(title)}** " if title else "", text) for title, text in items)
+    return "\n".join(f"- {title}{markdown_text(text)}" for title, text in titled)
 
 
 def _markdown_row(texts: Sequence[str]) -> str:

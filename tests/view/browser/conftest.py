@@ -15,11 +15,13 @@ from simulated_runs import BUDGET, HOSTILE, write_run, write_table
 from scalerl.curve import Points, fit
 from scalerl.forecast.compare import compare
 from scalerl.record.reader import RunRecord
-from scalerl.study.page.page import study_html
+from scalerl.study.page.figures import study_figures
+from scalerl.study.page.page import study_document
 from scalerl.view import write_report
+from scalerl.view.assets import write_text
 from scalerl.view.runs.gathered import RunsView, fit_or_reason
 from scalerl.view.runs.groups import OverlayRun
-from scalerl.view.runs.page import write_runs_report
+from scalerl.view.runs.page import runs_document
 
 
 @pytest.fixture
@@ -78,15 +80,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str
     record = shown.runs[1].record
     assert record is not None
     arms = dict(list(hostile_study.ARMS.items())[::2])  # the base, and a name that is a script
-    (folder / "study.html").write_text(study_html(hostile_study.build(folder / "study", arms)))
+    study = hostile_study.build(folder / "study", arms)
+    (folder / "study.html").write_text(study_document(study, folder, study_figures(study)).html())
     return {
-        "several": write_runs_report(shown, folder / "several.html"),
-        "hundred": write_runs_report(_hundred(shown), folder / "hundred.html"),
-        "long": write_runs_report(_long(folder), folder / "long.html"),
+        "several": _written(shown, folder / "several.html"),
+        "hundred": _written(_hundred(shown), folder / "hundred.html"),
+        "long": _written(_long(folder), folder / "long.html"),
         "run": write_report(record, out=folder / "run.html"),
         "study": folder / "study.html",
-        "groups": write_runs_report(_groups(folder), folder / "groups.html"),
+        "groups": _written(_groups(folder), folder / "groups.html"),
     }
+
+
+def _written(view: RunsView, path: Path) -> Path:
+    return write_text(path, runs_document(view).html())
 
 
 def _groups(folder: Path) -> RunsView:

@@ -57,10 +57,11 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
     from scalerl.view.style import save_figure
 
     folder, made = Path(folder), study_figures(verdict)
+    document = study_document(verdict, folder, made)
     texts = {
-        "report.html": study_html(verdict, folder, made),
-        "report.md": study_markdown(verdict),
-        "report.tex": study_latex(verdict),
+        "report.html": document.html(),
+        "report.md": document.markdown(),
+        "report.tex": document.latex(),
         "report.csv": formats.csv_text([_without_runs(verdict, arm) for arm in verdict.arms]),
         "runs.csv": formats.csv_text(
             [{"arm": arm.name, **run} for arm in verdict.arms for run in verdict.arm_json(arm)["runs"]]
@@ -76,39 +77,6 @@ def _without_runs(verdict: StudyVerdict, arm: ArmSummary) -> dict[str, Any]:
     """Return the numbers of an arm and of its comparison with the base, as `--json` names them."""
     pair = verdict.pairs.get(arm.name)
     return verdict.arm_json(arm) | {"runs": len(arm.runs), "comparison": asdict(pair) if pair else {}}
-
-
-def study_html(
-    verdict: StudyVerdict, folder: Path | None = None, figures: Sequence[StudyFigure] | None = None
-) -> str:
-    """The page as text; the same for the same input.
-
-    Links to runs are relative to `folder`; `figures` are drawn here where they are not given.
-    """
-    from scalerl.study.page.figures import study_figures
-
-    figures = study_figures(verdict) if figures is None else figures
-    return study_document(verdict, folder or verdict.study.path, figures).html()
-
-
-def study_markdown(verdict: StudyVerdict) -> str:
-    """The answers and all tables in Markdown."""
-    escaped = formats.markdown_text
-    found = [f"# {escaped(study_name(verdict))}", escaped(_head(verdict))]
-    found.append("\n".join(f"- **{escaped(one.arm)}**: {escaped(one.text)}" for one in answers(verdict)))
-    if said := _doubts(verdict):
-        found.append("\n".join(f"- {label}: {escaped(text)}" for label, text in said))
-    found += [formats.markdown(table).rstrip("\n") for table in study_tables(verdict)]
-    rows = "\n".join(f"| {label} | {escaped(text)} |" for label, text in plan_rows(verdict))
-    found.append(f"## Plan\n\n| | |\n| :-- | :-- |\n{rows}")
-    if assumed := assumptions(verdict):
-        found.append(f"## What is taken for granted\n\n{escaped(assumed)}")
-    return "\n\n".join(found) + "\n"
-
-
-def study_latex(verdict: StudyVerdict) -> str:
-    """All tables in LaTeX, to be read by `\\input`."""
-    return formats.latex_document(study_tables(verdict))
 
 
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:

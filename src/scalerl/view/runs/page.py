@@ -1,8 +1,7 @@
 """The page of one run or several: all it says is gathered here, and laid out by `scalerl.view.document`.
 
-write_report(run)                        report.html in the folder of one run
-write_runs_report(view, "runs.html")     of one or several
-runs_markdown(view), runs_latex(view)    the tables as text
+write_report(run)       report.html in the folder of one run
+runs_document(view)     of one or several
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
-from scalerl.view import formats
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
@@ -26,7 +24,6 @@ from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, loc
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
-from scalerl.view.table import Table
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -73,15 +70,6 @@ def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) 
         found, reason = fit_or_reason(shown, level=level)
         shown = replace(shown, fit=found, reason=reason)
     return runs_document(RunsView((shown,), level)).html()
-
-
-def write_runs_report(view: RunsView, out: str | Path) -> Path:
-    """Write the page of one run or several, which links to nothing, and return where it is.
-
-    Raises:
-        WriteError: the disk does not take it.
-    """
-    return write_text(Path(out), runs_document(view).html())
 
 
 def runs_document(view: RunsView) -> Document:
@@ -175,11 +163,7 @@ def _tables(view: RunsView) -> list[PageSection]:
         if table.name == "health" and len(view.runs) == 1 and view.runs[0].record is not None:
             continue  # it has a section of its own
         alone = table.name == "curves" and len(table.rows) == 1
-        part = (
-            PagePart(rows=_upright(table), note=table.note)
-            if alone
-            else PagePart(table=table, kind=table.name)
-        )
+        part = PagePart(table=table, kind=table.name, upright=alone)
         groups = [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1]
         more = (PagePart("Runs of one recipe", items=groups),) if table.name == "comparison" else ()
         opens = table.name in ("curves", "comparison", "tasks")
@@ -188,12 +172,6 @@ def _tables(view: RunsView) -> list[PageSection]:
     if view.comparison is None and len(view.runs) > 1:
         shown.insert(1, PageSection("Comparison", (PagePart(text=view.not_compared),), open=True))
     return shown
-
-
-def _upright(table: Table) -> list[Pair]:
-    """Return the only row of a table as pairs."""
-    pairs = zip(table.headers, table.rows[0].cells, strict=True)
-    return [(header, cell.whole) for header, cell in pairs][1:]
 
 
 def _details(view: RunsView, run: OverlayRun) -> list[PageSection]:
@@ -210,20 +188,3 @@ def _assumed(view: RunsView) -> PageSection:
             PagePart("What was taken for what in the logs of other trainers", items=took),
         ),
     )
-
-
-def runs_markdown(view: RunsView) -> str:
-    """All tables in Markdown, what they rest on below."""
-    escaped = formats.markdown_text
-    found = [f"# {escaped(view.title)}", escaped(sentence_of(view))]
-    found += [formats.markdown(table).rstrip("\n") for table in runs_tables(view)]
-    said = [*assumptions(view)]
-    said += [f"{run.name}: {text}" for run in view.runs if (text := taken(run))]
-    said += [f"{run.name}: warning: {text}" for run in view.runs for text in warnings_of(run)]
-    found.append("## What is taken for granted\n\n" + "\n".join(f"- {escaped(text)}" for text in said))
-    return "\n\n".join(found) + "\n"
-
-
-def runs_latex(view: RunsView) -> str:
-    """All tables in LaTeX, to be read by `\\input`."""
-    return formats.latex_document(runs_tables(view))

@@ -23,6 +23,7 @@ from scalerl.view.numbers import (
     DASH,
     as_float,
     as_mapping,
+    p_value,
     pair,
     percent,
     rate,
@@ -171,6 +172,10 @@ def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -
         more = [f"these runs: {alone}" if alone else ""]
         if name == "pass_rate_seen":
             more.append(f"at {view.unit.show(pair.compute_seen)}")
+        if claim.verdict == "not significant" and claim.p is not None and claim.p <= 1 - found.level:
+            more.append(
+                f"p {p_value(claim.p)} alone, and corrected"
+            )  # why the interval excludes no difference
         cells.append(question_cell(difference, claim, "withheld", *more, claim.why))
     cells += [difference_cell(differences.get(name)) for name in asked]
     claims = pair.claims.values()
