@@ -16,7 +16,7 @@ from scalerl.view.runs.details import strata_table
 from scalerl.view.runs.figures import run_figure
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.runs.panels import always_zero, health_panels, in_blocks, running_mean, tokens_per_second
+from scalerl.view.runs.panels import always_zero, health_panels, in_blocks, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
 from scalerl.view.style import inline_svg, new_figure
 
@@ -103,8 +103,8 @@ def test_the_largest_ratio_is_shown_beside_the_mean_and_the_clipped_share():
         [1, 2, 3, 4],
     )
     mean, largest = ratio["lines"]
-    assert (mean["name"], mean["smooth"]) == ("mean", [1.001] * 4)
-    assert (largest["name"], largest["y"], largest["smooth"]) == ("max", [3.5, 4.5, 5.5, 6.5], None)
+    assert (mean["name"], mean["y"], mean["smooth"]) == ("mean", [1.001] * 4, True)
+    assert (largest["name"], largest["y"], largest["smooth"]) == ("max", [3.5, 4.5, 5.5, 6.5], False)
     (older,) = health_panels([{"step": n, "ratio_mean": 1.001} for n in range(1, 5)])
     assert [line["name"] for line in older["lines"]] == ["mean"]
 
@@ -157,11 +157,6 @@ def test_throughput(counts):
 
 def test_throughput_without_counters_is_unknown():
     assert np.isnan(tokens_per_second([{"step": 1}, {"step": 2, "tokens": None}])).all()
-
-
-def test_running_mean_leaves_out_what_is_unknown():
-    values = np.array([1.0, 3.0, math.nan, 5.0, 9.0])
-    np.testing.assert_allclose(running_mean(values, 3), [2.0, 2.0, 4.0, 7.0, 7.0])
 
 
 def test_long_runs_are_drawn_in_blocks():

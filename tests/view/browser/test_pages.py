@@ -147,7 +147,7 @@ def test_every_control_is_reached_and_works_by_keyboard(several):
             with redrawn(several):
                 several.keyboard.press("Enter")
     found = " ".join(reached)
-    assert found.count("<select") == 3
+    assert found.count("<select") == 2
     assert found.count('type="checkbox"') == 3
     for control in ("Logarithmic", "Whole view", 'class="sc-plot', "modebar-btn"):
         assert control in found
@@ -172,15 +172,16 @@ def test_arrow_keys_read_evaluation_by_evaluation(several, shown):
     several.wait_for_selector(".hoverlayer .hovertext")
 
 
-def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
-    assert "open" not in points_of(several, "base")["marker"]["symbol"][-1]
+def test_a_run_that_is_pointed_at_shows_its_forecast_as_it_was_frozen(several, shown):
+    before = several.evaluate(LINES)
     with redrawn(several):
-        several.locator("#chart select").nth(1).select_option("frozen")
-    symbols = points_of(several, "base")["marker"]["symbol"]
-    assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
+        several.locator('.sc-legend li[data-entry="base"] label').hover()
     lines = several.evaluate(LINES)
-    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["line"]
-    assert lines[0] + lines[1][1:] == frozen
+    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]
+    curve, made = frozen["curve"], frozen["made"]["gpu_hours"]
+    line = [y for x, y in zip(curve["compute"]["gpu_hours"], curve["line"], strict=True) if x >= made]
+    assert line in lines
+    assert line not in before
 
 
 def test_the_figures_of_a_file_look_like_the_chart(several, shown):

@@ -1,8 +1,8 @@
 """What a run logged over its steps: health as small multiples (scalerl/view/web/panels.js), and any metric.
 
 A panel is {title, unit, x, x_label, lines[].{name, y, smooth}, marks[].{from, to, level},
-bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` is a running mean or
-None, and `marks` are the steps of alarms.
+bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` says whether its running
+mean is drawn over it, and `marks` are the steps of alarms.
 """
 
 from __future__ import annotations
@@ -160,16 +160,6 @@ def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
-    """Return the centred mean over `window` values, fewer at the ends; NaN is left out."""
-    known_N = np.isfinite(values_N)
-    box = np.ones(window)
-    total_N = np.convolve(np.where(known_N, values_N, 0.0), box, mode="same")
-    count_N = np.convolve(known_N.astype(float), box, mode="same")
-    with np.errstate(invalid="ignore"):
-        return np.where(count_N > 0.5, total_N / count_N, math.nan)
-
-
 def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_LINE) -> np.ndarray:
     """Return at most so many values: means (or maxima) over blocks of consecutive steps."""
     size = math.ceil(values_N.size / most)
@@ -182,9 +172,7 @@ def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_
 
 def line(name: str, y_N: np.ndarray, smooth: bool = False) -> dict[str, Any]:
     """Return a line of a panel; a figure of every few steps has None between them."""
-    mean_N = running_mean(y_N, max(1, y_N.size // 24))
-    mean_N[~np.isfinite(y_N)] = math.nan
-    return {"name": name, "y": short_numbers(y_N, 4), "smooth": short_numbers(mean_N, 4) if smooth else None}
+    return {"name": name, "y": short_numbers(y_N, 4), "smooth": smooth}
 
 
 def _panel(

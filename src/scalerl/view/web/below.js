@@ -6,7 +6,7 @@
 "use strict";
 
 function scalerlBelow(element, controls) {
-  const { node, plain, rate, amount, names } = scalerlMarks;
+  const { node, plain, amount, averaged, names } = scalerlMarks;
   const SHARES = [0, 0.01, 0.03, 0.08, 0.2];  // of the values of a run that are averaged
   const select = node("select");
   const smooth = node("input", { type: "range", min: "0", max: String(SHARES.length - 1), value: "2" });
@@ -30,27 +30,13 @@ function scalerlBelow(element, controls) {
     });
   }
 
-  function averaged(values) {
-    const half = Math.round((values.length * SHARES[smooth.value]) / 2);
-    if (!half) return values;
-    const sums = [0], counts = [0];
-    values.forEach((value, i) => {
-      sums.push(sums[i] + (value ?? 0));
-      counts.push(counts[i] + (value !== null));
-    });
-    return values.map((value, i) => {
-      const [from, to] = [Math.max(i - half, 0), Math.min(i + half + 1, values.length)];
-      return value === null ? null : (sums[to] - sums[from]) / (counts[to] - counts[from]);
-    });
-  }
-
   function traces(shown) {
     return shown.lines.flatMap(({ run, colour, faint }) => {
       const values = run.logged.values[select.value];
       const x = values && computes(run, shown);
       if (!x) return [];
       const shared = { x, mode: "lines", connectgaps: true };
-      const mean = averaged(values);
+      const mean = averaged(values, SHARES[smooth.value]);
       const text = mean.map((value, i) => `${plain(names.of(run.name))}<br>step ${amount(run.logged.step[i])}: ` +
         `${plain(select.value)} ${value === null ? "–" : amount(value)}`);
       const line = { ...shared, y: mean, text, hovertemplate: "%{text}<extra></extra>", opacity: faint ? 0.3 : 1,

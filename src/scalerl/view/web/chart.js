@@ -19,19 +19,16 @@ var scalerlChart = (() => {
   const FILTERED = 8;  // runs from which on there is a filter
 
   return function scalerlChart(element, data, options = {}) {
-    const state = { axis: options.axis, log: options.log, by: "", filter: "", frozen: false, near: null, at: null,
+    const state = { axis: options.axis, log: options.log, by: "", filter: "", near: null, at: null,
       hidden: new Set(), picked: new Map(), names: "" };
     let entries = [];
     const select = node("select");
     const log = node("button", { type: "button" }, "Logarithmic");
-    const curves = node("select", {}, node("option", { value: "fit" }, "fitted on all evaluations"),
-      node("option", { value: "frozen" }, "as forecasts were frozen"));
-    const curvesLabel = node("label", {}, "Curves", curves);
     const by = node("select");
     const byLabel = node("label", {}, "Colour by", by);
     const filter = node("input", { type: "search", placeholder: "Find a run, or lr=0.001", "aria-label": "Find a run" });
     const whole = node("button", { type: "button" }, "Whole view");
-    const controls = node("div", { class: "sc-controls" }, node("label", {}, "Compute", select), log, curvesLabel, byLabel, whole, filter);
+    const controls = node("div", { class: "sc-controls" }, node("label", {}, "Compute", select), log, byLabel, whole, filter);
     const labels = node("div", { class: "sc-labels", "aria-hidden": "true" });
     const plot = node("div", { class: "sc-plot", tabindex: "0", role: "group", "aria-label":
       (options.label || "Pass rate against compute") + ". Arrow keys go from evaluation to evaluation." });
@@ -97,15 +94,11 @@ var scalerlChart = (() => {
       return run.forecasts.find((forecast) => forecast.leads);
     }
 
-    function curveOf({ runs, fit }) {
-      if (!state.frozen) return fit && fit.curve;
-      return runs.length === 1 && leading(runs[0]) && leading(runs[0]).curve;
-    }
+    const curveOf = ({ fit }) => fit && fit.curve;
 
     /* Compute up to which the drawn curve knew the runs, and from where; null where nothing is drawn. */
-    function windowOf({ runs, fit }) {
-      const lead = runs.length === 1 && leading(runs[0]);
-      const ends = state.frozen ? lead && [0, lead.made[state.axis]] : fit && fit.window[state.axis];
+    function windowOf({ fit }) {
+      const ends = fit && fit.window[state.axis];
       return ends && known(ends[1]) ? ends.map((end) => end / unit().size) : null;
     }
 
@@ -145,12 +138,10 @@ var scalerlChart = (() => {
       const [run] = entry.runs;
       const found = rows(run.compute, run.pass_rate, run.noise, run.step, run.used);
       const { symbol } = lookOf(entry);
-      const ends = windowOf(entry);
-      const isKnown = (row) => (state.frozen ? !ends || row[0] <= ends[1] * (1 + 1e-9) : !run.fit || row[4]);
       const size = found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
       return { x: x(found), y: y(found), mode: "markers", meta: { run: run.name },
         opacity: dimmed(entry) ? 0.25 : 1,
-        marker: { color: colour, size, symbol: found.map((row) => symbol + (isKnown(row) ? "" : "-open")) },
+        marker: { color: colour, size, symbol: found.map((row) => symbol + (!run.fit || row[4] ? "" : "-open")) },
         error_y: { visible: bars && found.length <= 300 && found.some((row) => row[2] !== null), type: "data",
           array: found.map((row) => row[2] || 0), color: colour, thickness: 1, width: 0 },
         text: found.map((row) => hover(run, row)), hovertemplate: "%{text}<extra></extra>" };
@@ -227,7 +218,7 @@ var scalerlChart = (() => {
     /* Of a run alone, the curve that the leading forecast was made with, from where it was made on. */
     function frozenTrace(run, palette) {
       const lead = leading(run);
-      if (state.frozen || !lead || !lead.curve) return [];
+      if (!lead || !lead.curve) return [];
       const from = (lead.made[state.axis] || 0) / unit().size;
       const found = rows(lead.curve.compute, lead.curve.line).filter((row) => row[0] >= from);
       return [{ x: x(found), y: y(found), mode: "lines", hoverinfo: "skip",
@@ -435,8 +426,6 @@ var scalerlChart = (() => {
       select.replaceChildren(...data.axes.map((axis) =>
         node("option", { value: axis.key, selected: axis.key === state.axis }, axis.label)));
       log.setAttribute("aria-pressed", String(state.log));
-      curvesLabel.hidden = !data.runs.some((run) => run.forecasts.some((forecast) => forecast.curve));
-      if (curvesLabel.hidden) state.frozen = false;
       const ways = data.groupings.filter((one) => one.groups.some((group) => group.runs.length > 1)).map((one) => one.by);
       if (!state.by || ![...ways, "run"].includes(state.by)) state.by = ways.includes("recipe") ? "recipe" : "run";
       by.replaceChildren(...[...ways, "run"].map((key) => node("option", { value: key, selected: key === state.by }, key)));
@@ -557,7 +546,6 @@ var scalerlChart = (() => {
     by.addEventListener("change", () => { state.by = by.value; state.hidden.clear(); state.picked.clear(); regroup(); find(); });
     filter.addEventListener("input", find);
     select.addEventListener("change", () => { state.axis = select.value; later(); });
-    curves.addEventListener("change", () => { state.frozen = curves.value === "frozen"; later(); });
     log.addEventListener("click", () => {
       state.log = !state.log;
       log.setAttribute("aria-pressed", String(state.log));

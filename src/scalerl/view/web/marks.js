@@ -37,6 +37,21 @@ var scalerlMarks = (() => {
     return Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
   }
 
+  /* The running mean of values over a share of them; what is not known is left out. */
+  function averaged(values, share) {
+    const half = Math.round((values.length * share) / 2);
+    if (!half) return values;
+    const sums = [0], counts = [0];
+    values.forEach((value, i) => {
+      sums.push(sums[i] + (value ?? 0));
+      counts.push(counts[i] + (value !== null));
+    });
+    return values.map((value, i) => {
+      const [from, to] = [Math.max(i - half, 0), Math.min(i + half + 1, values.length)];
+      return value === null ? null : (sums[to] - sums[from]) / (counts[to] - counts[from]);
+    });
+  }
+
   function node(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
@@ -92,5 +107,5 @@ var scalerlMarks = (() => {
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }
 
-  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, node, faded, look };
+  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, averaged, node, faded, look };
 })();

@@ -4,7 +4,8 @@
 "use strict";
 
 function scalerlPanels() {
-  const { colours, faded, node, amount, plain } = scalerlMarks;
+  const { colours, faded, node, amount, averaged, plain } = scalerlMarks;
+  const SHARE = 1 / 24;  // of the values of a line that are averaged
   const drawn = [];
 
   function traces(panel, palette) {
@@ -13,7 +14,7 @@ function scalerlPanels() {
       const shared = { x: panel.x, mode: "lines", name: plain(line.name || panel.title), connectgaps: true };
       const raw = { ...shared, y: line.y, line: { color: line.smooth ? faded(shades[n], 0.35) : shades[n], width: 1 } };
       if (!line.smooth) return [raw];
-      return [{ ...raw, hoverinfo: "skip" }, { ...shared, y: line.smooth, line: { color: shades[n], width: 2 } }];
+      return [{ ...raw, hoverinfo: "skip" }, { ...shared, y: averaged(line.y, SHARE), line: { color: shades[n], width: 2 } }];
     });
   }
 
@@ -32,7 +33,7 @@ function scalerlPanels() {
   }
 
   function last(line) {
-    const values = (line.smooth || line.y).filter((value) => value !== null);
+    const values = (line.smooth ? averaged(line.y, SHARE) : line.y).filter((value) => value !== null);
     return `${line.name} ${values.length ? amount(values[values.length - 1]) : "–"}`.trim();
   }
 
