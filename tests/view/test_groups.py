@@ -55,11 +55,7 @@ def test_the_mean_curve_of_a_group_lies_among_those_of_its_runs(runs):
     line, low, high = (group["curve"][name][-1] for name in ("line", "low", "high"))
     assert min(ends) - 0.01 < line < max(ends) + 0.01
     assert low < line < high
-    assert group["curve"]["compute"]["gpu_hours"][-1] == 1.5 * BUDGET
-    # Along the clock of its runs it ends where they do.
-    tokens = group["curve"]["compute"]["tokens"]
-    assert tokens[-1] is None
-    assert max(value for value in tokens if value is not None) == pytest.approx(2e5 * BUDGET, rel=0.03)
+    assert group["curve"]["compute"][-1] == 1.5 * BUDGET
     assert group["A"][1] < 0.6 < group["A"][2]
     assert data["groupings"][0]["groups"][2]["fit"] is None  # a run by itself has its own curve
 

@@ -111,6 +111,9 @@ def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
         several.locator("#chart select").first.select_option("tokens")
     tokens = np.array(points_of(several, "base")["x"])
     np.testing.assert_allclose(tokens / tokens[-1], tokens_at(np.array(hours)) / tokens_at(BUDGET), rtol=1e-4)
+    # Curves go to the budget, and along the clock no further than their run.
+    ends = several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))
+    assert max(ends) == pytest.approx(tokens[-1], rel=1e-6)
     assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
     assert "tokens" in several.locator(".sc-plot .xtitle").text_content()
 
@@ -178,8 +181,8 @@ def test_a_run_that_is_pointed_at_shows_its_forecast_as_it_was_frozen(several, s
         several.locator('.sc-legend li[data-entry="base"] label').hover()
     lines = several.evaluate(LINES)
     frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]
-    curve, made = frozen["curve"], frozen["made"]["gpu_hours"]
-    line = [y for x, y in zip(curve["compute"]["gpu_hours"], curve["line"], strict=True) if x >= made]
+    curve, made = frozen["curve"], frozen["made"]
+    line = [y for x, y in zip(curve["compute"], curve["line"], strict=True) if x >= made]
     assert line in lines
     assert line not in before
 

@@ -53,7 +53,7 @@ def test_every_curve_ends_at_its_own_budget(runs):
         rows = settled(client)
         data = client.get(f"/api/overlay?runs={rows['a/a-0']['id']},{rows['longer']['id']}").json()
     assert data["budget"] is None
-    ends = {run["name"]: run["fit"]["curve"]["compute"]["steps"][-1] for run in data["runs"]}
+    ends = {run["name"]: run["fit"]["curve"]["compute"][-1] for run in data["runs"]}
     assert ends == {"a-0": 1200, "longer": 3000}
 
 

@@ -1,14 +1,14 @@
 """Several runs in one chart, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
 
-A run is fitted on one compute axis. On another axis its curve is drawn by the run's clock, which converts
-compute from one axis to the other: its evaluations have both, and between two of them it is linear. Beyond
-the last evaluation the conversion is not known, and nothing is drawn.
+A run is fitted on one compute axis. On another axis the chart draws its curve along the run's clock: its
+evaluations have both computes, and between two of them it is linear. Beyond the last evaluation the
+conversion is not known, and nothing is drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from scalerl.view.runs.panels import logged
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
-    from scalerl.curve.quantiles import Interval
 
 MOST_DRAWN = 4000
 """Evaluations that a chart draws in all: beyond that a browser becomes slow."""
@@ -37,9 +36,6 @@ _FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
 """The bounds of what is drawn of one run."""
 _PLACES_OF_MANY, _MANY = 31, 24
 """Computes at which a curve is drawn with more than `_MANY` runs."""
-
-Clock = Callable[[np.ndarray], np.ndarray]
-"""From compute on the axis of the fit to compute on another; NaN where the run has not been."""
 
 
 def overlay(
@@ -58,11 +54,10 @@ def overlay(
         target: pass rate that is marked.
         groups: the runs by recipe; by default those of one recipe in config.json are a group.
 
-    Returns an object with these keys. Lists by AXIS have None where compute on that axis is not known, and an
-    interval is [low, high]:
+    Returns an object with these keys. Compute is on the axis of all fits, but for `runs[].compute`, which has
+    that of every axis; an interval is [low, high]:
         axis                  the axis of all fits, on which the chart opens
         axes[].{key, label, size}   every axis that a run has: `shown = compute / size` in units of `label`
-        level                 of the intervals of fits; None without a fit
         budget, target        as given
         end                   compute to which the chart extends: the budget, or twice the compute so far
         thinned               whether fewer evaluations are drawn than there are
@@ -79,16 +74,14 @@ def overlay(
                               and used says if the fit is of it
         runs[].known          the ceiling that was known before the run, or None
         runs[].fit            None without a fit, else:
-            .A, .B, .C_mid    [median, low, high]; A is None where it is withheld
-            .identified, .why, .misfit    the ceiling in words; misfit is empty where a curve fits
-            .change.AXIS      where no curve describes the run any more, or None
-            .window.AXIS      interval of the compute that was fitted
-            .curve            {compute: {AXIS: [...]}, line, low, high}: the median of the mean curve,
-                              and the interval; of the part that holds where there is a misfit,
-                              None where there is no such part
-            .of_part          whether the curve is of that part alone
-        runs[].forecasts[]    those frozen during the run:
-            .axis, .step, .made.AXIS, .target.AXIS    when it was made, and for which compute
+            .A                [median, low, high]; None where it is withheld
+            .identified, .misfit    the ceiling in words; misfit is empty where a curve fits
+            .change           where no curve describes the run any more, or None
+            .window           interval of the compute that was fitted
+            .curve            {compute, line, low, high}: the median of the mean curve, and the interval; of
+                              the part that holds where there is a misfit, None where there is no such part
+        runs[].forecasts[]    those frozen during the run, their compute on an axis of their own:
+            .axis, .step, .made, .target    when it was made, and for which compute
             .median, .interval  of one evaluation at the target
             .measured, .outcome    the pass rate at the target; "inside", "outside" or "not measured"
             .leads            whether it is the forecast made nearest to half of the compute
@@ -110,8 +103,7 @@ def overlay(
     spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
     ends = [_end(run, budget) for run in runs]
     fits = [run.fit for run in runs if run.fit is not None]
-    level = fits[0].intervals.level if fits else None
-    along = {run.name: _along(run, clock) for run, clock in zip(runs, clocks, strict=True)}
+    level = fits[0].intervals.level if fits else 0.95
     end_of = {run.name: end for run, end in zip(runs, ends, strict=True)}
     metrics, values = logged(runs)
     recipes = recipe_values(runs)
@@ -122,49 +114,34 @@ def overlay(
     return {
         "axis": axis,
         "axes": _units(axis, clocks, max(ends), runs[0].record),
-        "level": level,
         "budget": budget,
         "target": target,
         "end": short_number(max(ends, default=0.0) if budget is None else max(budget, spent)),
         "thinned": any(len(run.points) > most for run in runs),
         "metrics": metrics,
         "groupings": [
-            {"by": by, "groups": [_group(group, along, end_of, level or 0.95, places) for group in made]}
+            {"by": by, "groups": [_group(group, end_of, level, places) for group in made]}
             for by, made in groupings(runs, recipe_groups(runs) if groups is None else groups)
         ],
         "runs": shown,
     }
 
 
-def _group(
-    group: RunGroup, along: dict[str, dict[str, Clock]], ends: dict[str, float], level: float, places: int
-) -> dict[str, Any]:
-    """Return a group and its mean curve, on another axis by the mean clock of its runs."""
+def _group(group: RunGroup, ends: dict[str, float], level: float, places: int) -> dict[str, Any]:
+    """Return a group and its mean curve."""
     found: dict[str, Any] = {"name": group.name, "runs": [run.name for run in group.runs], "fit": None}
     if group.draws is None:
         return found
-    clocks = [along[run.name] for run in group.runs]
-    mean = {
-        axis: _mean_clock([of[axis] for of in clocks])
-        for axis in clocks[0]
-        if all(axis in of for of in clocks)
-    }
     compute_N = group.compute_N
-    band = group.band(
-        places_between(compute_N, max(compute_N[-1], *(ends[n] for n in found["runs"])), places), level
-    )
+    last = max(compute_N[-1], *(ends[name] for name in found["runs"]))
     A = draw_quantiles(group.draws.A_n, np.array([0.5, *tails(level)]))
     found["fit"] = {
         "A": short_numbers(A),
         "identified": mostly_identified(group.fits),
-        "window": _by_axis(mean, np.array([0.0, compute_N[-1]])),
-        "curve": _curve(mean, band.compute_M, (band.median_M, band.lo_M, band.hi_M)),
+        "window": short_numbers(np.array([0.0, compute_N[-1]])),
+        "curve": _curve(group.band(places_between(compute_N, last, places), level)),
     }
     return found
-
-
-def _mean_clock(clocks: Sequence[Clock]) -> Clock:
-    return lambda compute_M: np.mean([clock(compute_M) for clock in clocks], axis=0)
 
 
 def _end(run: OverlayRun, budget: float | None) -> float:
@@ -203,7 +180,6 @@ def _run(
     order_N = np.argsort(points.compute_N, kind="stable")
     chosen = order_N[thin(points.pass_rate_N[order_N], most)]
     used_N = np.zeros(len(points), dtype=bool) if fit is None else _used(points, fit)
-    along = _along(run, clocks)
     return {
         "name": run.name,
         "reason": run.reason,
@@ -214,15 +190,9 @@ def _run(
         "step": [None] * len(chosen) if points.step_N is None else short_numbers(points.step_N[chosen]),
         "used": used_N[chosen].tolist(),
         "known": short_number(known_ceiling(run.record)) if run.record else None,
-        "fit": None if fit is None else _fit(fit, run.part, along, places, end),
+        "fit": None if fit is None else _fit(fit, run.part, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }
-
-
-def _along(run: OverlayRun, clocks: dict[str, np.ndarray]) -> dict[str, Clock]:
-    """Return the clock of a run for every axis."""
-    along = {axis: _clock(run.points.compute_N, clock_N) for axis, clock_N in clocks.items()}
-    return along | {run.points.axis: lambda compute_M: compute_M}
 
 
 def _used(points: Points, fit: Fit) -> np.ndarray:
@@ -230,90 +200,56 @@ def _used(points: Points, fit: Fit) -> np.ndarray:
     return np.isin(points.compute_N, fit.points.compute_N)  # repeats of a compute are fitted all, or none
 
 
-def _clock(from_N: np.ndarray, to_N: np.ndarray) -> Clock:
-    if not len(from_N):
-        return lambda compute_M: np.full(np.shape(compute_M), math.nan)
-    order_N = np.argsort(from_N, kind="stable")
-    known_N, then_N = from_N[order_N], np.maximum.accumulate(to_N[order_N])
-    if known_N[0] > 0:  # both clocks start together
-        known_N, then_N = np.insert(known_N, 0, 0.0), np.insert(then_N, 0, 0.0)
-    return lambda compute_M: np.interp(compute_M, known_N, then_N, right=math.nan)
-
-
-def _fit(fit: Fit, part: Fit | None, along: dict[str, Clock], places: int, end: float) -> dict[str, Any]:
-    drawn = fit if fit.misfit is None else part
-    window = np.array([fit.points.compute_N[0], fit.points.compute_N[-1]])
-    median, intervals = fit.median, fit.intervals
+def _fit(fit: Fit, part: Fit | None, places: int, end: float) -> dict[str, Any]:
+    drawn, known_N = fit if fit.misfit is None else part, fit.points.compute_N
     curve = None
     if drawn is not None:
-        last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
+        last = drawn.points.compute_N[-1] if fit.misfit else max(known_N[-1], end)
         compute_M = places_between(drawn.points.compute_N, float(last), places)
-        curve = _curve(along, compute_M, drawn.band(compute_M))
+        curve = _curve(Band(compute_M, *drawn.band(compute_M)))
     at = math.nan if fit.misfit is None or fit.misfit.at is None else fit.misfit.at
     return {
-        "A": None if fit.misfit else _spread(median.A, intervals.A),
-        "B": _spread(median.B, intervals.B),
-        "C_mid": _spread(median.C_mid, intervals.C_mid),
+        "A": None if fit.misfit else short_numbers(np.array([fit.median.A, *fit.intervals.A])),
         "identified": fit.identified,
-        "why": fit.why,
         "misfit": misfit_in_words(fit.lack_of_fit),
-        "change": {axis: ends[0] for axis, ends in _by_axis(along, np.array([at])).items()},
-        "window": _by_axis(along, window),
+        "change": short_number(at),
+        "window": short_numbers(known_N[[0, -1]]),
         "curve": curve,
-        "of_part": fit.misfit is not None and part is not None,
     }
 
 
-def _curve(
-    along: dict[str, Clock], compute_M: np.ndarray, band: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> dict[str, Any]:
-    line_M, low_M, high_M = band
+def _curve(band: Band) -> dict[str, Any]:
     return {
-        "compute": _by_axis(along, compute_M),
-        "line": short_numbers(line_M, 4),
-        "low": short_numbers(low_M, 4),
-        "high": short_numbers(high_M, 4),
+        "compute": short_numbers(band.compute_M),
+        "line": short_numbers(band.median_M, 4),
+        "low": short_numbers(band.lo_M, 4),
+        "high": short_numbers(band.hi_M, 4),
     }
 
 
 def _forecasts(record: RunRecord, clocks: dict[str, np.ndarray], places: int) -> list[dict[str, Any]]:
     made = [one for one in frozen_forecasts(record) if one.axis in clocks and one.target_compute > 0]
     lead = main_forecast(made)
-    return [_forecast(record, one, clocks, places) | {"leads": one is lead} for one in made]
+    return [_forecast(record, one, places) | {"leads": one is lead} for one in made]
 
 
-def _forecast(
-    record: RunRecord, forecast: FrozenForecast, clocks: dict[str, np.ndarray], places: int
-) -> dict[str, Any]:
-    along = {axis: _clock(clocks[forecast.axis], clock_N) for axis, clock_N in clocks.items()}
-    along[forecast.axis] = lambda compute_M: compute_M
+def _forecast(record: RunRecord, forecast: FrozenForecast, places: int) -> dict[str, Any]:
     outcome, band = judge(record, forecast), forecast.band
-    ends = _by_axis(along, np.array([forecast.compute, forecast.target_compute]))
     return {
         "axis": forecast.axis,
         "step": short_number(forecast.made_at_step),
-        "made": {axis: end[0] for axis, end in ends.items()},
-        "target": {axis: end[1] for axis, end in ends.items()},
+        "made": short_number(forecast.compute),
+        "target": short_number(forecast.target_compute),
         "median": short_number(forecast.median),
         "interval": short_numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
         "measured": short_number(outcome.measured.pass_rate) if outcome.measured else None,
         "outcome": outcome.word,
-        "curve": band and _frozen(along, band, places),
+        "curve": band and _curve(_thinned(band, 2 * places)),
     }
 
 
-def _frozen(along: dict[str, Clock], band: Band, places: int) -> dict[str, Any]:
+def _thinned(band: Band, most: int) -> Band:
     """Return the stored curve of a forecast, thinned to as many computes as that of a fit."""
     count = len(band.compute_M)
-    chosen = np.unique(np.linspace(0, count - 1, min(count, 2 * places)).round().astype(int))
-    return _curve(
-        along, band.compute_M[chosen], (band.median_M[chosen], band.lo_M[chosen], band.hi_M[chosen])
-    )
-
-
-def _by_axis(along: dict[str, Clock], compute_M: np.ndarray) -> dict[str, list[float | None]]:
-    return {axis: short_numbers(clock(compute_M)) for axis, clock in along.items()}
-
-
-def _spread(median: float, interval: Interval) -> list[float | None]:
-    return short_numbers(np.array([median, *interval]))
+    chosen = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+    return Band(band.compute_M[chosen], band.median_M[chosen], band.lo_M[chosen], band.hi_M[chosen])

@@ -139,7 +139,7 @@ def comparison_table(view: RunsView) -> Table:
         asked.append("compute_to_target")
     rows = tuple(_pair_row(view, found, pair, asked) for pair in found.pairs)
     title, note = f"Compared with {found.base}", _how_to_compare(view, found)
-    return Table("comparison", title, (*headers, "curves cross"), rows, note, (headers[0],))
+    return Table("comparison", title, (*headers, "curves cross"), rows, note, tuple(headers[:4]))
 
 
 def _how_to_compare(view: RunsView, found: Comparison) -> str:

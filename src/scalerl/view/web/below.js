@@ -6,7 +6,7 @@
 "use strict";
 
 function scalerlBelow(element, controls) {
-  const { node, plain, amount, averaged, names } = scalerlMarks;
+  const { node, plain, amount, averaged, clock, names } = scalerlMarks;
   const SHARES = [0, 0.01, 0.03, 0.08, 0.2];  // of the values of a run that are averaged
   const select = node("select");
   const smooth = node("input", { type: "range", min: "0", max: String(SHARES.length - 1), value: "2" });
@@ -19,15 +19,9 @@ function scalerlBelow(element, controls) {
 
   /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last pace. */
   function computes(run, { axis, unit }) {
-    const known = run.step.map((step, i) => [step, run.compute[axis][i]])
-      .filter(([step, value]) => step !== null && value !== null).sort((a, b) => a[0] - b[0]);
-    if (known.length < 2) return null;
-    let place = 1;
-    return run.logged.step.map((step) => {
-      while (place < known.length - 1 && known[place][0] < step) place += 1;
-      const [[s0, c0], [s1, c1]] = [known[place - 1], known[place]];
-      return Math.max(s1 > s0 ? c0 + ((step - s0) / (s1 - s0)) * (c1 - c0) : c1, 0) / unit.size;
-    });
+    if (run.step.filter((step) => step !== null).length < 2 || !run.compute[axis]) return null;
+    const at = clock(run.step, run.compute[axis], true);
+    return run.logged.step.map((step) => Math.max(at(step), 0) / unit.size);
   }
 
   function traces(shown) {

@@ -13,7 +13,7 @@
 "use strict";
 
 var scalerlChart = (() => {
-  const { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, node, faded, look } = scalerlMarks;
+  const { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, clock, node, faded, look } = scalerlMarks;
   const MOST_BANDS = 6;
   const MOST_LABELS = 14;
   const FILTERED = 8;  // runs from which on there is a filter
@@ -80,15 +80,29 @@ var scalerlChart = (() => {
       return place;
     }
 
-    /* Rows of (shown compute, ...columns) where the compute has a place on this axis. */
+    /* Rows of (shown compute, ...columns) where the compute, on the axis that is shown, has a place on it. */
     function rows(compute, ...columns) {
       const size = unit().size;
       const found = [];
-      (compute[state.axis] || []).forEach((value, i) => {
+      compute.forEach((value, i) => {
         if (value !== null && (value > 0 || !state.log)) found.push([value / size, ...columns.map((column) => column[i])]);
       });
       return found;
     }
+
+    const evaluated = (run, ...columns) => rows(run.compute[state.axis] || [], run.pass_rate, ...columns);
+
+    /* From compute on an axis to that on the one that is shown, along the mean clock of runs. */
+    function along(runs, from = data.axis) {
+      if (from === state.axis) return (value) => value;
+      const clocks = runs.map((run) => clock(run.compute[from] || [], run.compute[state.axis] || []));
+      return (value) => {
+        const found = value === null ? [null] : clocks.map((one) => one(value));
+        return found.includes(null) ? null : found.reduce((sum, one) => sum + one, 0) / found.length;
+      };
+    }
+
+    const curveRows = (runs, curve, ...columns) => rows(curve.compute.map(along(runs)), curve.line, ...columns);
 
     function leading(run) {
       return run.forecasts.find((forecast) => forecast.leads);
@@ -97,8 +111,8 @@ var scalerlChart = (() => {
     const curveOf = ({ fit }) => fit && fit.curve;
 
     /* Compute up to which the drawn curve knew the runs, and from where; null where nothing is drawn. */
-    function windowOf({ fit }) {
-      const ends = fit && fit.window[state.axis];
+    function windowOf({ runs, fit }) {
+      const ends = fit && fit.window.map(along(runs));
       return ends && known(ends[1]) ? ends.map((end) => end / unit().size) : null;
     }
 
@@ -110,7 +124,7 @@ var scalerlChart = (() => {
 
     function curveTraces(entry, colour, bands) {
       const curve = curveOf(entry);
-      const found = curve ? rows(curve.compute, curve.line, curve.low, curve.high) : [];
+      const found = curve ? curveRows(entry.runs, curve, curve.low, curve.high) : [];
       if (!found.length) return [];
       const { dash } = lookOf(entry);
       const dim = dimmed(entry);
@@ -136,7 +150,7 @@ var scalerlChart = (() => {
 
     function pointTrace(entry, colour, bars) {
       const [run] = entry.runs;
-      const found = rows(run.compute, run.pass_rate, run.noise, run.step, run.used);
+      const found = evaluated(run, run.noise, run.step, run.used);
       const { symbol } = lookOf(entry);
       const size = found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
       return { x: x(found), y: y(found), mode: "markers", meta: { run: run.name },
@@ -161,7 +175,7 @@ var scalerlChart = (() => {
     }
 
     function forecastTrace(entry, lead, colour, before) {
-      const place = lead.interval && lead.target[state.axis] * (1 - 0.012 * before);
+      const place = lead.interval && along(entry.runs, lead.axis)(lead.target) * (1 - 0.012 * before);
       if (!place) return [];
       const middle = (lead.interval[0] + lead.interval[1]) / 2;
       const text = `${plain(names.of(entry.runs[0].name))}<br>frozen at ${lead.step === null ? "an unknown step" : "step " + amount(lead.step)}: ` +
@@ -180,10 +194,10 @@ var scalerlChart = (() => {
         marker: { color: colour, symbol, size: runs.length > 8 ? 3.5 : 4.5 }, hovertemplate: "%{text}<extra></extra>" };
       for (const run of runs) {
         const curve = curveOf(single(run));
-        const drawn = measured || !curve ? rows(run.compute, run.pass_rate) : rows(curve.compute, curve.line);
+        const drawn = measured || !curve ? evaluated(run) : curveRows([run], curve);
         line.x.push(...x(drawn), null);
         line.y.push(...y(drawn), null);
-        for (const row of rows(run.compute, run.pass_rate, run.noise, run.step)) {
+        for (const row of evaluated(run, run.noise, run.step)) {
           dots.x.push(row[0]);
           dots.y.push(row[1]);
           dots.text.push(hover(run, row));
@@ -219,8 +233,8 @@ var scalerlChart = (() => {
     function frozenTrace(run, palette) {
       const lead = leading(run);
       if (!lead || !lead.curve) return [];
-      const from = (lead.made[state.axis] || 0) / unit().size;
-      const found = rows(lead.curve.compute, lead.curve.line).filter((row) => row[0] >= from);
+      const at = along([run], lead.axis);
+      const found = rows(lead.curve.compute.map(at), lead.curve.line).filter((row) => row[0] >= at(lead.made) / unit().size);
       return [{ x: x(found), y: y(found), mode: "lines", hoverinfo: "skip",
         line: { color: palette.later, width: 1.5, dash: "dash" } }];
     }
@@ -275,7 +289,7 @@ var scalerlChart = (() => {
     }
 
     const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
-    const changeOf = ({ fit }) => fit.change && fit.change[state.axis];
+    const changeOf = ({ runs, fit }) => (known(fit.change) ? along(runs)(fit.change) : null);
 
     function ceilingNotes(palette, look) {
       const only = alone();
@@ -310,7 +324,7 @@ var scalerlChart = (() => {
 
     function lowest() {
       let least = Infinity;
-      for (const { runs } of shown()) for (const run of runs) for (const [at] of rows(run.compute)) if (at < least) least = at;
+      for (const { runs } of shown()) for (const run of runs) for (const [at] of evaluated(run)) if (at < least) least = at;
       return least / 2;
     }
 
@@ -344,7 +358,7 @@ var scalerlChart = (() => {
     /* Where the line of an entry leaves the frame: its curve, or its last evaluations. */
     function endOf(entry, last) {
       const curve = curveOf(entry);
-      const lines = curve ? [rows(curve.compute, curve.line)] : entry.runs.map((run) => rows(run.compute, run.pass_rate));
+      const lines = curve ? [curveRows(entry.runs, curve)] : entry.runs.map((run) => evaluated(run));
       const ends = lines.map((line) => line.filter((row) => row[0] <= last).at(-1)).filter(Boolean);
       return ends.length ? ends.reduce((sum, row) => sum + row[1], 0) / ends.length : null;
     }
@@ -524,7 +538,7 @@ var scalerlChart = (() => {
       event.preventDefault();
       const before = runs.findIndex((run) => state.at && run.name === state.at.name);
       const run = runs[(Math.max(before, 0) + move[0] + runs.length) % runs.length];
-      const found = rows(run.compute, run.pass_rate, run.noise, run.step);
+      const found = evaluated(run, run.noise, run.step);
       if (!found.length) return;
       const start = state.at ? state.at.place + move[1] : 0;
       const place = Math.min(Math.max(start, 0), found.length - 1);

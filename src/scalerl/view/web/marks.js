@@ -52,6 +52,20 @@ var scalerlMarks = (() => {
     });
   }
 
+  /* From the values of `from` to those of `to`, linear between two of them, from 0 on; null beyond the last, or
+     with `goesOn` as between the last two. */
+  function clock(from, to, goesOn = false) {
+    const known = [[0, 0], ...from.map((value, i) => [value, to[i]])]
+      .filter(([one, other]) => one !== null && other !== null).sort((a, b) => a[0] - b[0]);
+    return (value) => {
+      const beyond = value > known.at(-1)[0] * (1 + 1e-9);
+      if (known.length < 2 || (beyond && !goesOn)) return null;
+      const place = known.findIndex(([one], i) => i && one >= value);
+      const [[a, b], [c, d]] = known.slice(place < 0 ? -2 : place - 1).slice(0, 2);
+      return c > a ? b + ((value - a) / (c - a)) * (d - b) : d;
+    };
+  }
+
   function node(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
@@ -107,5 +121,5 @@ var scalerlMarks = (() => {
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }
 
-  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, averaged, node, faded, look };
+  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, averaged, clock, node, faded, look };
 })();
