@@ -12,8 +12,8 @@ import example_files
 import pytest
 
 from scalerl.cli.main import _parser, main
-from scalerl.cli.shared.text import print_table
 from scalerl.errors import ScalerlError
+from scalerl.view.terminal.rows import print_table
 
 COMMANDS: Any = next(action.choices for action in _parser()._actions if action.metavar == "COMMAND")
 QUICK = ("fit", "compare", "backtest", "report", "ingest", "completion")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.arguments import add_shared, examples, whole
-from scalerl.cli.shared.text import print_json, print_table
+from scalerl.cli.shared.text import print_json
+from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.rl.tasks.task import Task

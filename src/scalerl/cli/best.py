@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import add_shared, examples
-from scalerl.cli.shared.text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.forecast.best import SmoothedRun

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scalerl.cli.shared.text import print_json, print_table
+from scalerl.cli.shared.text import print_json
 from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Inline, Local
 from scalerl.rl.model.shape import shape_of
+from scalerl.view.terminal.rows import print_table
 
 _RATES = "h100-8b"
 """Rates by which devices are split: what counts is that of generating to training, which sizes share."""

@@ -19,8 +19,9 @@ from scalerl.cli.shared.data import (
     read_siblings,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import add_shared, examples
 from scalerl.cli.shared.data import add_source_arguments, read_options
-from scalerl.cli.shared.text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.files import folder_name
+from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported

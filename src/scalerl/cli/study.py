@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.amounts import amount
 from scalerl.cli.shared.arguments import add_shared, examples, whole
-from scalerl.cli.shared.text import print_json, print_table, print_warnings
+from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
+from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.study.plan import Plan

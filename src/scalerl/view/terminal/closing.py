@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TextIO
 
 from scalerl.record.reader import RunRecord, final_folder
-from scalerl.tty import console_for
 from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_text, ceiling_text, to_tell_text
 from scalerl.view.numbers import percent, rate, rate_interval, unit_for
+from scalerl.view.terminal.rows import print_table
 
 
 def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, str]]:
@@ -57,19 +56,4 @@ def kept_files(run: Path) -> dict[str, Path]:
 
 def print_closing(run: RunRecord, report: Path | None = None, file: TextIO | None = None) -> None:
     """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
-    stream = sys.stdout if file is None else file
-    rows = closing_rows(run, report)
-    console = console_for(stream)
-    if console is None:
-        width = max(len(label) for label, _ in rows)
-        print(run.name, *(f"  {label:<{width}}  {value}" for label, value in rows), sep="\n", file=stream)
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(run.name), title_justify="left", show_header=False)
-    for label, value in rows:
-        # `Text` takes brackets as they are: an interval is no markup.
-        colour = "green" if value.endswith(": inside") else "red" if value.endswith(": outside") else ""
-        table.add_row(Text(label, style="dim"), Text(value, style=colour))
-    console.print(table)
+    print_table(closing_rows(run, report), title=run.name, file=file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import printable
@@ -14,6 +14,7 @@ from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, se
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
 from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
+from scalerl.view.terminal.rows import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -45,7 +46,6 @@ def view(
     A small console gets no legend, then no plot, and then none of the rows `_SPARE` unless it `is_whole`.
     """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from scalerl.view.terminal.plot import ASCII, UNICODE, key, plot
@@ -55,23 +55,15 @@ def view(
     def room(*parts: RenderableType) -> int:
         return console.height - 2 - sum(len(console.render_lines(part, pad=False)) for part in parts)
 
-    def table_of(rows: Sequence[tuple[str, str]]) -> Table:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for label, value in rows:
-            table.add_row(
-                Text(label, style="bold cyan"), Text(value, style=_colour(label, value), overflow="fold")
-            )
-        return table
-
     extra = (("now", activity), ("note", note))
     texts = sample_rows(run.sample, max(console.width - _LABELS, 20))
     rows = [*view_rows(run, now), *((label, text) for label, text in extra if text), *texts]
-    head, table = Text(title(run), style="bold"), table_of(rows)
+    head, table = Text(title(run), style="bold"), rich_table(rows)
     for label in () if is_whole else _SPARE:
         if room(head, table) >= 0:
             break
         rows = [row for row in rows if row[0] != label]
-        table = table_of(rows)
+        table = rich_table(rows)
     legend = key(run, console.width - 1, signs)
     if room(head, table, *legend) < _LEAST_ROWS:
         legend = []
@@ -230,9 +222,3 @@ def _written(run: Standing, now: float) -> str:
 def alarm_line(alarm: Alarm) -> str:
     """An alarm that has begun or is over, as a line."""
     return f"{alarm.level}: {alarm}"
-
-
-def _colour(label: str, value: str) -> str:
-    if label == "verdict":
-        return "green" if value.startswith("GO:") else "red" if value.startswith("NO-GO:") else ""
-    return "bold yellow" if label == "health" and value.startswith("open:") else ""
