@@ -8,7 +8,7 @@ from scalerl.record.alarms import Alarm
 from scalerl.view import closing_rows, report_html
 from scalerl.view.facts.notices import health_text
 from scalerl.view.facts.standing import StandingQuery, stand
-from scalerl.view.runs.panels import health_panels
+from scalerl.view.runs.panels import step_panels
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),
@@ -23,7 +23,7 @@ def steps_of(truncated, **more):
 
 
 def panel(steps, title="Truncated", **options):
-    return next(one for one in health_panels(steps, **options) if one["title"] == title)
+    return next(one for one in step_panels(steps, **options) if one["title"] == title)
 
 
 def test_alarms_are_shaded_in_their_own_panel():

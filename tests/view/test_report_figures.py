@@ -16,7 +16,7 @@ from scalerl.view.runs.details import strata_table
 from scalerl.view.runs.figures import run_figure
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.runs.panels import always_zero, health_panels, in_blocks, tokens_per_second
+from scalerl.view.runs.panels import always_zero, in_blocks, step_panels, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
 from scalerl.view.style import inline_svg, new_figure
 
@@ -84,7 +84,7 @@ def test_figure_files(run, tmp_path):
 
 
 def titles(steps):
-    return [panel["title"] for panel in health_panels(steps)]
+    return [panel["title"] for panel in step_panels(steps)]
 
 
 def test_health_leaves_out_what_was_not_logged():
@@ -96,7 +96,7 @@ def test_the_largest_ratio_is_shown_beside_the_mean_and_the_clipped_share():
     steps = [
         {"step": n, "ratio_mean": 1.001, "ratio_max": 2.5 + n, "ratio_clipped": 0.01 * n} for n in range(1, 5)
     ]
-    clipped, ratio = health_panels(steps)
+    clipped, ratio = step_panels(steps)
     assert (clipped["title"], clipped["unit"], clipped["lines"][0]["y"]) == (
         "Ratios clipped",
         "% of tokens",
@@ -105,7 +105,7 @@ def test_the_largest_ratio_is_shown_beside_the_mean_and_the_clipped_share():
     mean, largest = ratio["lines"]
     assert (mean["name"], mean["y"], mean["smooth"]) == ("mean", [1.001] * 4, True)
     assert (largest["name"], largest["y"], largest["smooth"]) == ("max", [3.5, 4.5, 5.5, 6.5], False)
-    (older,) = health_panels([{"step": n, "ratio_mean": 1.001} for n in range(1, 5)])
+    (older,) = step_panels([{"step": n, "ratio_mean": 1.001} for n in range(1, 5)])
     assert [line["name"] for line in older["lines"]] == ["mean"]
 
 

@@ -1,9 +1,7 @@
 """The ledger, and who was busy when."""
 
-import numpy as np
-import pytest
-
-from scalerl.view.runs.roles import balances, busy_shares, ledger_rows, role_panels, role_rows
+from scalerl.view.runs.panels import step_panels
+from scalerl.view.runs.roles import balances, ledger_rows, role_panels, role_rows
 
 
 def step(n, generate=0.9, train=0.5, **ledger):
@@ -72,20 +70,17 @@ def test_all_trainers_together_have_their_share_of_the_time():
     assert text.startswith("busy 10 s, idle 8 s (40 %), verifying and recording 2 s; 1.0k tokens")
 
 
-def test_busy_shares_are_those_of_each_piece_of_the_run():
-    wall_N = np.arange(101.0)
-    busy_N = np.where(wall_N < 50, 0, wall_N - 50)  # idle in the first half, busy in the second
-    ends, shares = busy_shares(wall_N, busy_N, wall_N, pieces=4)
-    assert ends == pytest.approx([25, 50, 75, 100])
-    assert shares == pytest.approx([0, 0, 1, 1])
-
-
 def test_the_panels_show_both_roles_and_the_places_of_the_groups():
-    busy, queue = role_panels([step(n) for n in range(1, 8)])
+    busy, queue = step_panels([step(n) for n in range(1, 8)], panels=role_panels())
     last = {line["name"]: line["y"][-1] for panel in (busy, queue) for line in panel["lines"]}
     assert last == {"generators": 90, "trainer": 50, "generating": 5, "generated": 1, "verified": 0}
-    assert busy["x_label"] == "minutes of training"
-    assert role_panels([step(1)]) == []
+    assert step_panels([{"step": 1}], panels=role_panels()) == []
+
+
+def test_a_role_is_busy_by_the_time_of_each_step():
+    steps = [step(1), step(2, generate=0.5)]  # 1.8 of 2 seconds, and 0.2 of the next 2
+    busy, _ = step_panels(steps, panels=role_panels())
+    assert busy["lines"][0]["y"] == [None, 10]
 
 
 def test_one_of_something_is_one():

@@ -19,7 +19,7 @@ from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
 from scalerl.view.numbers import as_float, as_mapping, percent, rate
 from scalerl.view.runs.groups import OverlayRun
-from scalerl.view.runs.panels import always_zero, health_panels
+from scalerl.view.runs.panels import always_zero, step_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
 from scalerl.view.table import Cell, Estimate, Row, Table, rate_cell, row
 
@@ -102,7 +102,7 @@ def _health(run: RunRecord) -> PageSection:
             PagePart("Alarms and warnings", table=alarms, note="" if alarms else checked),
             PagePart(
                 "Over the trainer steps",
-                panels=health_panels(steps, run.alarms, as_mapping(recipe).get("health")),
+                panels=step_panels(steps, run.alarms, as_mapping(recipe).get("health")),
                 note=_health_note(steps),
             ),
             PagePart("Updates in flight", rows=in_flight_rows(steps, recipe)),
@@ -110,7 +110,7 @@ def _health(run: RunRecord) -> PageSection:
             PagePart(
                 "Generators and trainer over time",
                 rows=role_rows(steps, apart),
-                panels=role_panels(steps, apart),
+                panels=step_panels(steps, panels=role_panels(apart)),
             ),
         ),
     )

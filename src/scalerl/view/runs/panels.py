@@ -1,6 +1,6 @@
 """What a run logged over its steps: health as small multiples (scalerl/view/web/panels.js), and any metric.
 
-A panel is {title, unit, x, x_label, lines[].{name, y, smooth}, marks[].{from, to, level},
+A panel is {title, unit, x, lines[].{name, y, smooth}, marks[].{from, to, level},
 bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` says whether its running
 mean is drawn over it, and `marks` are the steps of alarms.
 """
@@ -134,7 +134,9 @@ PANELS = (
 )
 
 
-def health_panels(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None) -> list[dict[str, Any]]:
+def step_panels(
+    steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None, panels: Sequence[Panel] = PANELS
+) -> list[dict[str, Any]]:
     """Return the panels that hold more than zeros, with alarms, and with `thresholds` near the values.
 
     `thresholds` are the recipe's `health`, as config.json has it.
@@ -142,7 +144,7 @@ def health_panels(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = 
     step_N = _field(steps, "step")
     return [
         _panel(panel, steps, step_N, alarms, as_mapping(thresholds))
-        for panel in PANELS
+        for panel in panels
         if _known_values(panel, steps).any()
     ]
 
@@ -170,11 +172,6 @@ def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_
     return (blocks_BS.max(axis=1) if largest else blocks_BS.mean(axis=1)).filled(math.nan)
 
 
-def line(name: str, y_N: np.ndarray, smooth: bool = False) -> dict[str, Any]:
-    """Return a line of a panel; a figure of every few steps has None between them."""
-    return {"name": name, "y": short_numbers(y_N, 4), "smooth": smooth}
-
-
 def _panel(
     panel: Panel, steps: Steps, step_N: np.ndarray, alarms: Sequence[Alarm], thresholds: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -186,9 +183,12 @@ def _panel(
         "title": panel.title,
         "unit": panel.unit,
         "x": short_numbers(in_blocks(step_N)),
-        "x_label": "trainer step",
         "lines": [
-            line(one.name, in_blocks(values, one.largest), not one.largest)
+            {
+                "name": one.name,
+                "y": short_numbers(in_blocks(values, one.largest), 4),
+                "smooth": not one.largest,
+            }
             for one, values in found
             if np.isfinite(values).any()
         ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +11,8 @@ import numpy as np
 
 from scalerl.errors import counted
 from scalerl.view.facts.facts import Rows
-from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain, short_numbers
-from scalerl.view.runs.panels import in_blocks, line
-
-Steps = Sequence[Mapping[str, Any]]
+from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain
+from scalerl.view.runs.panels import HealthLine, Panel, Steps
 
 FATES = (
     ("trained", "trained"),
@@ -120,48 +120,26 @@ def weight_rows(steps: Steps) -> Rows:
     return [("weights", f"{text} on average; {duration(seconds_N.sum())} of the trainer's time")]
 
 
-def role_panels(steps: Steps, apart: bool = True) -> list[dict[str, Any]]:
-    """Return panels of how busy each role was, and of where the groups were; none where no step says it."""
-    if len(steps) < 3 or not as_mapping(steps[-1].get("idle_seconds")):
-        return []
-    wall_N = np.array([as_float(row.get("wall_seconds")) for row in steps])
-    scale, unit = (60.0, "minutes") if wall_N[-1] < 7200 else (3600.0, "hours")
-    shared = {"x_label": f"{unit} of training", "marks": [], "bounds": [], "zero": True}
-    seconds = [np.array([_seconds(row, role, apart) for row in steps]).T for role, _ in _ROLES]
-    busy = [busy_shares(wall_N, busy_N, total_N) for busy_N, _, total_N in seconds]
-    queue_N = {
-        place: in_blocks(np.array([as_float(as_mapping(row.get("queue")).get(place)) for row in steps]))
-        for place in ("generating", "generated", "verified")
-    }
-    return [
-        shared
-        | {
-            "title": "Busy",
-            "unit": "% of the time of each role",
-            "x": short_numbers(busy[0][0] / scale),
-            "lines": [line(name, 100 * share) for (_, name), (_, share) in zip(_ROLES, busy, strict=True)],
-        },
-        shared
-        | {
-            "title": "Groups in flight",
-            "unit": "by where they are",
-            "x": short_numbers(in_blocks(wall_N) / scale),
-            "lines": [line(place, y_N) for place, y_N in queue_N.items()],
-        },
-    ]
+def role_panels(apart: bool = True) -> tuple[Panel, Panel]:
+    """Return the panels of how busy each role was, and of where the groups were."""
+    roles = (HealthLine(functools.partial(_busy, role=role, apart=apart), name) for role, name in _ROLES)
+    places = ("generating", "generated", "verified")
+    queue = (HealthLine(functools.partial(_queued, place=place), place, largest=True) for place in places)
+    return (
+        Panel("Busy", "% of the time of each role", tuple(roles), scale=100),
+        Panel("Groups in flight", "by where they are", tuple(queue)),
+    )
 
 
-def busy_shares(
-    wall_N: np.ndarray, busy_N: np.ndarray, total_N: np.ndarray, pieces: int = 60
-) -> tuple[np.ndarray, np.ndarray]:
-    """Share of its time that a role was busy, by pieces of the run; arguments are cumulative seconds.
-
-    Returns the ends of the pieces on `wall_N`, and the share of each.
-    """
-    at = np.unique(np.linspace(0, len(wall_N) - 1, min(pieces, len(wall_N) - 1) + 1).astype(int))
-    busy, total = np.diff(busy_N[at]), np.diff(total_N[at])
+def _busy(steps: Steps, role: str, apart: bool) -> np.ndarray:
+    """Return the share of its time that a role was busy in each step, shape (n,); the first is NaN."""
+    busy_N, _, total_N = np.array([_seconds(step, role, apart) for step in steps]).reshape(-1, 3).T
     with np.errstate(divide="ignore", invalid="ignore"):
-        return wall_N[at[1:]], np.where(total > 0, busy / total, 0.0)
+        return np.diff(busy_N, prepend=math.nan) / np.diff(total_N, prepend=math.nan)
+
+
+def _queued(steps: Steps, place: str) -> np.ndarray:
+    return np.array([as_float(as_mapping(step.get("queue")).get(place)) for step in steps])
 
 
 def _seconds(row: Mapping[str, Any], role: str, apart: bool) -> tuple[float, float, float]:

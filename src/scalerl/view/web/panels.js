@@ -28,7 +28,7 @@ function scalerlPanels() {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", shapes: [...panel.marks.map(mark), ...panel.bounds.map(bound)],
       font: { color: palette.muted, size: 11, family: getComputedStyle(document.body).fontFamily },
       hoverlabel: { bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 12 } },
-      xaxis: { ...axis, title: { text: panel.x_label, standoff: 4 } },
+      xaxis: { ...axis, title: { text: "trainer step", standoff: 4 } },
       yaxis: { ...axis, rangemode: panel.zero ? "tozero" : "normal", exponentformat: "SI" } };
   }
 
