@@ -81,9 +81,10 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
 
 
 def test_the_slope_of_a_line_says_that_it_is_of_least_squares(shown):
-    lines = runs_figures(RunsView((shown,)))["linearised"].axes[0].lines
-    texts = [line.get_label() for line in lines]
-    assert f"a  B {plain(shown.fit.paper_curve.B)} (least squares)" in texts
+    figure = runs_figures(RunsView((shown,)))["linearised"]
+    texts = [line.get_label() for line in figure.axes[0].lines]
+    assert f"a  B {plain(shown.fit.paper_curve.B)}" in texts
+    assert figure.get_supylabel().endswith("B by least squares")
     assert plain(shown.fit.paper_curve.B) != plain(shown.fit.median.B)
 
 

@@ -69,7 +69,7 @@ def test_every_table_is_seen_whole(visit, pages, kind, width):
 
 def test_a_table_that_scrolls_shows_that_it_does(visit, pages):
     page = visit(pages["several"], 820)
-    scroll = page.locator(".scroll").filter(has=page.locator(".comparison"))
+    scroll = page.locator(".scroll").filter(has=page.locator(".curves"))
     assert scroll.evaluate("(one) => one.scrollWidth > one.clientWidth")
     strip = "(one, to) => { one.scrollLeft = to; }"
     edges = []

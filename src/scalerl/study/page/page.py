@@ -75,8 +75,9 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
 
 def _without_runs(verdict: StudyVerdict, arm: ArmSummary) -> dict[str, Any]:
     """Return the numbers of an arm and of its comparison with the base, as `--json` names them."""
-    pair = verdict.pairs.get(arm.name)
-    return verdict.arm_json(arm) | {"runs": len(arm.runs), "comparison": asdict(pair) if pair else {}}
+    found, pair = verdict.arm_json(arm), verdict.pairs.get(arm.name)
+    pairs = {"measured": found["measured"] or {}, "comparison": asdict(pair) if pair else {}}
+    return found | {"runs": len(arm.runs)} | pairs
 
 
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:

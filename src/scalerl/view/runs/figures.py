@@ -53,7 +53,7 @@ _MOST_POINTS = 2400
 _APART, _MOST_PANELS, _COLUMNS = 6, 24, 4
 """Curves in one frame; panels, each with one curve beside the first; and panels in a row."""
 _LARGEST_LOG = 600.0
-_F = "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1)\nR_C: pass rate at compute C; logarithmic"
+_F = "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1)\nR_C: pass rate at compute C; B by least squares"
 _DECADES = 0.7
 """How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
 
@@ -264,7 +264,7 @@ def _power(B: float, compute: np.ndarray | float) -> np.ndarray:
 
 def _with_slope(drawn: DrawnCurve) -> str:
     slope = float(np.median([fit.paper_curve.B for fit in drawn.curves]))
-    return f"{drawn.name}  B {plain(slope)} (least squares)"
+    return f"{drawn.name}  B {plain(slope)}"
 
 
 def _framed(
