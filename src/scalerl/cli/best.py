@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.shared.arguments import add_shared, examples
 from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
@@ -129,6 +130,4 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rate(told: dict[str, Any], level: float) -> str:
-    from scalerl.curve.answers import span
-
-    return f"{told['pass_rate']:.3f} {span(told['interval'])} ({level * 100:g} %)"
+    return f"{rate(told['pass_rate'])} {rate_interval(told['interval'])} ({level * 100:g} %)"

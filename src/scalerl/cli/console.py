@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from scalerl.tty import console_for
-from scalerl.view.numbers import duration
+from scalerl.view.numbers import duration, rate, rate_interval
 from scalerl.view.terminal.activity import activity_parts, fitted, token_speed
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class TrainingProgress(_Bar):
             return
         speed = progress.tokens_per_second
         tokens = "" if math.isnan(speed) else f"  {token_speed(speed)}"
-        rate = "" if math.isnan(progress.pass_rate) else f"  pass rate {progress.pass_rate:.3f}"
-        text = f"step {progress.step}{rate}{tokens}{forecast_text(progress.forecast)}"
+        measured = "" if math.isnan(progress.pass_rate) else f"  pass rate {rate(progress.pass_rate)}"
+        text = f"step {progress.step}{measured}{tokens}{forecast_text(progress.forecast)}"
         self.show(progress.share, text, line=progress.evaluated)
 
     def activity(self, activity: Activity) -> None:
@@ -194,7 +194,7 @@ class StudyProgressBar(_Bar):
         if not self._live:
             if progress.running and time.monotonic() - self._printed >= _QUIET:
                 self._printed = time.monotonic()
-                runs = (f"{name} {share:.0%}, {_rate(rate)}" for name, share, rate in progress.running)
+                runs = (f"{name} {share:.0%}, {rate(found)}" for name, share, found in progress.running)
                 print("  ".join([self._name, count, *runs]), file=sys.stderr, flush=True)
             return
         under_way = sum(share for _, share, _ in progress.running)
@@ -205,7 +205,7 @@ class StudyProgressBar(_Bar):
         for name, share, pass_rate in progress.running:
             if name not in self._runs:
                 self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
-            self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
+            self._bar.update(self._runs[name], completed=share, text=f"pass rate {rate(pass_rate)}")
 
 
 @contextmanager
@@ -243,11 +243,6 @@ def forecast_text(forecast: Mapping[str, Any] | None) -> str:
     """Return the forecast of the end of the run for a progress line."""
     if forecast is None:
         return ""
-    low, high = forecast["prediction"]
     kind = forecast["fit_json"]["lack_of_fit"]
     doubt = f"  no curve describes the run: {kind}" if kind else ""
-    return f"  end {forecast['median']:.3f} [{low:.3f}, {high:.3f}]{doubt}"
-
-
-def _rate(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
+    return f"  end {rate(forecast['median'])} {rate_interval(forecast['prediction'])}{doubt}"

@@ -14,6 +14,7 @@ from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, se
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
 from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
+from scalerl.view.terminal.activity import token_speed
 from scalerl.view.terminal.rows import rich_table
 
 if TYPE_CHECKING:
@@ -164,8 +165,7 @@ def _health(run: Standing) -> list[str]:
 
 
 def _token_speed(run: Standing) -> list[str]:
-    speed = run.tokens_per_second
-    return [f"{speed / 1000:.1f}k tokens/s"] if speed > 0 else []
+    return [token_speed(run.tokens_per_second)] if run.tokens_per_second > 0 else []
 
 
 def _last(run: Standing, now: float) -> str:
