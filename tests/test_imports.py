@@ -201,7 +201,7 @@ def test_a_fit_waits_for_no_other_command():
 
 
 def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
-    """It has its rows and a formatter in common with the report, and nothing else."""
+    """It has its rows, a formatter and a printer in common with the report and `watch`, and nothing else."""
     log = tmp_path / "log.csv"
     rows = [f"{c},{0.61 - 0.21 / (1 + (c / 2500) ** 2)}" for c in range(0, 8001, 500)]
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
@@ -209,7 +209,7 @@ def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
         "import sys; from scalerl.cli.main import main\n"
         f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
         "late = {name for name in sys.modules if name.startswith('scalerl.view.')}\n"
-        "known = ('facts', 'facts.fit_rows', 'numbers')\n"
+        "known = ('facts', 'facts.fit_rows', 'numbers', 'terminal', 'terminal.rows')\n"
         "assert late <= {f'scalerl.view.{name}' for name in known}, late"
     )
     _run_afresh(code)
