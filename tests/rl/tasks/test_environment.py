@@ -185,10 +185,6 @@ def test_a_class_that_cannot_be_an_environment_is_refused_in_a_line(shop, name, 
         ({}, r"length: environments of several turns do not go with an interruption; set length.kind"),
         ({"task": {"turns": 1}}, "task: turns must be at least 2"),
         ({"task": {"environment": "Shop"}}, "task: environment must be 'package.module:Class'"),
-        (
-            {"length": {"kind": "none"}, "cluster": {"engine": {"kind": "vllm"}}},
-            "cluster.engine: vllm samples one turn; leave it out",
-        ),
     ],
 )
 def test_what_is_not_supported_is_refused_before_the_run(shop, changes, message):

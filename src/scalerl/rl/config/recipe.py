@@ -161,8 +161,6 @@ class Recipe:
                 "length: environments of several turns do not go with an interruption; set length.kind to "
                 '"none" or "length_penalty"'
             )
-        if self.vllm is not None:
-            raise ValueError("cluster.engine: vllm samples one turn; leave it out for the built-in generator")
 
     @property
     def cpu_threads(self) -> int:

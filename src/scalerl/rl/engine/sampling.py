@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,20 @@ class Sampling:
         return (self.end_token, *self.stop_tokens)
 
 
+class Turn(NamedTuple):
+    """A turn of a completion and what its environment answered, T tokens together."""
+
+    token_T: np.ndarray
+    sampled_T: np.ndarray
+    """False where the environment answered; see `Rollout` for this and what follows."""
+    logp_T: np.ndarray
+    version_T: np.ndarray
+    first_version: int
+    """Version of the weights that read what no cache had of the tokens before."""
+    cached: int
+    """Tokens before the turn that a cache had."""
+
+
 @dataclass(frozen=True, order=True)
 class Request:
     """A completion to sample; requests are ordered as they were admitted."""
@@ -67,6 +81,20 @@ class Request:
     """Thinking tokens after which it is interrupted."""
     interruptible: bool = field(compare=False, default=True)
     """Whether tokens that were not sampled are those of an interruption; else an environment gave them."""
+    turns: tuple[Turn, ...] = field(compare=False, default=())
+    """Those before the one that is to be sampled, where each is a request of its own (vLLM)."""
+    server: int | None = field(compare=False, default=None)
+    """The server whose cache has them."""
+
+    @property
+    def version(self) -> int:
+        """The version that sampled the newest of its tokens; -1 without one."""
+        return int(self.turns[-1].version_T[-1]) if self.turns else -1
+
+    @property
+    def context_T(self) -> np.ndarray:
+        """The tokens of the prompt, and of the turns before with their answers."""
+        return np.concatenate([self.prompt_T, *(turn.token_T for turn in self.turns)])
 
     def rollout(
         self,

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.engine.sampling import RequestFactory
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.placement.evaluate import EvaluationResult, result_of, with_suites
 from scalerl.rl.types import Rollout, Weights
+from scalerl.rl.verify.environment import load_environment
 from scalerl.rl.verify.verifier import load_verifier
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ class ServedEvaluator:
             for name, (task, samples) in recipe.evaluated.items()
         }
         self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in self._requests}
+        self._environments = {
+            name: TurnsThread(environment, generator.sampling)
+            for name in self._requests
+            if (environment := load_environment(recipe, generator.tokenizer, name))
+        }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._counted = 0.0
         """Seconds of servers that earlier results have."""
@@ -54,7 +61,8 @@ class ServedEvaluator:
         """Start to evaluate `weights`."""
         names = HELDOUT, *suites
         for name in names:
-            self._sampled.append(self._generator.evaluate(self._requests[name], weights, version))
+            wanted = self._requests[name], weights, version, self._environments.get(name)
+            self._sampled.append(self._generator.evaluate(*wanted))
         return self._thread.submit(self._verify, version, names)
 
     def close(self) -> None:
@@ -62,8 +70,8 @@ class ServedEvaluator:
         for sampled in self._sampled:
             sampled.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        for verifier in self._verifiers.values():
-            verifier.close()
+        for part in (*self._verifiers.values(), *self._environments.values()):
+            part.close()
 
     def _verify(self, version: int, names: Sequence[str]) -> EvaluationResult:
         heldout, *suites = [self._verify_one(version, name) for name in names]

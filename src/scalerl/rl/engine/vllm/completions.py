@@ -14,7 +14,7 @@ import numpy as np
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.engine.sampling import Request, Sampling
+from scalerl.rl.engine.sampling import Request, Sampling, Turn, stream_keys
 from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.sync.vllm_client import SampledTokens
 from scalerl.rl.types import Rollout
@@ -30,15 +30,17 @@ class Completed:
     marks: list[tuple[int, int]]
     """(token, version) from which token on which version sampled; the first version read the prompt."""
     cached: int
-    """Tokens of the prompt that were found in the prefix cache."""
+    """Tokens before it that were found in the prefix cache."""
+    truncated: bool = False
+    """Its environment has failed, or answered with more than fits."""
 
 
 def sampling_params(
     sampling: Sampling, request: Request, seeded: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what a completion is sampled by, as vLLM's SamplingParams names it, and their `extra_args`."""
+    """Return what a turn is sampled by, as vLLM's SamplingParams names it, and their `extra_args`."""
     params: dict[str, Any] = {
-        "max_tokens": sampling.length.max_tokens,
+        "max_tokens": sampling.length.max_tokens - _before(request),
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -48,7 +50,9 @@ def sampling_params(
         "skip_special_tokens": False,
     }
     if seeded:
-        params["seed"] = int(request.key.view(np.int64))  # vLLM's seeds are signed
+        # A stream of its own for each turn: from the same seed vLLM draws the same numbers again.
+        key = stream_keys(request.key, last=[len(request.turns)])[0] if request.turns else request.key
+        params["seed"] = int(key.view(np.int64))  # vLLM's seeds are signed
     if not sampling.length.phrase:
         return params, {}
     rule = {"rule": rule_to_json(sampling.length), "interrupt_at": request.interrupt_at}
@@ -69,30 +73,56 @@ def completed_of(
     return Completed(request, token_T, logp_T, marks, cached)
 
 
-def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
-    """Return the completion, held against the length rule.
+def turn_of(
+    completed: Completed, sampling: Sampling, answer: Sequence[int] | np.ndarray = ()
+) -> tuple[Turn, bool]:
+    """Return the turn, held against the length rule and followed by an answer, and whether it is truncated.
 
     Raises:
         WorkerError: its tokens do not follow the rule.
     """
     request, marks = completed.request, completed.marks
     n, forced, truncated = follow(
-        sampling.length, completed.token_T, request.interrupt_at, sampling.end_tokens
+        sampling.length,
+        completed.token_T,
+        request.interrupt_at,
+        sampling.end_tokens,
+        _before(request),
     )
-    sampled_T = np.ones(n, dtype=bool)
+    sampled_T = np.arange(n + len(answer)) < n
     sampled_T[forced] = False
-    version_T = np.zeros(n, dtype=np.int32)
+    version_T = np.zeros(len(sampled_T), dtype=np.int32)
     # In order: each overwrites the end of the one before.
     for start, version in marks:
         version_T[start:] = version
+    logp_T = np.zeros(len(sampled_T), dtype=np.float32)
+    logp_T[sampled_T] = completed.logp_T[:n][sampled_T[:n]]
+    token_T = np.concatenate([completed.token_T[:n], np.array(answer, dtype=np.int64)])
+    return Turn(token_T, sampled_T, logp_T, version_T, marks[0][1], completed.cached), truncated
+
+
+def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
+    """Return the completion, of which this is the last turn.
+
+    Raises:
+        WorkerError: its tokens do not follow the length rule.
+    """
+    request = completed.request
+    last, truncated = turn_of(completed, sampling)
+    turns = [*request.turns, last]
     return request.rollout(
-        token_T=completed.token_T[:n],
-        sampled_T=sampled_T,
-        logp_T=np.where(sampled_T, completed.logp_T[:n], 0).astype(np.float32),
-        version_T=version_T,
-        first_version=marks[0][1],
-        truncated=truncated,
+        token_T=np.concatenate([turn.token_T for turn in turns]),
+        sampled_T=np.concatenate([turn.sampled_T for turn in turns]),
+        logp_T=np.concatenate([turn.logp_T for turn in turns]),
+        version_T=np.concatenate([turn.version_T for turn in turns]),
+        first_version=turns[0].first_version,
+        truncated=truncated or completed.truncated,
     )
+
+
+def _before(request: Request) -> int:
+    """Return the tokens of a completion before the turn that is to be sampled."""
+    return sum(len(turn.token_T) for turn in request.turns)
 
 
 class Followed(NamedTuple):
@@ -103,15 +133,19 @@ class Followed(NamedTuple):
     truncated: bool
 
 
-def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_tokens: Sequence[int]) -> Followed:
+def follow(
+    rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_tokens: Sequence[int], before: int = 0
+) -> Followed:
     """Return what `LengthState` would make of the tokens one by one: what was sampled, forced and cut off.
+
+    Without an interruption they may follow other turns, of `before` tokens.
 
     Raises:
         WorkerError: the tokens do not follow the rule: they are too few, or differ from the forced ones.
     """
     ends = np.flatnonzero(np.isin(token_T, end_tokens))
     if not rule.phrase:
-        return _finished(token_T, 0, ends, rule.max_tokens, slice(0, 0))
+        return _finished(token_T, 0, ends, rule.max_tokens - before, slice(0, 0))
     # A completion may end while it thinks; what vLLM returns after its end token does not count.
     thinking = min(interrupt_at, *(ends[:1] + 1)) if len(ends) else interrupt_at
     closed = _closes_at(rule.end_of_thinking, token_T[:thinking])

@@ -47,9 +47,11 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
     Times,
 )
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
+from scalerl.rl.verify.environment import TaskEnvironment, load_environment
 
 
 class VllmGenerator(OrderedGroups):
@@ -74,10 +76,11 @@ class VllmGenerator(OrderedGroups):
         logs: str | Path = ".",
         timeline: Any = None,
         clients: Sequence[VllmClient] | None = None,
+        environment: TaskEnvironment | None = None,
     ) -> None:
         """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
         records what each server did, and which joined or were lost; `clients` are engines in place of those
-        that the settings name."""
+        that the settings name; `environment` answers the turns of completions, which else have one."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -117,6 +120,7 @@ class VllmGenerator(OrderedGroups):
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
         # A server may have cached these prompts for another run, by other weights of the same version.
         self._salt, self._evaluations = secrets.token_hex(4), count()
+        self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
             settings,
             sampling,
@@ -127,6 +131,7 @@ class VllmGenerator(OrderedGroups):
             weights,
             version,
             self._events.put,
+            self._environment,
         )
 
     @classmethod
@@ -160,6 +165,7 @@ class VllmGenerator(OrderedGroups):
             precision=recipe.precision,
             logs=logs,
             timeline=timeline,
+            environment=load_environment(recipe, tokenizer),
         )
 
     # -- the interface ---------------------------------------------------------------------------------------
@@ -177,15 +183,20 @@ class VllmGenerator(OrderedGroups):
         self._pool.offer(weights, version)
 
     def evaluate(
-        self, requests: Sequence[Request], weights: Weights, version: int
+        self,
+        requests: Sequence[Request],
+        weights: Weights,
+        version: int,
+        environment: TurnsThread | None = None,
     ) -> Future[list[tuple[Rollout, ...]]]:
         """Have completions sampled by `weights`, and by no others, beside those of training.
 
         They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
-        of training. The future has them by group and sample; it fails with what ends the generator.
+        of training; `environment` answers their turns. The future has them by group and sample; it fails with
+        what ends the generator.
         """
         salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
-        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests))
+        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), environment=environment)
         result: Future[list[tuple[Rollout, ...]]] = Future()
 
         def finish(done: Future[list[Completed]]) -> None:
@@ -258,6 +269,8 @@ class VllmGenerator(OrderedGroups):
     def close(self) -> None:
         """Stop the servers that were started here; completions in flight are lost."""
         self._pool.close()
+        if self._environment:
+            self._environment.close()
         self._remove_folder()
         atexit.unregister(self._remove_folder)
 
@@ -279,7 +292,12 @@ class VllmGenerator(OrderedGroups):
     def _handle(self, event: Event) -> None:
         if isinstance(event, Completed):
             request, rollout = event.request, rollout_of(event, self.sampling)
-            self._count(len(request.prompt_T), len(event.token_T), event.cached, rollout.length)
+            read, sampled = len(request.prompt_T), rollout.length
+            for turn in request.turns:
+                n = int(turn.sampled_T.sum())
+                self._count(read, n, turn.cached, n)
+                read, sampled = read + len(turn.token_T), sampled - n
+            self._count(read, len(event.token_T), event.cached, sampled)
             self._add(request.seq_no, rollout)
         elif isinstance(event, Installed):
             if self._installed[event.server] < 0:

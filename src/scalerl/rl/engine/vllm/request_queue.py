@@ -81,7 +81,7 @@ class RequestQueue:
         for flight in server.flights.values():
             if flight.evaluation:
                 return flight.evaluation.version
-        return next((e.version for e in self._evaluations if e.waiting), self.newest)
+        return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
 
     def is_offered(self, version: int) -> bool:
         """Return whether training may sample by a version."""

@@ -23,13 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
-from scalerl.rl.engine.vllm.completions import completed_of, sampling_params
+from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
 from scalerl.rl.engine.vllm.request_queue import RequestQueue
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
@@ -41,6 +42,7 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
     Times,
 )
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.sync.vllm_client import ServerLostError
 from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
@@ -70,9 +72,11 @@ class ServerPool:
         weights: Weights,
         version: int,
         report: Callable[[Event], None],
+        environment: TurnsThread | None = None,
     ) -> None:
         self._settings, self._sampling, self._required = settings, sampling, required
         self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
+        self._environment = environment
         self._first: tuple[Weights, int] | None = (weights, version)
         self._queue = RequestQueue(version)
         self._drops: Counter[tuple[int, Request]] = Counter()
@@ -179,15 +183,23 @@ class ServerPool:
             fits = server.installed == evaluation.version if evaluation else server.trains
             return server.open and fits and len(server.flights) < self._required.slots
 
-        salt = evaluation.salt if evaluation else self._salt
+        salt, ahead = evaluation.salt if evaluation else self._salt, list[Request]()
         while waiting and (free := [server for server in self._servers if takes(server)]):
-            server = min(free, key=lambda s: len(s.flights))
+            request = heapq.heappop(waiting)
+            # Versions never fall within a completion.
+            if not (free := [server for server in free if server.installed >= request.version]):
+                ahead.append(request)
+                continue
+            # Its turns are in the cache of one; any other reads them again.
+            server = min(free, key=lambda s: (s.index != request.server, len(s.flights)))
             self._sent += 1
             name, marks = f"{salt}.{self._sent}", [(0, server.installed)]
-            flight = Flight(heapq.heappop(waiting), name, marks, evaluation=evaluation)
+            flight = Flight(request, name, marks, evaluation=evaluation)
             server.flights[name] = flight
             server.count_work()
             flight.task = asyncio.create_task(self._complete(server, flight))
+        for request in ahead:
+            heapq.heappush(waiting, request)
 
     def _wake(self) -> None:
         """Send no more to servers that have another version than they are to have, and wake them."""
@@ -208,9 +220,10 @@ class ServerPool:
 
     async def _sample(self, server: ServerState, flight: Flight) -> None:
         request, seconds = flight.request, self._settings.request_seconds
-        salt = f"{flight.name.rpartition('.')[0]}-{flight.marks[0][1]}"
+        first = request.turns[0].first_version if request.turns else flight.marks[0][1]
+        salt = f"{flight.name.rpartition('.')[0]}-{first}"
         seeded = self._settings.request_seeds or flight.evaluation is not None
-        wanted = flight.name, request.prompt_T, salt, *sampling_params(self._sampling, request, seeded)
+        wanted = flight.name, request.context_T, salt, *sampling_params(self._sampling, request, seeded)
         try:
             answer = await server.client.call("complete", *wanted, seconds=seconds)
         except ServerLostError as error:
@@ -223,12 +236,32 @@ class ServerPool:
         completed = completed_of(server.client.name, answer, request, flight.marks)
         server.proven, server.losses = True, 0
         self._drops.pop(flight.key, None)
+        if environment := flight.evaluation.environment if flight.evaluation else self._environment:
+            found = await self._next_turn(environment, flight, completed)
+            if isinstance(found, Request):
+                flight.request = replace(found, server=server.index)
+                self._queue_again([flight])
+                return
+            completed = found
         if flight.evaluation is None:
             self._report(completed)
         elif self._queue.complete(flight.evaluation, completed):
             self._weights.release(flight.evaluation.version)
         self._send_waiting()
         self._wake()
+
+    async def _next_turn(
+        self, environment: TurnsThread, flight: Flight, completed: Completed
+    ) -> Request | Completed:
+        """Have the environment answer a turn; its slot is another's meanwhile."""
+        self._send_waiting()
+        if flight.evaluation is None:
+            return await environment.next_turn(completed)
+        flight.evaluation.answering += 1  # no server goes on to other weights
+        try:
+            return await environment.next_turn(completed)
+        finally:
+            flight.evaluation.answering -= 1
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
         """Send the request again where the server is well; else count the server as lost."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request
 from scalerl.rl.engine.vllm.completions import Completed
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 
 
@@ -26,7 +27,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class LostTokens:
-    """A completion is sampled anew; when last seen, it had so many tokens after so many of its prompt."""
+    """A completion, or a turn of it, is sampled anew; when last seen, it had so many tokens after so many."""
 
     prompt: int
     tokens: int
@@ -56,6 +57,9 @@ class ServedEvaluation:
     n_requests: int
     offered: bool = False
     """Training samples by this version, too."""
+    environment: TurnsThread | None = None
+    answering: int = 0
+    """Completions that wait for its answer."""
     completed: list[Completed] = field(default_factory=list)
     done: Future[list[Completed]] = field(default_factory=Future)
 
@@ -82,7 +86,7 @@ class Flight:
     @property
     def loss(self) -> LostTokens:
         """The tokens that are lost where it is sampled anew."""
-        return LostTokens(len(self.request.prompt_T), self.seen)
+        return LostTokens(len(self.request.context_T), self.seen)
 
 
 class Times(NamedTuple):
