@@ -36,6 +36,26 @@ def replay(models, rollout, version_T):
 
 
 @torch.no_grad()
+def replay_turns(models, prompt_T, turns):
+    """Log-probability of every sampled token: a turn keeps what it found in the cache, reads the rest by its
+    first version, and goes on token by token."""
+    cache, before_T, found = DynamicCache(), prompt_T, []
+    kept = {cache_argument(): cache, "use_cache": True}
+    for turn in turns:
+        if (behind := cache.get_seq_length() - turn.cached) > 0:
+            cache.crop(-behind)
+        if len(unread_T := before_T[cache.get_seq_length() : -1]):
+            models[turn.first_version](input_ids=torch.from_numpy(unread_T[None]), **kept)
+        previous, n = int(before_T[-1]), int(turn.sampled_T.sum())
+        for token, version in zip(turn.token_T[:n].tolist(), turn.version_T[:n].tolist(), strict=True):
+            out = models[version](input_ids=torch.tensor([[previous]]), **kept)
+            found.append(torch.log_softmax(out.logits[0, -1] / TEMPERATURE, -1)[token].item())
+            previous = token
+        before_T = np.concatenate([before_T, turn.token_T])
+    return np.array(found)
+
+
+@torch.no_grad()
 def replay_afresh(models, rollout):
     """The same, but the cache of everything before is recomputed with the version that samples."""
     tokens_1T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))[None]

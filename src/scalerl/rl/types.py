@@ -131,6 +131,10 @@ def turns_of(token_T: np.ndarray, sampled_T: np.ndarray) -> list[np.ndarray]:
     return np.split(token_T, edges)[::2]  # the first token is always the model's
 
 
+class UserText(str):
+    """What follows a turn, where a user says it and no tool: see `Task.respond`."""
+
+
 @dataclass(frozen=True)
 class Reward:
     """The verdict on a completion: the number to train on, and whether the answer is right."""

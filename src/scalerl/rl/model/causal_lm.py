@@ -23,7 +23,7 @@ from scalerl.errors import InputError, ScalerlError, brief, brief_error, counted
 from scalerl.model_config import read_model_config
 from scalerl.rl.config.devices import ASSUMED, Gpu, visible_gpus
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Prompt, UserText
 
 
 def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
@@ -147,36 +147,49 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
 
 
+_A_TURN = "a turn of the model"
+
+
 def answer_tokens(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> np.ndarray:
     """Return the tokens between a turn's end token and the next turn, (T,); none without an answer.
 
-    Where the prompt is one of messages, every answer is a message of the role `tool`, and the generation
-    prompt follows; else the answers are appended as they are.
+    Where the prompt is one of messages, every answer is a message of the role `tool`, or `user` (`UserText`),
+    and the generation prompt follows; else the answers are appended as they are.
 
     Raises:
         InputError: the chat template refuses such messages, or writes what is before them otherwise.
     """
     if not answers:
         return np.zeros(0, dtype=np.int64)
-    text = "".join(answers) if prompt.messages is None else _tool_messages(tokenizer, prompt, answers)
+    text = "".join(answers) if prompt.messages is None else _messages_behind(tokenizer, prompt, answers)
     return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
 
-def _tool_messages(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> str:
-    """Return what the chat template writes after the end token of a turn that has called tools."""
+def _messages_behind(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> str:
+    """Return what the chat template writes after the end token of a turn that is answered."""
     from jinja2 import TemplateError
 
-    call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
-    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turn: dict[str, Any] = {"role": "assistant", "content": _A_TURN}
+    if not all(isinstance(answer, UserText) for answer in answers):
+        call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     before: list[dict[str, Any]] = [{"role": "user", "content": "?"}, turn]
-    tools = [{"role": "tool", "name": "tool", "content": answer} for answer in answers]
+    said = [
+        {"role": "user", "content": str(answer)}
+        if isinstance(answer, UserText)
+        else {"role": "tool", "name": "tool", "content": answer}
+        for answer in answers
+    ]
     how = {"tokenize": False, **dict(prompt.template_args)}
     try:
         head = tokenizer.apply_chat_template(before, **how)
-        text = tokenizer.apply_chat_template([*before, *tools], add_generation_prompt=True, **how)
+        text = tokenizer.apply_chat_template([*before, *said], add_generation_prompt=True, **how)
     except TemplateError as error:
         raise InputError(f"the chat template refuses messages of tools ({error})") from error
     ends = [tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer)]
+    if _A_TURN in text:  # templates may write a turn otherwise once a user has answered it: without thinking
+        _, _, behind = text.partition(_A_TURN)
+        return behind.removeprefix(next((end for end in ends if behind.startswith(end)), ""))
     # Up to its last end token: what a template writes behind that belongs to what follows.
     head = head[: max([head.rfind(end) + len(end) for end in ends if end in head], default=len(head))]
     if not text.startswith(head):

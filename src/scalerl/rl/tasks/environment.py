@@ -118,16 +118,25 @@ class Environment(Dataset):
 
     def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
         prompt = super()._prompt(row, name, messages)
-        if prompt.messages is None:
-            return prompt
-        system = [text for role, text in prompt.messages[:1] if role == "system"]
-        shown = ("system", "\n\n".join([*system, self._tools])), *prompt.messages[len(system) :]
-        return replace(prompt, messages=shown)
+        return prompt if prompt.messages is None else with_tools(prompt, self._tools)
 
     def _answer(self, row: DatasetRow) -> str:
         if self.answer == "*":
             return json.dumps(row.values, ensure_ascii=False, default=str)
         return super()._answer(row)
+
+
+def tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the description of tools for a system prompt, from their JSON schemas."""
+    return _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+
+
+def with_tools(prompt: Prompt, tools: str) -> Prompt:
+    """Return a prompt of messages with that description behind its system prompt."""
+    messages = prompt.messages or ()
+    system = [text for role, text in messages[:1] if role == "system"]
+    shown = ("system", "\n\n".join([*system, tools])), *messages[len(system) :]
+    return replace(prompt, messages=shown)
 
 
 class EnvironmentClass:
@@ -165,7 +174,7 @@ class EnvironmentClass:
             tools = [get_json_schema(tool) for tool in _tools_of(self._make()).values()]
         except Exception as error:
             raise InputError(f"task.environment: {self.name} ({brief_error(error)})") from error
-        return _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        return tools_prompt(tools)
 
     def observation(self, row: Mapping[str, Any]) -> str:
         """Return what is appended to the prompt of a row."""

@@ -13,10 +13,10 @@ from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.environment import Environment
 from scalerl.rl.tasks.reasoning_gym import ReasoningGym
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.tasks.taskset import OneTurn
+from scalerl.rl.tasks.taskset import VerifiersTaskset
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
-OneTask = Chain | Dataset | Code | Environment | ReasoningGym | OneTurn
+OneTask = Chain | Dataset | Code | Environment | ReasoningGym | VerifiersTaskset
 """The tasks of the package that a mixture can hold."""
 
 

@@ -27,7 +27,7 @@ def table_of(task: str) -> dict[str, Any]:
     trl:FILE.py:NAME       a reward function of TRL, on the data of `task.path`
     verl:FILE.py:NAME      a `compute_score` of verl, on the Parquet file `task.path`
     env:FILE.py:CLASS      an environment of several turns, with the data of `task.path`
-    verifiers:ID           a taskset of one turn, written for the package verifiers
+    verifiers:ID           a taskset that is written for the package verifiers
     FILE.jsonl, .parquet   prompts and answers, verified as mathematics
     """
     start, _, rest = task.partition(":")

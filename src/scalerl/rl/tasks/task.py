@@ -87,8 +87,9 @@ class Task(Protocol):
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
         """Answer the last of the model's `turns`, which are texts without their end tokens.
 
-        Each answer is a message of the role `tool` where the prompt is one of messages, and else text that
-        is appended. Without an answer, the default, the completion has ended.
+        Where the prompt is one of messages, each answer is a message of the role `tool`, or `user` where it
+        is a `scalerl.rl.types.UserText`; else it is text that is appended. Without an answer, the default,
+        the completion has ended.
 
         This runs in a worker within `limits`, and begins anew every time, so it must depend on its arguments
         alone. An exception ends the completion, which then counts as truncated.

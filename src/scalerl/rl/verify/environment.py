@@ -23,7 +23,7 @@ import numpy as np
 from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import answer_tokens
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Prompt, UserText
 from scalerl.rl.verify.pool import Jobs
 from scalerl.rl.verify.supervised import SupervisedVerifiers
 from scalerl.rl.verify.verifier import texts_of
@@ -89,7 +89,8 @@ class TurnAnswer:
         """
         (outcome,) = self.jobs.result()
         if (why := outcome.get("failed")) is None:
-            return answer_tokens(self.environment.tokenizer, self.prompt, outcome["answers"])
+            answers = [UserText(text) if by_user else text for by_user, text in outcome["answers"]]
+            return answer_tokens(self.environment.tokenizer, self.prompt, answers)
         if why not in self.environment.reported:
             self.environment.reported.add(why)
             detail = outcome.get("detail", why)

@@ -28,7 +28,8 @@ from scalerl.rl.workers.fresh_python import start_python
 from scalerl.rl.workers.process import masked_signals
 
 Outcome = dict[str, Any]
-"""`value` and `correct`; of an environment, `answers`; or `failed`, the reason, and `detail`."""
+"""`value` and `correct`; of an environment, `answers`, each with whether a user says it; or `failed`, the
+reason, and `detail`."""
 Job = tuple[dict[str, Any], Any]
 """A prompt, as JSON, and the texts of the turns of a completion; in a table, to be answered."""
 Wait = Callable[[socket.socket, float], bool]

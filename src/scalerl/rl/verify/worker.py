@@ -39,7 +39,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.types import Prompt, Reward
+from scalerl.rl.types import Prompt, Reward, UserText
 from scalerl.rl.workers.process import leave_signals
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -157,7 +157,8 @@ def _answered(answers: Any) -> bytes:
     """Return what an environment answers; its process answers nothing else, so that builtins may be used."""
     if not isinstance(answers, list | tuple) or not all(isinstance(one, str) for one in answers):
         return _failure(b"nonsense", f"respond returned {type(answers).__name__}, not a list of texts")
-    data = json.dumps(answers, ensure_ascii=False).encode(errors="replace")
+    by_user = [[isinstance(one, UserText), one] for one in answers]
+    data = json.dumps(by_user, ensure_ascii=False).encode(errors="replace")
     if len(data) > MAX_ANSWERS:
         return _failure(b"nonsense", f"its answers have {len(data)} bytes, and {MAX_ANSWERS} are allowed")
     return b"answers %b" % data.hex().encode()

@@ -18,16 +18,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from answering import Answering
 from own_vllm import POSITIONS, PYTHON, SETTINGS, Borrowed, needs_vllm
-from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
+from replayed_rollouts import (
+    TEMPERATURE,
+    difference,
+    models_of,
+    perturbed,
+    replay,
+    replay_afresh,
+    replay_turns,
+)
 from weight_arrays import arrays
 
 from scalerl.rl.algo.curriculum import Uniform
-from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
+from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker, NoLengthControl
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment
 from scalerl.rl.engine.vllm.requirements import Requirements
@@ -38,7 +48,8 @@ from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync.vllm_weights import back_to_back, by_dtype, update_info
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Prompt, Reward
+from scalerl.rl.verify.environment import TaskEnvironment
 
 pytestmark = needs_vllm
 SLOTS = 16
@@ -46,6 +57,7 @@ STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIM
 RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
 # What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
 LONG, NEVER = LengthRule(250, 60, Marker((UP,))), VOCABULARY.index(PAD)
+NO_INTERRUPTION = replace(LONG, answer=80)
 LONG_INTERRUPTED = replace(LONG, phrase=(CLOSE, UP), interrupt=(5, 250))
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
 
@@ -89,9 +101,9 @@ def connected(own, base, base_weights, **settings):
     clients = None if settings else [Borrowed(own._servers[0].client)]
     settings = replace(SETTINGS, request_seeds=True, **settings)
 
-    def make(length=RULE, weights=base_weights, slots=SLOTS, **changes):
+    def make(length=RULE, weights=base_weights, slots=SLOTS, environment=None, **changes):
         sampling = replace(Sampling(TEMPERATURE, True, 0, 48, length, STOP), **changes)
-        how = {"slots": slots, "clients": clients}
+        how = {"slots": slots, "clients": clients, "environment": environment}
         made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, **how))
         return made[-1]
 
@@ -181,6 +193,49 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     print("updates in ms:", [round(1e3 * seconds) for seconds in generator.install_seconds])
 
 
+@pytest.mark.parametrize("over", ["connect", "connect_over_http"])
+def test_turns_find_the_cache_of_those_before_and_go_on_across_updates(base, base_weights, over, request):
+    """Log-probabilities are those of one pass, where one version samples, and else of each and its cache."""
+    answer = " ".join(SYMBOLS * 3)
+    environment = TaskEnvironment(Answering(turns=4), load_tokenizer(base))
+    generator = request.getfixturevalue(over)(NO_INTERRUPTION, slots=5, environment=environment)
+    versions, ended, handle = [base_weights], {}, generator._handle
+
+    def record(event):
+        if isinstance(event, Completed):
+            ended[event.request.seq_no] = [*event.request.turns, turn_of(event, generator.sampling)[0]]
+        handle(event)
+
+    generator._handle = record
+    for n in range(1, 9):
+        generator.submit(replace(prompt_of(n), answer=answer), 0, 1)
+    still = collect(generator, 8)
+    models = models_of(base, versions)
+    assert max(difference(r, replay(models, r, r.version_T)) for r in still if len(r.turns) > 1) < 1e-4
+    assert sum(len(r.turns) == 4 for r in still) >= 4
+    assert generator.cached >= 8 * 32
+    for n in range(9, 31):
+        generator.submit(replace(prompt_of(n), answer=answer), 0, 1)
+    while generator.ready < 22:
+        if generator.installed == len(versions) - 1 < 40:
+            versions.append(perturbed(base_weights, len(versions), 0.05))
+            generator.update(versions[-1], len(versions) - 1)
+        time.sleep(0.005)
+    rollouts, models = collect(generator, 22), models_of(base, versions)
+    assert sum(r.version_T[0] != r.version_T[-1] for r in rollouts) >= 6
+    found, fresh = [], []
+    for seq_no, r in enumerate(rollouts, start=8):
+        assert (np.diff(r.version_T) >= 0).all()
+        logp_T = replay_turns(models, r.prompt_T, ended[seq_no])
+        found.append(np.abs(logp_T - r.logp_T[r.sampled_T]).max())
+        fresh.append(difference(r, replay_afresh(models, r)))
+    print(f"\nturns: {sum(len(r.turns) for r in rollouts)} across {len(versions)} versions, ", end="")
+    print(f"largest difference {max(found):.1e}, and {max(fresh):.1e} of a cache computed anew; ", end="")
+    print(f"{generator.cached} tokens found in the cache")
+    assert max(found) < 1e-4
+    assert max(fresh) > 1e-3
+
+
 def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
     generator = connect(LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (1, 4)))
     for n in range(1, 11):
@@ -264,6 +319,33 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         moved = max(np.abs(w - arrays(base_weights)[n]).max() for n, w in arrays(learner.weights()).items())
         assert moved > 1e-3
         generator.close()
+
+
+def test_rl_steps_are_taken_with_turns(connect, base, judge_by):
+    """What tools answer is out of loss and length, and the learner's log-probabilities are vLLM's."""
+    recipe = Recipe(
+        model=base,
+        task=Answering(),
+        budget=Steps(4),
+        batch=BatchSize(prompts=2, samples=4, micro=8),
+        context=Context(prompt=8, thinking=60, answer=60),
+        length=NoLengthControl(),
+        optimiser=AdamW(lr=3e-3, warmup_steps=1),
+        curriculum=Uniform(),
+        temperature=TEMPERATURE,
+        schedule=PipelineRL(k=0),
+    )
+    learner = load_learner(recipe, base)
+    environment = TaskEnvironment(Answering(), load_tokenizer(base))
+    rule = LengthRule(60, 60, RULE.end_of_thinking)
+    generator = connect(rule, learner.weights(), environment=environment, max_prompt_tokens=8)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    judge = judge_by(lambda r: Reward(float(r.length % 3), r.length % 2 == 0))
+    steps = list(islice(Pipeline(recipe, pool, generator, learner, judge).steps(), 4))
+    rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
+    assert sum(len(r.turns) == 3 for r in rollouts) >= 16
+    assert max(step.stats.logp_shift for step in steps if len(step.batch)) < 1e-4
+    assert sum(len(step.batch) for step in steps) > 0
 
 
 def test_nothing_listens_beyond_this_machine(own):
