@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
     from scalerl.rl.tracking.tracker import SampleTracker, TrackedRun, Tracker
     from scalerl.rl.train import train
-    from scalerl.rl.types import Limits, Prompt, Reward
+    from scalerl.rl.types import Limits, Prompt, Reward, UserText
 
 __all__ = [
     "AdamW",
@@ -139,6 +139,7 @@ __all__ = [
     "Tracker",
     "Tracking",
     "Uniform",
+    "UserText",
     "Verifier",
     "Vllm",
     "evaluate",

@@ -14,7 +14,7 @@ from scalerl.rl.tasks.environment import Environment, calls_in
 from scalerl.rl.tasks.mix import Mix
 from scalerl.rl.tasks.task import verdict
 from scalerl.rl.tasks.verifiers import Exact
-from scalerl.rl.types import Limits, Prompt, Reward
+from scalerl.rl.types import Limits, Prompt, Reward, UserText
 
 CODE = '''
 class Shop:
@@ -254,3 +254,21 @@ def test_a_chat_template_without_tools_is_refused_before_the_run(shop, tmp_path)
     (folder / "chat_template.jinja").write_text(written.replace("%}{{ '<'", f"%}}{refuses}{{{{ '<'"))
     with pytest.raises(InputError, match="the chat template refuses messages of tools"):
         check_prompts(recipe, folder)
+
+
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n"
+    "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [QWEN, QWEN3])
+def test_what_a_user_says_is_a_message_of_the_user(tmp_path, template):
+    """Also where a template writes the last turn otherwise than those before."""
+    tokenizer = load_tokenizer(save_byte_model(tmp_path / "model"))
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    tokenizer.eos_token, tokenizer.chat_template = "<|im_end|>", template
+    prompt = Prompt("p", "3 + 4?", "7", (("user", "3 + 4?"),))
+    follows = tokenizer.decode(answer_tokens(tokenizer, prompt, [UserText("No.")]))
+    assert follows == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"

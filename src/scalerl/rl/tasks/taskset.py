@@ -141,7 +141,7 @@ class VerifiersTaskset(Task):
             made = taskset_class(self.id)
             settings = (concrete_type(made, TasksetConfig) or TasksetConfig)(id=self.id, **self.config)
             taskset, plays = made(settings), environment_class(self.id)
-            config = env_config_type(self.id)(taskset=settings)
+            config = env_config_type(self.id).model_validate({"taskset": settings})
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"task.id: {brief(self.id)} cannot be loaded ({_why(error)})") from error
         if self.size is None and not taskset.bounded:

@@ -154,7 +154,7 @@ class Replay:
         nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=sampled))
 
 
-def _parsed(call: str) -> dict[str, str]:
+def _parsed(call: str) -> dict[str, Any]:
     """Return name and arguments of a call; one that is no JSON is kept as its arguments."""
     try:
         found = json.loads(call)
