@@ -32,7 +32,7 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
 from scalerl.rl.config.memory import RoleMemory
 from scalerl.rl.engine.engine import Engine, make_engine
-from scalerl.rl.engine.ordered import OrderedGroups
+from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
@@ -60,7 +60,7 @@ _BY_SLOT = (
 )
 
 
-class TorchGenerator(OrderedGroups):
+class TorchGenerator(Generator):
     """Samples with a Transformers model in this process, `n_slots` completions at a time."""
 
     def __init__(

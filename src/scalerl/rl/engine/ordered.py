@@ -10,11 +10,15 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
-from scalerl.rl.types import Counters, Prompt, Rollout
+from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 
-class OrderedGroups(ABC):
-    """The half of `scalerl.rl.types.Generator` that is the same wherever completions are sampled."""
+class Generator(ABC):
+    """Samples completions, wherever and with whatever engine.
+
+    Groups come back in the order in which they were submitted, whatever order they finish in: that is what
+    bounds the staleness of trained tokens.
+    """
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -31,13 +35,37 @@ class OrderedGroups(ABC):
     def _assign(self, seq_no: int, group: GroupRequest) -> None:
         """Have a group sampled; its completions come by `_add`, or the whole group by `_keep`."""
 
+    @abstractmethod
+    def work(self) -> None:
+        """Make one decode step where the generator is in this process; elsewhere, wait for a message."""
+
+    @abstractmethod
+    def update(self, weights: Weights, version: int) -> None:
+        """Install new weights, which have been read when this returns.
+
+        Completions in flight go on, and keep their stale KV cache.
+        """
+
+    @property
+    @abstractmethod
+    def installed(self) -> int:
+        """The newest version of the weights that all parts of the generator have."""
+
     @property
     @abstractmethod
     def counters(self) -> Counters:
         """What has been spent so far, the work before a resume included."""
 
+    @abstractmethod
+    def wait_until_started(self) -> None:
+        """Wait until every process has its first weights: the time before counts as start-up."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources; completions in flight are lost."""
+
     def submit(self, prompt: Prompt, epoch: int, n_samples: int) -> int:
-        """Admit a group; see `scalerl.rl.types.Generator`."""
+        """Admit a group of `n_samples` completions; return its sequence number."""
         seq_no = self._admitted
         self._admitted += 1
         self.admit(seq_no, (prompt, epoch, n_samples))
@@ -50,14 +78,14 @@ class OrderedGroups(ABC):
 
     @property
     def ready(self) -> int:
-        """Groups that can be taken."""
+        """Groups that are complete, next in order, and not taken."""
         n = self._taken
         while n in self._complete:
             n += 1
         return n - self._taken
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """Return the next `n_groups` groups in order of admission, which are complete."""
+        """Return the next `n_groups` groups in order of admission, which must be ready."""
         seq_nos = range(self._taken, self._taken + n_groups)
         self._taken = seq_nos.stop
         return [self._complete.pop(seq_no) for seq_no in seq_nos]
@@ -73,7 +101,7 @@ class OrderedGroups(ABC):
         return self._admitted - self._taken
 
     def state(self) -> dict[str, Any]:
-        """Return which groups are in flight, and those that are complete, for `restore`."""
+        """Return what `restore` needs, as a tree of plain values and copied arrays, without weights."""
         counters = asdict(self.counters)  # first: reading them may complete groups
         return {
             "version": self.version,
@@ -89,6 +117,8 @@ class OrderedGroups(ABC):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`; completions that were in flight are sampled anew, and counted.
+
+        The generator must be new, and have the weights of the version in `state`.
 
         Raises:
             InputError: it is the state of a generator in the trainer's process.

@@ -15,13 +15,13 @@ from scalerl.rl.config.devices import Assignment, assign
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler, load_generator
 from scalerl.rl.engine.generator import TorchGenerator
+from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.loop.activity import EVALUATING, Activities
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.local import LocalGenerator
-from scalerl.rl.types import Generator
 from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.child import Processes
 

@@ -41,6 +41,7 @@ from scalerl.errors import OutOfMemoryError
 from scalerl.record.activity import Count
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
@@ -49,7 +50,7 @@ from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.verified import VerifiedGroups
 from scalerl.rl.model.weights import bytes_of
-from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
+from scalerl.rl.types import Group, Pending, Reward, Rollout, Verify
 
 _MOMENT = 0.02
 """Seconds to wait for the end of a step, or of a verification, before messages are received."""

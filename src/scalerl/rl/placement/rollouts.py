@@ -26,7 +26,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from scalerl.errors import OutOfMemoryError, ScalerlError, WorkerError, counted
-from scalerl.rl.engine.ordered import OrderedGroups, sum_of
+from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
 from scalerl.rl.types import Counters, Weights
@@ -133,8 +133,8 @@ class RolloutWorker(PoolWorker):
         return groups
 
 
-class RolloutPool(WorkerPool[RolloutWorker], OrderedGroups):
-    """Generators in processes of their own; see `scalerl.rl.types.Generator`.
+class RolloutPool(WorkerPool[RolloutWorker], Generator):
+    """Generators in processes of their own; see `scalerl.rl.engine.ordered.Generator`.
 
     Raises:
         WorkerError: (by any method) a worker does not start, or is lost again and again.
@@ -154,7 +154,7 @@ class RolloutPool(WorkerPool[RolloutWorker], OrderedGroups):
         timeline: Any = None,
         none_left: float = math.inf,
     ) -> None:
-        OrderedGroups.__init__(self, version)
+        Generator.__init__(self, version)
         WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, timeline)
         self._transport, self._timeline, self._closed = transport, timeline, False
         self._floor = -1
@@ -196,11 +196,6 @@ class RolloutPool(WorkerPool[RolloutWorker], OrderedGroups):
         if not self._closed:
             self.poll(0)
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
-
-    @property
-    def restarts(self) -> int:
-        """Processes that were lost."""
-        return len(self.lost)
 
     def close(self) -> None:
         """Stop the workers; what is in flight is lost."""

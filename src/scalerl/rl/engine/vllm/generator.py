@@ -31,7 +31,7 @@ from scalerl.errors import InputError, ScalerlError
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
-from scalerl.rl.engine.ordered import OrderedGroups, sum_of
+from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.launch import place_workers
@@ -54,8 +54,8 @@ from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment
 
 
-class VllmGenerator(OrderedGroups):
-    """Completions by vLLM, `slots` at once on each server; see `scalerl.rl.types.Generator`.
+class VllmGenerator(Generator):
+    """Completions by vLLM, `slots` at once on each server; see `scalerl.rl.engine.ordered.Generator`.
 
     Raises:
         InputError: there is no vLLM, or no room for its files.

@@ -13,6 +13,7 @@ from scalerl.rl.config.cluster import Fsdp2, Vllm
 from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
+from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.placement.evaluate import Evaluate, prompts_of
@@ -22,7 +23,7 @@ from scalerl.rl.placement.ray.verifier import RayVerifier
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
 from scalerl.rl.sync.object_store import StoredWeights, store
 from scalerl.rl.sync.transport import transport_of
-from scalerl.rl.types import Generator, Weights
+from scalerl.rl.types import Weights
 from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
