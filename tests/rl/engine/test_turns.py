@@ -129,7 +129,7 @@ def test_answers_come_by_decode_steps_and_not_by_time(llama_folder, environment)
         for prompt in prompts_of("1 + 2", "7"):
             generator.submit(prompt, 0, 4)
         seen, waits = [], set()
-        while generator.busy:
+        while generator.unfinished:
             asked_S = generator._asked_S.copy()
             others = (generator._active_S & (asked_S < 0)).any() or bool(generator._waiting)
             ticks = generator.counters.ticks
@@ -209,7 +209,7 @@ def test_a_generator_in_a_process_of_its_own_waits_for_no_slow_environment(llama
     for answer in ("sleeps", "ends"):
         generator.submit(prompts_of(answer)[0], 0, 3)
     complete, ticks = [], []
-    while generator.busy:
+    while generator.unfinished:
         generator.work()
         complete += generator.take_complete()
         ticks.append(generator.counters.ticks)

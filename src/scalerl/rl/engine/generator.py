@@ -130,11 +130,6 @@ class TorchGenerator(Generator):
         return self._counters
 
     @property
-    def busy(self) -> bool:
-        """Whether a completion waits or is under way."""
-        return bool(self._waiting) or bool(self._active_S.any())
-
-    @property
     def unfinished(self) -> int:
         """Completions that wait or are under way."""
         return len(self._waiting) + int(self._active_S.sum())

@@ -1,8 +1,10 @@
-"""What runs in the process of a rollout worker: the loop of `scalerl.rl.engine.decoding`.
+"""What runs in the process of a rollout worker, on one machine or on a cluster.
 
 a thread that receives    groups go to the loop; weights to be fetched to the next thread
 a thread that fetches     weights by a transport, while the loop decodes
 the loop                  decodes, and installs the newest weights between two decode steps
+
+So decoding waits for neither receiving nor sending.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from scalerl.errors import brief_error
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.decoding import CLOSED, decode
+from scalerl.rl.engine.generator import TorchGenerator
+from scalerl.rl.engine.saved_rollouts import pack_samples
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Weights
@@ -28,6 +33,11 @@ from scalerl.rl.workers.backend import Channel
 GROUP, WEIGHTS = "group", "weights"
 """Messages to a worker: (GROUP, sequence number, prompt, epoch, completions) and (WEIGHTS, parcel, version),
 where `parcel.fetch()` returns the weights; None where they are in shared memory."""
+_CLOSED = object()
+"""The last message to the loop."""
+_BEAT = 0.25
+"""Seconds between two reports of what has been spent, where nothing else is reported: a heartbeat, and how
+far behind the counters of steps.jsonl may be."""
 
 
 def generate(
@@ -51,12 +61,83 @@ def generate(
             read = shared.read(staging)
             return WeightStream.of(staging), read
 
-    def send(message: tuple[str, Any, Counters]) -> None:
-        kind, value, counters = message
-        channel.send(kind, (value, counters))
-
     channel.send("started")
-    decode(generator, inbox, send, newer, channel.began)
+    _decode(generator, inbox, channel, newer)
+
+
+def _decode(
+    generator: TorchGenerator,
+    inbox: queue.SimpleQueue[Any],
+    channel: Channel,
+    newer: Callable[[int], tuple[Weights, int] | None],
+) -> None:
+    """Decode what is received, (seq_no, prompt, epoch, completions), until `_CLOSED` is.
+
+    `newer` returns the newest weights and their version, or None where that is the version it is passed; a
+    None in the inbox has it called. Sent are "installed" with a version, "complete" with packed groups, and
+    "decoding", each with the counters. The process counts as starting until it has weights and a group.
+    """
+    clock = _DecodingClock(channel.began)
+    generator.in_step = False  # a slow environment delays its own completions alone
+    # Below every version, so that `newer` returns the first weights, of version 0 too.
+    generator.version = -1
+
+    def report(what: str, value: Any = None) -> None:
+        channel.send(what, (value, clock.add_to(generator.counters)))
+
+    while True:
+        if (weights := newer(generator.version)) is not None:
+            install = generator.update if generator.version >= 0 else generator.start
+            install(*weights)
+            report("installed", generator.version)
+        # All messages first: completions of a group that start together share the pass over its prompt.
+        while not (generator.unfinished and inbox.empty()):
+            try:
+                message = inbox.get(timeout=_BEAT)
+            except queue.Empty:
+                report("decoding")
+                continue
+            if message is _CLOSED:
+                return
+            if generator.version >= 0:
+                clock.start()
+            if message is None:
+                break  # new weights
+            seq_no, *group = message
+            generator.admit(seq_no, tuple(group))
+        if generator.unfinished:
+            generator.work()
+        if groups := generator.take_complete():
+            report("complete", pack_samples(groups))
+        elif clock.due():
+            report("decoding")
+
+
+class _DecodingClock:
+    """Seconds of start-up, and those for which the process was held since.
+
+    They are read by the thread that decodes, between two decode steps: at that instant `seconds`, the time
+    worked, is complete. Read by another thread or within a step, work would seem to precede its time.
+    """
+
+    def __init__(self, process_began: float) -> None:
+        self._process_began, self._began = process_began, 0.0
+        self._reported = 0.0
+
+    def start(self) -> None:
+        """End the start-up: there is something to do."""
+        self._began = self._began or time.perf_counter()
+
+    def due(self) -> bool:
+        """Return whether nothing was reported for `_BEAT` seconds."""
+        return time.perf_counter() - self._reported >= _BEAT
+
+    def add_to(self, counters: Counters) -> Counters:
+        """Return a copy of the counters, with the seconds until now."""
+        self._reported = now = time.perf_counter()
+        if not self._began:
+            return counters
+        return replace(counters, held=now - self._began, startup=self._began - self._process_began)
 
 
 class Parcels:
@@ -71,20 +152,16 @@ class Parcels:
     def fetch_all(self, inbox: queue.SimpleQueue[Any]) -> None:
         """Fetch what is offered, and wake the loop each time."""
         while True:
-            self.fetch(*self.offered.get())
+            parcel, version = self.offered.get()
+            if parcel is not None:
+                try:
+                    newest = parcel.fetch(), version
+                except Exception as error:
+                    self._channel.send("behind", brief_error(error))
+                else:
+                    with self._lock:
+                        self._newest = newest
             inbox.put(None)
-
-    def fetch(self, parcel: Any, version: int) -> None:
-        """Fetch weights, which are installed between two decode steps."""
-        if parcel is None:
-            return
-        try:
-            newest = parcel.fetch(), version
-        except Exception as error:
-            self._channel.send("behind", brief_error(error))
-            return
-        with self._lock:
-            self._newest = newest
 
     def newer(self, version: int) -> tuple[Weights, int] | None:
         """Return weights that were fetched and are not `version`, once."""
@@ -104,7 +181,7 @@ def _receive_all(channel: Channel, inbox: queue.SimpleQueue[Any], parcels: Parce
                 parcels.offered.put((value[0], value[1]))
             else:
                 inbox.put(tuple(value))
-    inbox.put(CLOSED)
+    inbox.put(_CLOSED)
 
 
 def _in_thread(do: Callable[[], None]) -> None:
