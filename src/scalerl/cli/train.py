@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> None:
     how = (args.resume, args.until, args.json)
     if not by_torchrun and (recipe.cluster is not None or recipe.trainers == 1):
         return run_training(recipe, place or _claim(folder, args), *how, restart=args.restart)
-    from scalerl.rl.learner.launch import lead_or_follow, timeout_of
-    from scalerl.rl.learner.local_ranks import local_ranks
+    from scalerl.rl.learner.launch import lead_or_follow, local_ranks, timeout_of
 
     with nullcontext() if by_torchrun else local_ranks(recipe.trainers):
         lead_or_follow(

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
     from scalerl.rl.config.cluster import Cluster, Fsdp2, Vllm
     from scalerl.rl.config.health import Health
-    from scalerl.rl.config.learner import LearnerSettings
     from scalerl.rl.config.recipe import Recipe, load_recipe
     from scalerl.rl.config.settings import (
         AdamW,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
         FlopsBudget,
         GpuHours,
         Inline,
+        LearnerSettings,
         Local,
         Lora,
         Steps,

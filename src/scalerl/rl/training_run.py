@@ -31,7 +31,6 @@ from scalerl.record.writer import RunWriter
 from scalerl.rl.checkpoint.best import BestWeights, Smooth, drop_newer
 from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.run_config import config_of
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.activity import TRAINING, Activities
@@ -45,6 +44,7 @@ from scalerl.rl.loop.progress import Progress, View
 from scalerl.rl.loop.resume import (
     changes_of_resume,
     check_saved,
+    config_of,
     drop_final,
     find_checkpoint,
     resume_line,

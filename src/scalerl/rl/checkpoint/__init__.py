@@ -2,7 +2,6 @@
 
     store.py      what is in one, and how it is written
     best.py       the weights of the best evaluations
-    background.py a thread that writes, one thing at a time
     manifest.py   length and check sum of every file
 
 It may import `scalerl.rl.model` and what is below. Learners and the loop import it.

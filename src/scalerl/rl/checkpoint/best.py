@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.record.reader import RunRecord
-from scalerl.rl.checkpoint.background import BackgroundWriter
 from scalerl.rl.checkpoint.manifest import Sums
-from scalerl.rl.checkpoint.store import step_folders, write_whole
+from scalerl.rl.checkpoint.store import BackgroundWriter, step_folders, write_whole
 from scalerl.rl.model.causal_lm import dtype_of, load_model
 from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Weights

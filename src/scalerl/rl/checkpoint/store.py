@@ -20,6 +20,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from torch import Tensor
 
 from scalerl.errors import WriteError
 from scalerl.files import sync
-from scalerl.rl.checkpoint.background import BackgroundWriter
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
@@ -44,6 +44,50 @@ _ARRAY, _NUMPY = "$array", "$numpy"
 
 Write = Callable[[Path], Sums]
 """Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
+
+
+class BackgroundWriter:
+    """Writes in a thread; what is written next waits for what is under way."""
+
+    def __init__(self, what: str) -> None:
+        """`what` is written, as warnings name it: `this checkpoint`."""
+        self._what = what
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Call `write` in the thread, once what is under way is on the disk."""
+        self.wait()
+        self._under_way = self._thread.submit(write)
+
+    def fail(self, error: WriteError) -> None:
+        """Keep why nothing can be written: `wait` warns of it, `finish` raises it."""
+        self._under_way = Future()
+        self._under_way.set_exception(error)
+
+    def wait(self) -> None:
+        """Wait until what is under way is on the disk; a disk that does not take it is a warning."""
+        try:
+            self.finish()
+        except WriteError as error:
+            _LOG.warning("%s; training goes on without %s", error, self._what)
+
+    def finish(self) -> None:
+        """Wait until what is under way is on the disk.
+
+        Raises:
+            WriteError: it could not be written.
+        """
+        if self._under_way is not None:
+            future, self._under_way = self._under_way, None
+            future.result()
+
+    def close(self) -> None:
+        """Wait, and stop the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
 
 
 class Checkpoints(BackgroundWriter):

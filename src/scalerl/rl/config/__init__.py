@@ -2,10 +2,8 @@
 
     recipe.py     Recipe, and how it is read from TOML and config.json
     cluster.py    the table `[cluster]`, with `Fsdp2` and `Vllm`; health.py the table `[health]`
-    learner.py    the table `[learner]`: memory and speed of the trainer
     settings.py   all other tables: batch, context, budget, optimiser, evaluation, placement, checkpoints ...
     form.py       TOML and overrides, and their check against dataclasses
-    run_config.py config.json of a run
 
 It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. What implements a setting imports it.
 """

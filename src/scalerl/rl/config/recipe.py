@@ -33,7 +33,6 @@ from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
-from scalerl.rl.config.learner import LearnerSettings
 from scalerl.rl.config.settings import (
     AdamW,
     AnyBudget,
@@ -43,6 +42,7 @@ from scalerl.rl.config.settings import (
     Context,
     Evaluation,
     Inline,
+    LearnerSettings,
     Local,
     Lora,
     Samples,

@@ -77,58 +77,46 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Steps:
+class _Budget:
+    amount: float
+
+    def __post_init__(self) -> None:
+        positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class Steps(_Budget):
     """A budget of trainer steps."""
 
-    amount: float
     kind: Literal["steps"] = "steps"
 
-    def __post_init__(self) -> None:
-        positive(amount=self.amount)
-
 
 @dataclass(frozen=True)
-class FlopsBudget:
+class FlopsBudget(_Budget):
     """A budget of floating-point operations, of generation and training together."""
 
-    amount: float
     kind: Literal["flops"] = "flops"
 
-    def __post_init__(self) -> None:
-        positive(amount=self.amount)
-
 
 @dataclass(frozen=True)
-class GpuHours:
+class GpuHours(_Budget):
     """A budget of device-hours: generating, training and idling, as on the axis `gpu_hours`."""
 
-    amount: float
     kind: Literal["gpu_hours"] = "gpu_hours"
 
-    def __post_init__(self) -> None:
-        positive(amount=self.amount)
-
 
 @dataclass(frozen=True)
-class TokensBudget:
+class TokensBudget(_Budget):
     """A budget of generated tokens, as on the axis `tokens`."""
 
-    amount: float
     kind: Literal["tokens"] = "tokens"
-
-    def __post_init__(self) -> None:
-        positive(amount=self.amount)
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(_Budget):
     """A budget of passes over the training prompts: groups consumed / prompts, retired ones included."""
 
-    amount: float
     kind: Literal["epochs"] = "epochs"
-
-    def __post_init__(self) -> None:
-        positive(amount=self.amount)
 
 
 AnyBudget = Steps | FlopsBudget | GpuHours | TokensBudget | Epochs
@@ -330,6 +318,34 @@ class AdamW:
         done = min(1.0, (step - self.warmup_steps) / (decay_steps - self.warmup_steps))
         left = 1 - done if self.lr_scheduler == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """How the trainer computes; none of these changes the result but by rounding."""
+
+    activation_checkpointing: bool = False
+    """Keep only the inputs of every block for the backward pass: less memory, a third more time."""
+    offload_optimiser: bool = False
+    """Keep the optimiser's moments in the memory of the CPU, and on the device one tensor's at a time: 8
+    bytes less per trained weight, which travel there and back once a step."""
+    chunk: int = 1024
+    """Tokens whose logits are in memory at once."""
+    attention: Literal["auto", "sdpa", "varlen", "flash_attention_2"] = "auto"
+    """`sdpa` pads the completions of a micro-batch. The others pack them one after another: `varlen` by
+    PyTorch's own kernel, `flash_attention_2` by the package flash_attn. `auto` is `varlen` for bfloat16 on a
+    GPU, else `sdpa`; a model whose hidden states packing would change is padded."""
+    reduce: Literal["micro_batch", "step"] = "micro_batch"
+    """When gradients are reduced over several processes: after every micro-batch, so that each process holds
+    its shard of them, or once a step, which holds them whole in float32 meanwhile."""
+    tensor_parallel: int = 1
+    """Processes that share every matrix product; a divisor of the number of processes."""
+    timeout: float = 600.0
+    """Seconds that a process waits for another before it ends with an error."""
+
+    def __post_init__(self) -> None:
+        at_least(1, chunk=self.chunk, tensor_parallel=self.tensor_parallel)
+        positive(timeout=self.timeout)
 
 
 def _listed(value: Any) -> Any:

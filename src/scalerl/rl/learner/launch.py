@@ -1,4 +1,4 @@
-"""A learner on the processes that torchrun started.
+"""A learner on the processes that torchrun started, or that this one starts as torchrun would.
 
     torchrun --nproc-per-node 2 -m scalerl train RECIPE
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +31,13 @@ from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.types import Done, Pending, Plan, Weights
 from scalerl.rl.workers.process import STOPPING
-from scalerl.rl.workers.ranks import losses, meet
+from scalerl.rl.workers.ranks import free_port, losses, meet
 
 _IDLE = timedelta(days=30)
 """How long ranks wait for the next command: rank 0 may generate or evaluate for long. A rank that exits is
 noticed at once, by its closed connection."""
 _STOP = "stop"
+_END = 30.0  # seconds in which ranks end by themselves once the first has told them to
 
 
 def timeout_of(recipe: Recipe) -> float:
@@ -70,6 +73,38 @@ def lead_or_follow(timeout: float, lead: Callable[[Callable[..., LearnerGroup]],
                 lead(lambda recipe, folder: LearnerGroup(leader, recipe, folder))
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def local_ranks(n: int) -> Iterator[None]:
+    """Start `n` - 1 more processes of this command; with this one they are as torchrun would start them.
+
+    They have no terminal, so that signals reach the first alone, and they end with their connection to it.
+    """
+    port = str(free_port("127.0.0.1"))  # at this instant: the first rank listens at it next
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    where |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "TORCHELASTIC_RUN_ID": "scalerl"}
+
+    def of(rank: int) -> dict[str, str]:
+        return {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+    command, quiet = [sys.executable, "-m", "scalerl", *sys.argv[1:]], subprocess.DEVNULL
+    others = [
+        subprocess.Popen(command, env=os.environ | of(i), stdin=quiet, start_new_session=True)
+        for i in range(1, n)
+    ]
+    before = dict(os.environ)
+    os.environ.update(of(0))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        for process in others:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END)
+            process.kill()
+            process.wait()
 
 
 class _Leader:

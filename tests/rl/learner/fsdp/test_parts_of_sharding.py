@@ -9,8 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from scalerl.errors import InputError
-from scalerl.rl.config.learner import LearnerSettings
-from scalerl.rl.config.settings import BatchSize
+from scalerl.rl.config.settings import BatchSize, LearnerSettings
 from scalerl.rl.learner.checkpoint import check_index
 from scalerl.rl.learner.passes import by_length, in_groups, of_rank, share_rows
 from scalerl.rl.learner.score import packs

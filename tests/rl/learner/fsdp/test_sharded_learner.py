@@ -14,8 +14,7 @@ from weight_arrays import arrays
 from scalerl.errors import OutOfMemoryError
 from scalerl.rl.algo.loss import Gspo, Kl
 from scalerl.rl.checkpoint.store import save_model
-from scalerl.rl.config.learner import LearnerSettings
-from scalerl.rl.config.settings import BatchSize, Lora
+from scalerl.rl.config.settings import BatchSize, LearnerSettings, Lora
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
