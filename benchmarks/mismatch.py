@@ -53,7 +53,7 @@ def trainers(model: torch.nn.Module, fp32_logits: bool, rollouts: list[Rollout])
     for r in rollouts:
         token_1T = torch.from_numpy(np.concatenate([r.prompt_T, r.token_T]))[None]
         wanted_1T = torch.arange(1, token_1T.shape[1])[None] >= len(r.prompt_T)
-        logp_1T, _ = learner.log_probs(token_1T, wanted_1T.to(next(model.parameters()).device))
+        logp_1T, _ = learner.score(token_1T.cpu().numpy(), wanted_1T.cpu().numpy())
         found.append(logp_1T[0, len(r.prompt_T) - 1 :].float().cpu().numpy())
     return np.concatenate(found).astype(float)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from weight_arrays import arrays
 
 from scalerl.errors import ScalerlError
+from scalerl.rl.learner.checkpoint import DISK
 from scalerl.rl.learner.launch import lead_or_follow
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.train import train as train_run
@@ -18,9 +19,8 @@ from scalerl.rl.workers.ranks import losses
 
 def log_probs(learner, batch):
     """Of every token that was sampled, by the learner as it is."""
-    token_NT = torch.from_numpy(batch.token_NT)
     with torch.no_grad():
-        return learner.log_probs(token_NT, torch.from_numpy(batch.sampled_NT[:, 1:]))[0]
+        return learner.score(batch.token_NT, batch.sampled_NT[:, 1:])[0]
 
 
 def train(rank, recipe, batches):
@@ -35,7 +35,7 @@ def train_and_save(rank, recipe, batches, folder):
     learner = load_learner(recipe, recipe.model)
     for batch in batches[:-1]:
         learner.step(batch)
-    saving = learner.save(folder)
+    saving = learner.save(folder / DISK)
     last = learner.step(batches[-1])
     saving.wait()
     return last, log_probs(learner, batches[-1])
@@ -44,7 +44,7 @@ def train_and_save(rank, recipe, batches, folder):
 def load_and_train(rank, recipe, batch, folder):
     """Go on from what was saved."""
     learner = load_learner(recipe, recipe.model)
-    learner.load(folder)
+    learner.restore(folder)
     return learner.step(batch), log_probs(learner, batch), learner.version
 
 
@@ -66,7 +66,7 @@ def steps(rank, recipe, batches):
 def restore_and_train(rank, recipe, batch, folder):
     """Go on from the state of the learner of one process."""
     learner = load_learner(recipe, recipe.model)
-    learner.load(folder)
+    learner.restore(folder)
     return learner.step(batch), log_probs(learner, batch)
 
 

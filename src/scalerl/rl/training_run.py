@@ -62,11 +62,8 @@ from scalerl.rl.verify.samples import training_samples
 Freeze = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
 _LOG = logging.getLogger("scalerl")
-_STATEFUL = (
-    *("learner", "generator", "pipeline", "pool", "counters"),
-    *("evaluations", "agenda", "health", "probe"),
-)
-"""Parts whose state a checkpoint has."""
+_STATEFUL = ("generator", "pipeline", "pool", "counters", "evaluations", "agenda", "health", "probe")
+"""Parts whose state a checkpoint has; the learner writes its own."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class TrainingRun:
         saved = find_checkpoint(folder) if resume else None
         if saved:
             check_saved(folder, saved, recipe)
-            self.learner.restore(saved["learner"], saved["folder"])
+            self.learner.restore(saved["folder"])
         self.started = self.learner.version
         """The version that the run goes on from."""
         activities.doing("starting the generator")
@@ -158,7 +155,7 @@ class TrainingRun:
         saved, self._saved = self._saved, None
         with self.clock.stopped():  # without a process of their own evaluations are made here
             if saved:
-                for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
+                for name in _STATEFUL:
                     getattr(self, name).restore(saved[name])
                 if amounts(self.writer.config) != amounts(saved["config"]):
                     self.agenda.aim_at_new_end(self._spent() / self.recipe.budget.amount)

@@ -212,7 +212,7 @@ def test_tokens_that_are_no_sample_of_what_was_recorded_are_an_alarm(recipe):
         wanted_1T = torch.ones(token_1T.shape, dtype=torch.bool)[:, 1:]
         wanted_1T[:, : len(rollout.prompt_T) - 1] = False
         with torch.no_grad():
-            logp_1T, _ = learner.log_probs(token_1T, wanted_1T)
+            logp_1T, _ = learner.score(token_1T.numpy(), wanted_1T.numpy())
         return replace(rollout, logp_T=logp_1T[wanted_1T].numpy())
 
     rows, _, _ = run(on_policy, sharper, n_steps=12, change=as_recorded_at_1)

@@ -17,7 +17,6 @@ import pytest
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local
-from scalerl.rl.learner.checkpoint import DISK
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
@@ -77,7 +76,7 @@ class Run:
     def __init__(self, recipe, judge, state=None):
         learner = load_learner(recipe, recipe.model)
         if state:
-            learner.restore({}, state["folder"])
+            learner.restore(state["folder"])
         elsewhere: Any = Elsewhere(learner)
         self.recipe, self.learner = recipe, elsewhere
         self.generator = LocalGenerator(recipe, recipe.model, learner.weights(), 1, learner.version)
@@ -90,7 +89,7 @@ class Run:
 
     def state(self):
         folder = Path(tempfile.mkdtemp())
-        self.learner.save(folder / DISK).wait()
+        self.learner.saver(folder)(folder)
         parts = {name: getattr(self, name).state() for name in ("generator", "pipeline", "pool")}
         return {"folder": folder, **parts}
 

@@ -22,7 +22,7 @@ def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
     for r in rollouts:
         token_1T = torch.from_numpy(np.concatenate([r.prompt_T, r.token_T]))[None]
         wanted_1T = torch.from_numpy(np.concatenate([np.zeros(len(r.prompt_T), bool), r.sampled_T]))[None, 1:]
-        logp_1T, _ = learner.log_probs(token_1T, wanted_1T)
+        logp_1T, _ = learner.score(token_1T.numpy(), wanted_1T.numpy())
         found.append(logp_1T[wanted_1T].detach().numpy())
     return np.concatenate(found)
 
@@ -80,7 +80,7 @@ def test_the_fp32_head_is_on_the_side_that_the_recipe_names(save_model, tiny_rec
         recipe = replace(tiny_recipe, model=folder, precision="bfloat16", fp32_logits=where)
         generator = load_generator(recipe, folder, 0, 6)
         sampled[where] = recorded_logp(sample(generator, uneven_prompts[:2], 3)).tolist()
-        logp_1T, _ = load_learner(recipe, folder).log_probs(token_1T, torch.ones(1, 11, dtype=torch.bool))
+        logp_1T, _ = load_learner(recipe, folder).score(token_1T.numpy(), np.ones((1, 11), dtype=bool))
         scored[where] = logp_1T.detach().float().numpy().tolist()
     assert sampled["both"] == sampled["generator"] != sampled["neither"] == sampled["trainer"]
     assert scored["both"] == scored["trainer"] != scored["neither"] == scored["generator"]

@@ -28,7 +28,7 @@ def learner(llama_folder):
 def train(learner):
     """A few steps that raise the probability of one completion."""
     for _ in range(3):
-        logp_MT, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
+        logp_MT, _ = learner.score(TOKEN_MT.numpy(), WANTED_MT.numpy())
         (-logp_MT.sum()).backward()
         learner._optimiser.adamw.step()
         learner._optimiser.adamw.zero_grad()
@@ -50,11 +50,11 @@ def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llam
     plain = load_model(llama_folder)
     assert {name for name, _ in learner.weights()} == {name for name, _ in plain.named_parameters()}
     install_weights(plain, learner.weights())
-    expected, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
-    found, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
+    expected, _ = learner.score(TOKEN_MT.numpy(), WANTED_MT.numpy())
+    found, _ = learner.score.by(plain)(TOKEN_MT.numpy(), WANTED_MT.numpy())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     install_weights(plain, before)
-    unchanged, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
+    unchanged, _ = learner.score.by(plain)(TOKEN_MT.numpy(), WANTED_MT.numpy())
     assert (unchanged - expected).abs().max() > 1e-2
 
 

@@ -132,7 +132,7 @@ def test_replay_is_the_same_packed_and_with_blocks_computed_again(recipe, rollou
         learner = load_learner(one, recipe.model)
         if one is not recipe and not checkpointed:
             assert packs(learner.model, register())
-            learner._score = Scorer(learner.model, 1.0, True, packed=True, kernels=False)
+            learner.score = Scorer(learner.model, 1.0, True, packed=True, kernels=False)
         found.append(learner.step(batch))
     for name, value in vars(found[0]).items():
         assert getattr(found[1], name) == pytest.approx(value, rel=1e-4, nan_ok=True), name

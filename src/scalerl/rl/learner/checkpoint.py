@@ -14,7 +14,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -111,17 +111,12 @@ class _NoParents(FileSystem):
         Path(path).mkdir(exist_ok=True)
 
 
-def save(state: State, folder: Path, group: dist.ProcessGroup | None) -> Saving:
-    """Start to save; what is in `state` may change once this returns. Collective over `group`, if any.
+def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
+    """Start to save; what is in `state` may change once this returns. Collective over `group`.
 
     `group` is used from a thread, and so must be used by nothing else.
     """
     writer = _SummingWriter(folder)
-    if group is None:
-        thread = ThreadPoolExecutor(1)
-        alone = thread.submit(_write_alone, to_host(state), writer)
-        thread.shutdown(wait=False)
-        return Saving(writer, folder, alone)
     found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
     # PyTorch returns the future, or with some stagers an object that holds it.
     return Saving(writer, folder, found if isinstance(found, Future) else found.upload_completion)
@@ -157,11 +152,6 @@ def write(state: State, folder: Path) -> Sums:
     """
     writer = _SummingWriter(folder)
     writer.fs = _NoParents()
-    _write_alone(state, writer)
-    return writer.sums
-
-
-def _write_alone(state: State, writer: _SummingWriter) -> None:
     try:
         # Here, in the thread that writes: PyTorch warns where it is done, not where it is asked for.
         with _alone():
@@ -169,6 +159,7 @@ def _write_alone(state: State, writer: _SummingWriter) -> None:
     except CheckpointException as error:
         # The caller tells a full disk and a folder that was moved from others by the error of the system.
         raise (_first(error) or error) from error
+    return writer.sums
 
 
 @contextmanager

@@ -111,9 +111,9 @@ class LearnerRank:
         """Wait until what `save` started is on the disk; on rank 0 that of all, and return their sums."""
         return self._saving.wait()
 
-    def restore(self, state: Mapping[str, Any], folder: str) -> int:
+    def restore(self, folder: str) -> int:
         """Go on from a checkpoint; returns the version."""
-        self.learner.restore(state, Path(folder))
+        self.learner.restore(Path(folder))
         return self.learner.version
 
 
@@ -150,13 +150,9 @@ class LearnerGroup:
         """See `Learner.weights`."""
         return self._ranks.weights(self._plan)
 
-    def state(self) -> dict[str, Any]:
-        """Return what `saver` does not write."""
-        return {"version": self.version}
-
-    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+    def restore(self, folder: Path) -> None:
         """See `Learner.restore`."""
-        self.version = self._ranks.all("restore", state, str(folder))
+        self.version = self._ranks.all("restore", str(folder))
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
         """See `Learner.saver`. The model is written at once, block by block; the rest while training goes on.

@@ -6,8 +6,7 @@ every method is collective, and what it returns is the same everywhere. With one
     learner = load_learner(recipe, model_folder)                # scalerl.rl.learner.load
     stats = learner.step(batch)                                 # the same whole batch on every rank
     for name, weight in learner.weights(): ...                  # whole tensors, one block at a time
-    learner.save(folder)                                        # returns once the copy is made; .wait()
-    learner.load(folder)                                        # saved by any number of ranks
+    learner.restore(folder)                                     # saved by any number of ranks
 
 A batch is shared by rows, balanced by tokens. The weights of tokens sum to 1 over the whole batch, so the
 gradients of the ranks are summed, not averaged, and so are the sums that the stats are made of.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -126,8 +125,8 @@ class Learner:
         self._optimiser = Optimiser(recipe.optimiser, self._masters, recipe.learner.offload_optimiser)
         how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed}
         kernels = recipe.engine.kind != "transformers"
-        self._score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
-        self._base_score = self._score.by(base) if base is not None else None
+        self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
+        self._base_score = self.score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(self.model)
         # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
         # threads in one group.
@@ -155,53 +154,36 @@ class Learner:
         if self._mesh is None:
             return weights_of(self.model)
         plan = plan_of(self.model, dtype_of(self._recipe.precision))
-        return WeightStream(plan, lambda: tensors_of(self._whole))
+        return WeightStream(plan, lambda: tensors_of(cast("Whole", self._whole)))
 
-    def state(self) -> dict[str, Any]:
-        """Return what `save` does not write."""
-        return {"version": self.version}
-
-    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+    @torch.no_grad()
+    def restore(self, folder: Path) -> None:
         """Go on from the checkpoint in `folder`, of a learner on any number of processes.
 
         Raises:
             InputError: it is not whole, or that of another model.
         """
-        self.load(folder / checkpoint.DISK)
-
-    def save(self, folder: str | Path) -> checkpoint.Saving:
-        """Start to save what training needs to go on; training may go on at once.
-
-        After `.wait()` it is on the disk, on rank 0 that of all ranks; without `.metadata` it is not whole.
-        """
-        return checkpoint.save(self._disk_state(), Path(folder), self._disk)
-
-    @torch.no_grad()
-    def load(self, folder: str | Path) -> None:
-        """Go on from what was saved by any number of ranks.
-
-        Raises:
-            InputError: it is not whole, or that of another model.
-        """
         state = self._disk_state()
-        checkpoint.load(state, Path(folder), self._disk)
+        checkpoint.load(state, folder / checkpoint.DISK, self._disk)
         self.version = int(state["version"])
         self._round_masters()
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Save a sharded model in Hugging Face format, a file for each block, which is all that is held at
-        once.
+    def save(self, folder: Path) -> checkpoint.Saving:
+        """Start to save what the ranks of a sharded learner need to go on; training may go on at once.
 
-        Raises:
-            WriteError: rank 0, which writes, cannot; on every rank.
+        After `.wait()` it is on the disk, on rank 0 that of all ranks; without `.metadata` it is not whole.
         """
+        return checkpoint.save(self._disk_state(), folder, cast("dist.ProcessGroup", self._disk))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save a sharded model; see `checkpoint.save_pretrained`."""
         dtype = dtype_of(self._recipe.precision)
         checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder), dtype)
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
         """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
 
-        It may be called in any thread, later. With `resumable` it also writes what `state` leaves out.
+        It may be called in any thread, later. With `resumable` it also writes what `restore` reads.
         What has to be written at once goes `near` that folder. For a learner on one process.
         """
         weights = checkpoint.host_state(self.model)
@@ -242,7 +224,7 @@ class Learner:
         """See `scalerl.rl.learner.score.scores_of_held`; `held` is what `hold` returned."""
         # Torn: the step before is made, and not on record yet.
         return self._within_memory(
-            lambda: scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads, expert_NTLK),
+            lambda: scores_of_held(held, self._trained, self.score, token_NT, wanted_NT, heads, expert_NTLK),
             torn=True,
         )
 
@@ -274,8 +256,8 @@ class Learner:
         tokens = int(batch.sampled_NT.sum())
         loss, entropy, ratio, squares, shift, clipped, kl = sums[:_SUMS].tolist()
         load = math.nan, math.nan
-        if self._score.routers is not None:
-            load = balance_of(sums[_SUMS:].view(self._score.routers.n_layers, -1).numpy())
+        if self.score.routers is not None:
+            load = balance_of(sums[_SUMS:].view(self.score.routers.n_layers, -1).numpy())
         # A backward pass costs two forward passes; the base model only a forward pass.
         passes = 3 if self._base_score is None else 4
         flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
@@ -351,11 +333,11 @@ class Learner:
         Groups stay whole where their prompt is read once; other completions go by length.
         """
         size = self._recipe.batch
-        if self._score.dense:
+        if self.score.dense:
             return passes.in_groups(batch.length_N, batch.group_N, size)
         data = self._mesh["data"] if self._mesh else None
         rank, n_ranks = (data.get_local_rank(), data.size()) if data else (0, 1)
-        cut = partial(passes.by_length, batch.length_N, size=size, packed=self._score.packed)
+        cut = partial(passes.by_length, batch.length_N, size=size, packed=self.score.packed)
         return passes.of_rank(batch.length_N, rank, n_ranks, cut)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
@@ -379,7 +361,7 @@ class Learner:
             batch.group_N[rows],
         )
         experts = None if batch.expert_NTLK is None else batch.expert_NTLK[rows, : extent - 1]
-        logp_MT, entropy_MT = self._score(*completions, experts)
+        logp_MT, entropy_MT = self.score(*completions, experts)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
         value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
@@ -389,7 +371,7 @@ class Learner:
                 base_logp_MT, _ = self._base_score(*completions)
             kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
-        load, routers = loss.new_zeros(0), self._score.routers
+        load, routers = loss.new_zeros(0), self.score.routers
         if routers is not None:
             load = routers.load().flatten()
             if routers.balance_coefficient and sampled_MT.any():
@@ -423,13 +405,6 @@ class Learner:
         for parameter, master in zip(self._trained, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
-
-    def log_probs(
-        self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return what `Scorer` gives for sequences that share no prompt; of `model`, where it is given."""
-        score = self._score if model is None else self._score.by(model)
-        return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:

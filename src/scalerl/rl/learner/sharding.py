@@ -115,16 +115,13 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter of the plain model, whole, adapters merged, tied ones once; collective.
 
-    Of a sharded model one group at a time is gathered, in the precision that the model computes in, and what
-    is yielded is a copy.
+    One group at a time is gathered, in the precision that the model computes in, and what is yielded is a
+    copy.
     """
-    if not isinstance(model, Whole):
-        yield from ((name, weight.detach()) for name, weight in merged_parameters(model))
-        return
-    for tensors in gathered(model):
+    for tensors in gathered(whole):
         for name, weight in tensors:
             yield name, weight.detach().clone()  # its own storage is freed with its group
 

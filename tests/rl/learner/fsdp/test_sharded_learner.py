@@ -197,7 +197,8 @@ def test_a_run_of_one_process_goes_on_with_two(ranks, fsdp_recipe, sampled_batch
     learner = load_learner(fsdp_recipe, fsdp_recipe.model)
     for batch in batches[:-1]:
         learner.step(batch)
-    learner.save(folder).wait()
+    folder.mkdir()
+    learner.saver(folder)(folder)
     expected = learner.step(batches[-1]), learner_work.log_probs(learner, batches[-1])
     for found in ranks(2, learner_work.restore_and_train, fsdp_recipe, batches[-1], folder):
         assert_equal([found], [expected])
@@ -207,7 +208,7 @@ def test_a_run_of_two_processes_goes_on_with_one(ranks, fsdp_recipe, sampled_bat
     batches, folder = sampled_batches(fsdp_recipe.model, 3), tmp_path / "saved"
     expected, _ = ranks(2, learner_work.train_and_save, fsdp_recipe, batches, folder)
     learner = load_learner(fsdp_recipe, fsdp_recipe.model)
-    learner.load(folder)
+    learner.restore(folder)
     assert learner.version == len(batches) - 1
     assert_equal([(learner.step(batches[-1]), learner_work.log_probs(learner, batches[-1]))], [expected])
 
