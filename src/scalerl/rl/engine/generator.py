@@ -47,16 +47,8 @@ environments are."""
 _MOMENT = 0.05
 """Seconds to wait for an answer, where no completion can go on without one."""
 _BY_SLOT = (
-    "_token_SL",
-    "_logp_SL",
-    "_sampled_SL",
-    "_version_SL",
-    "_first_version_S",
-    "_key_S",
-    "_start_S",
-    "_next_S",
-    "_given_S",
-    "_asked_S",
+    *("_token_SL", "_logp_SL", "_sampled_SL", "_version_SL", "_first_version_S"),
+    *("_key_S", "_start_S", "_next_S", "_given_S", "_asked_S"),
 )
 
 
@@ -95,15 +87,18 @@ class TorchGenerator(Generator):
         how = n_slots, prompt_tokens, new_tokens, sampling.engine, sampling.experts
         self._engine = engine or make_engine(model, *how)
         shape = n_slots, prompt_tokens + new_tokens + 1
-        self._slots: list[Request | None] = [None] * n_slots
+        self._running: dict[int, Request] = {}
+        """What active slots hold."""
         self._token_SL = np.zeros(shape, dtype=np.int64)
         self._logp_SL = np.zeros(shape, dtype=np.float32)
         self._sampled_SL = np.zeros(shape, dtype=bool)
         self._version_SL = np.zeros(shape, dtype=np.int32)
         self._expert_SPLK: np.ndarray | None = None
         """The experts that read each position, where they are recorded."""
+        self._by_slot = _BY_SLOT
         if sampling.experts and (routers := getattr(self._engine, "routers", None)):
             self._expert_SPLK = np.zeros((*shape, *routers.shape), dtype=routers.dtype)
+            self._by_slot = (*_BY_SLOT, "_expert_SPLK")
         self._first_version_S = np.zeros(n_slots, dtype=np.int32)
         self._key_S = np.zeros(n_slots, dtype=np.uint64)
         self._start_S = np.zeros(n_slots, dtype=np.int64)  # where the completion starts
@@ -114,10 +109,6 @@ class TorchGenerator(Generator):
         """What slots wait for."""
         self._length = LengthState(sampling.length, n_slots)
         self._active_S = np.zeros(n_slots, dtype=bool)
-
-    @property
-    def _by_slot(self) -> tuple[str, ...]:
-        return _BY_SLOT if self._expert_SPLK is None else (*_BY_SLOT, "_expert_SPLK")
 
     # -- the interface ---------------------------------------------------------------------------------
 
@@ -186,7 +177,7 @@ class TorchGenerator(Generator):
     def state(self) -> dict[str, Any]:
         """Return everything but the weights: the resumed run is the same run, bit for bit."""
         slots = np.flatnonzero(self._active_S)
-        running = [request for slot in slots if (request := self._slots[slot])]
+        running = [self._running[slot] for slot in slots.tolist()]
         return super().state() | {
             "partial": pack_samples({n: list(found.values()) for n, found in self._partial.items()}),
             "waiting": [[request.seq_no, request.sample] for request in self._waiting],
@@ -212,14 +203,16 @@ class TorchGenerator(Generator):
             self._partial[seq_no] = {rollout.sample: rollout for rollout in rollouts}
         requests = {n: self._factory.requests(n, group) for n, group in self._incomplete.items()}
         slots, waiting = state["slots"], state["waiting"]
-        if len(slots) and slots[-1] >= len(self._slots):  # there are fewer now: what was running begins again
+        if len(slots) and slots[-1] >= len(
+            self._active_S
+        ):  # fewer now: what was running begins again
             self._counters.restarted += len({seq_no for seq_no, _ in state["running"]})
             waiting, slots = sorted([*state["running"], *waiting]), slots[:0]
         self._waiting = deque(requests[seq_no][sample] for seq_no, sample in waiting)
         if not len(slots):
             return
-        for slot, (seq_no, sample) in zip(slots, state["running"], strict=True):
-            self._slots[slot] = requests[seq_no][sample]
+        for slot, (seq_no, sample) in zip(slots.tolist(), state["running"], strict=True):
+            self._running[slot] = requests[seq_no][sample]
         self._active_S[slots] = True
         for name, values in state["arrays"].items():  # older checkpoints have fewer
             getattr(self, name)[slots] = values
@@ -240,12 +233,12 @@ class TorchGenerator(Generator):
         sampling = replace(self.sampling, seed=seed, experts=False)
         self._engine.free(slots)
         try:
-            yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
+            yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._active_S), self._engine)
         finally:
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(before[name])
-            self._engine.free(np.arange(len(self._slots)))  # those of an evaluation that was given up
+            self._engine.free(np.arange(len(self._active_S)))  # those of an evaluation that was given up
             with torch.inference_mode():  # in which the cache was made
                 self._engine.restore(slots, cache)
 
@@ -285,7 +278,7 @@ class TorchGenerator(Generator):
 
         self._counters.ticks += 1
         self._counters.tokens += int(sampled_A.sum())
-        token_S, given_S = np.full(len(self._slots), -1), np.zeros(len(self._slots), dtype=bool)
+        token_S, given_S = np.full(len(self._active_S), -1), np.zeros(len(self._active_S), dtype=bool)
         token_S[slots], given_S[slots] = token_A, given_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens, given_S)
         for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist():
@@ -300,7 +293,7 @@ class TorchGenerator(Generator):
             hidden.append(self._engine.decode(before, self._token_SL[before, position_A], position_A))
             if self._expert_SPLK is not None:
                 self._expert_SPLK[before, position_A] = self._chosen()
-            self._count(len(before), float((position_A + 1).sum()))
+            self._counters.flops += self._flop_count.forward(len(before), float((position_A + 1).sum()))
         if groups:
             prompts = [self._token_SL[slots[0], : self._start_S[slots[0]]] for slots in groups]
             hidden_BD = self._engine.prefill(groups, prompts)
@@ -309,8 +302,8 @@ class TorchGenerator(Generator):
                     self._expert_SPLK[slots, : len(expert_PLK)] = expert_PLK
             prompt_A = np.repeat(np.arange(len(groups)), [len(slots) for slots in groups])
             hidden.append(hidden_BD[torch.from_numpy(prompt_A).to(self._device)])
-            for prompt_T in prompts:
-                self._count(len(prompt_T), len(prompt_T) * (len(prompt_T) + 1) / 2)
+            for n in map(len, prompts):
+                self._counters.flops += self._flop_count.forward(n, n * (n + 1) / 2)
         return torch.cat(hidden)
 
     def _chosen(self) -> np.ndarray:
@@ -336,7 +329,7 @@ class TorchGenerator(Generator):
         for slot in free.tolist():
             request = self._waiting.popleft()
             n = len(request.prompt_T)
-            self._slots[slot] = request
+            self._running[slot] = request
             self._token_SL[slot] = 0
             self._token_SL[slot, :n] = request.prompt_T
             self._key_S[slot] = request.key
@@ -350,14 +343,13 @@ class TorchGenerator(Generator):
 
     def _ask(self, slot: int) -> bool:
         """Have the environment answer the turn that has ended in a slot; False where it was the last."""
-        request, span = self._slots[slot], slice(self._start_S[slot], self._next_S[slot])
-        assert request is not None
         if self.environment is None:
             return False
+        span = slice(self._start_S[slot], self._next_S[slot])
         turns = turns_of(self._token_SL[slot, span], self._sampled_SL[slot, span])
         if len(turns) >= self.environment.turns:
             return False
-        self._answers[slot] = self.environment.ask(request.prompt, turns)
+        self._answers[slot] = self.environment.ask(self._running[slot].prompt, turns)
         if self._asked_S[slot] < 0:
             self._asked_S[slot] = self._counters.ticks
         return True
@@ -398,17 +390,11 @@ class TorchGenerator(Generator):
     def _empty(self, slots: Sequence[int]) -> None:
         """Undo the start of completions: they wait again, in the same order."""
         for slot in sorted(slots, reverse=True):
-            request, self._slots[slot] = self._slots[slot], None
-            assert request is not None
-            self._waiting.appendleft(request)
+            self._waiting.appendleft(self._running.pop(slot))
             self._active_S[slot] = False
 
-    def _count(self, tokens: float, positions: float) -> None:
-        self._counters.flops += self._flop_count.forward(tokens, positions)
-
     def _finish(self, slot: int, truncated: bool) -> None:
-        request = self._slots[slot]
-        assert request is not None
+        request = self._running.pop(slot)
         span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
         experts = self._expert_SPLK
         rollout = request.rollout(
@@ -421,7 +407,6 @@ class TorchGenerator(Generator):
             truncated=truncated,
             expert_PLK=None if experts is None else experts[slot, : span.stop - 1].copy(),
         )
-        self._slots[slot] = None
         self._active_S[slot] = False
         self._engine.free(np.array([slot]))
         self._add(request.seq_no, rollout)

@@ -96,31 +96,16 @@ class Request:
         """The tokens of the prompt, and of the turns before with their answers."""
         return np.concatenate([self.prompt_T, *(turn.token_T for turn in self.turns)])
 
-    def rollout(
-        self,
-        *,
-        token_T: np.ndarray,
-        sampled_T: np.ndarray,
-        logp_T: np.ndarray,
-        version_T: np.ndarray,
-        first_version: int,
-        truncated: bool,
-        expert_PLK: np.ndarray | None = None,
-    ) -> Rollout:
-        """Return the completion as it was sampled; see `Rollout` for the fields."""
+    def rollout(self, sampled_T: np.ndarray, **as_sampled: Any) -> Rollout:
+        """Return the completion as it was sampled; `as_sampled` are the other fields of `Rollout`."""
         return Rollout(
             prompt=self.prompt,
             epoch=self.epoch,
             sample=self.sample,
             prompt_T=self.prompt_T,
-            token_T=token_T,
             sampled_T=sampled_T,
-            logp_T=logp_T,
-            version_T=version_T,
-            first_version=first_version,
-            truncated=truncated,
             interrupted=self.interruptible and not sampled_T.all(),
-            expert_PLK=expert_PLK,
+            **as_sampled,
         )
 
 

@@ -93,11 +93,6 @@ class Learner:
     step of a small learning rate would round to nothing.
     """
 
-    stop: threading.Event | None = None
-    """Once it is set (on any rank), a step is given up between two micro-batches, by a `StepStoppedError`."""
-    report: Callable[[int, int], None] | None = None
-    """Called before each micro-batch with its number, from 0, and that of all of the step."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -128,6 +123,8 @@ class Learner:
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
         self._base_score = self.score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(self.model)
+        self.stop = threading.Event()
+        self._report: Callable[[int, int], None] = lambda done, of: None
         # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
         # threads in one group.
         self._disk: dist.ProcessGroup | None = None
@@ -139,8 +136,11 @@ class Learner:
             self._stopping = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """Give a step up once `stop` is set, and report its micro-batches: see `stop` and `report`."""
-        self.stop, self.report = stop, report
+        """Give a step up between two micro-batches, by a `StepStoppedError`, once `stop` is set on any rank.
+
+        `report` is called before each micro-batch with its number, from 0, and that of all of the step.
+        """
+        self.stop, self._report = stop, report
 
     def check_life(self) -> None:
         """Raise a LearnerLostError where a process of the learner is gone: its driver notices that."""
@@ -294,8 +294,7 @@ class Learner:
         sums, ratio_max = torch.zeros(1, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
-            if self.report is not None:
-                self.report(i, len(micro_batches))
+            self._report(i, len(micro_batches))
             if self._is_stopped():
                 self._drop_gradients()
                 raise StepStoppedError
@@ -309,10 +308,9 @@ class Learner:
 
     def _is_stopped(self) -> bool:
         """Return whether a rank is to stop, the same on all: they stop before the same micro-batch."""
-        stopped = self.stop is not None and self.stop.is_set()
         if self._stopping is None:
-            return stopped
-        found = torch.tensor(float(stopped))
+            return self.stop.is_set()
+        found = torch.tensor(float(self.stop.is_set()))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._stopping)
         return bool(found)
 
