@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 from scalerl.errors import InputError, brief
-from scalerl.jsonl import read_last
 from scalerl.record.reader import final_folder
 from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
@@ -58,8 +57,7 @@ def _weights_of(recipe: Recipe, model: str | Path | None) -> tuple[str, int]:
     if not (run / "config.json").is_file() or not (run / "steps.jsonl").is_file():
         return str(model), 0
     if (final := final_folder(run)).is_dir():
-        step = final_step(run)
-        return str(final), read_last(run / "evals.jsonl")["step"] if step is None else step
+        return str(final), final_step(run)
     checkpoints = step_folders(run / "checkpoints")
     if not checkpoints:
         raise InputError(f"{model}: a run without a checkpoint; train it on, or name a model")

@@ -52,7 +52,7 @@ from scalerl.rl.config.settings import (
     usable_cores,
 )
 from scalerl.rl.tasks.mix import Mix, OneTask
-from scalerl.rl.tasks.shorthand import suite_of, table_of
+from scalerl.rl.tasks.shorthand import in_full
 from scalerl.rl.tasks.task import Task
 
 HELDOUT = ""
@@ -184,11 +184,6 @@ class Recipe:
     def apart(self) -> bool:
         """Whether generators have devices of their own; else they take turns with the trainer on its own."""
         return self.cluster is not None or isinstance(self.placement, Local)
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted: those of the generators and of the trainers."""
-        return self.processes + self.trainers if self.apart else self.trainers
 
     @property
     def trainers(self) -> int:
@@ -359,36 +354,17 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
     Raises:
         InputError: one is no key and value, or goes into what is a value.
     """
-    values = _with_task(values)
+    values = in_full(values)
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override)
         if isinstance(changes.get("task"), str):  # at once, as the next may change a key of it
-            changes = _with_task(changes)
+            changes = in_full(changes)
             values = {key: value for key, value in values.items() if key != "task"}  # it is the whole task
     try:
         return changed(values, changes)
     except InputError as error:
         raise InputError(f"--set: {error}") from None
-
-
-def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the tables that tasks in one line stand for."""
-    evaluation = values.get("evaluation")
-    suites = evaluation.get("downstream") if isinstance(evaluation, Mapping) else None
-    if isinstance(evaluation, Mapping) and isinstance(suites, list | tuple):
-        values = values | {"evaluation": {**evaluation, "downstream": [suite_of(suite) for suite in suites]}}
-    task = values.get("task")
-    if isinstance(task, str):
-        return values | {"task": table_of(task)}
-    if isinstance(task, Mapping) and str(task.get("kind", "")).startswith("env:"):
-        task = table_of(task["kind"]) | {key: value for key, value in task.items() if key != "kind"}
-        values = values | {"task": task}
-    tasks = task.get("tasks") if isinstance(task, Mapping) else None
-    if not isinstance(task, Mapping) or not isinstance(tasks, Mapping):
-        return values
-    tables = {name: table_of(one) if isinstance(one, str) else one for name, one in tasks.items()}
-    return values | {"task": {**task, "tasks": tables}}
 
 
 def _default_kind(name: str) -> str | None:
@@ -404,7 +380,7 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
 
     The averaging and the advantage that `values` do not name are those that the loss comes with.
     """
-    out = _with_task(dict(values))
+    out = in_full(values)
     brought = _comes_with(values.get("loss"))
     for item in fields(Recipe):
         value, kind = out.get(item.name), brought.get(item.name, _default_kind(item.name))

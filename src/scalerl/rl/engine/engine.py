@@ -168,7 +168,7 @@ class TransformersEngine:
 
     def restore(self, slots_B: np.ndarray, state: Mapping[str, Any]) -> None:
         """See `Engine`."""
-        self._cache.load(slots_B, state["layers"], state.get("length"))
+        self._cache.load(slots_B, state["layers"], np.array(state["length"], dtype=np.int64))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -278,10 +278,8 @@ class SlotCache(Cache):
         """Copy the first `length` positions from one slot to others."""
         length_B = np.full(len(targets_B), length)
         self.table.hold(targets_B, length_B)
-        place_T, place_BT = (
-            self._places(np.array([source]), length_B[:1])[0],
-            self._places(targets_B, length_B),
-        )
+        place_T = self._places(np.array([source]), length_B[:1])[0]
+        place_BT = self._places(targets_B, length_B)
         for layer in self.slot_layers:
             for tensor in layer.pair():
                 tensor[place_BT] = tensor[place_T]
@@ -297,15 +295,10 @@ class SlotCache(Cache):
         # Layer by layer: all copies on the device would be the cache once more.
         return [[tensor[place_BT].transpose(1, 2).cpu() for tensor in layer.pair()] for layer in used]
 
-    def load(self, slots_B: np.ndarray, saved: list[list[Tensor]], lengths: Sequence[int] | None) -> None:
-        """Put back what `save` returned, into slots that have nothing.
-
-        Checkpoints of older versions have no `lengths`: every slot is as long as the longest.
-        """
+    def load(self, slots_B: np.ndarray, saved: list[list[Tensor]], length_B: np.ndarray) -> None:
+        """Put back what `save` returned, into slots that have nothing."""
         if not saved:
             return
-        longest = saved[0][0].shape[2]
-        length_B = np.array([longest] * len(slots_B) if lengths is None else lengths, dtype=np.int64)
         self.table.hold(slots_B, length_B)
         place_BT = self._places(slots_B, length_B)
         for layer, pair in zip(self.slot_layers, saved, strict=True):

@@ -203,9 +203,7 @@ class TorchGenerator(Generator):
             self._partial[seq_no] = {rollout.sample: rollout for rollout in rollouts}
         requests = {n: self._factory.requests(n, group) for n, group in self._incomplete.items()}
         slots, waiting = state["slots"], state["waiting"]
-        if len(slots) and slots[-1] >= len(
-            self._active_S
-        ):  # fewer now: what was running begins again
+        if len(slots) and slots[-1] >= len(self._active_S):  # fewer now: what was running begins again
             self._counters.restarted += len({seq_no for seq_no, _ in state["running"]})
             waiting, slots = sorted([*state["running"], *waiting]), slots[:0]
         self._waiting = deque(requests[seq_no][sample] for seq_no, sample in waiting)

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import numpy as np
 
-from scalerl.record.reader import DeviceSeconds, Flops, Tokens
 from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.learner.batch import Fate
 from scalerl.rl.loop.pipeline import Pipeline, Step
@@ -148,17 +147,16 @@ class RunCounters:
 
     def json(self) -> dict[str, dict[str, float]]:
         """Return the counters that steps.jsonl and evals.jsonl have in common."""
-        seconds = DeviceSeconds(
-            self.generate_seconds,
-            self.train_seconds,
-            self.evaluate_seconds,
-            self.idle_seconds,
-            self.startup_seconds + self.generator_startup,
-        )
         return {
-            "device_seconds": dict(vars(seconds)),
-            "flops": dict(vars(Flops(self.generate_flops, self.train_flops))),
-            "tokens": dict(vars(Tokens(self.generated, self.trained))),
+            "device_seconds": {
+                "generate": self.generate_seconds,
+                "train": self.train_seconds,
+                "evaluate": self.evaluate_seconds,
+                "idle": self.idle_seconds,
+                "startup": self.startup_seconds + self.generator_startup,
+            },
+            "flops": {"generate": self.generate_flops, "train": self.train_flops},
+            "tokens": {"generated": self.generated, "trained": self.trained},
         }
 
     def state(self) -> dict[str, Any]:
@@ -171,9 +169,7 @@ class RunCounters:
         # The devices are those of this start, not those of the checkpoint.
         now = {name: getattr(self, name) for name in ("generators", "trainers", "held", "apart")}
         self.__dict__.update(dict(state) | now)
-        # Checkpoints from before devices were counted have none: there every process was one device.
-        before = self.generate_seconds, self.generator_seconds, self.generator_startup
-        self.seen = tuple(state.get("seen", before))
+        self.seen = tuple(state["seen"])
 
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.downstream import suite_row
 from scalerl.record.reader import EvalPoint, mean_p_1mp
@@ -177,12 +175,10 @@ class Evaluations:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        # Checkpoints from before there were suites have none; older ones have arrays.
-        self.last_step, self.started = state["last_step"], state.get("started", 0)
-        for row, weights, *suites in state["pending"]:
-            stream = WeightStream.of({name: torch.as_tensor(w) for name, w in weights.items()})
+        self.last_step, self.started = state["last_step"], state["started"]
+        for row, weights, suites in state["pending"]:
             # A resume may have other suites.
-            self._start(row, stream, [name for name in (suites or [()])[0] if name in self._samples])
+            self._start(row, WeightStream.of(weights), [name for name in suites if name in self._samples])
 
     def _start(self, row: dict[str, Any], weights: Weights, suites: Sequence[str]) -> None:
         held = hold(weights)

@@ -177,8 +177,7 @@ class Pipeline:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         self._admission.admitted, self._collected = state["admitted"], state["collected"]
-        # Checkpoints from before groups were replaced have no number of them.
-        self._verified.restore(unpack_groups(state["verified"]), state.get("replaced", 0))
+        self._verified.restore(unpack_groups(state["verified"]), state["replaced"])
         self._begun, self._waited = self._learner.version, state["waited"]
         if sampled := list(unpack_samples(state["verifying"]).values()):
             self._verifying = _PendingRewards(sampled, self._verify(sampled))

@@ -121,10 +121,9 @@ def drop_final(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def final_step(folder: Path) -> int | None:
-    """Return the step of the final weights of a run; None where an older version has saved them without."""
-    path = final_folder(folder) / _FINISHED
-    return read_object(path).get("step") if path.exists() else None
+def final_step(folder: Path) -> int:
+    """Return the step of the final weights of a run."""
+    return read_object(final_folder(folder) / _FINISHED)["step"]
 
 
 def is_finished(folder: Path) -> bool:
@@ -136,8 +135,6 @@ def is_finished(folder: Path) -> bool:
     final = final_folder(folder)
     if not final.is_dir():
         return False
-    if not (final / _FINISHED).exists():  # older versions did not write it
-        return True
     step = final_step(folder)
     for name in ("steps.jsonl", "evals.jsonl"):
         last = read_last(folder / name).get("step", 0)

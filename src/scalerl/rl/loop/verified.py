@@ -20,10 +20,8 @@ class VerifiedGroups:
     """The groups that are verified and not consumed yet: complete batches, and then the open one."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._resamples, self._keep_truncated = (
-            recipe.zero_variance == "resample",
-            recipe.truncated == "keep",
-        )
+        self._resamples = recipe.zero_variance == "resample"
+        self._keep_truncated = recipe.truncated == "keep"
         self._prompts = recipe.batch.prompts
         self._most = self._prompts * (recipe.batch.max_gen_batches if self._resamples else 1)
         self._groups, self._sizes = deque[Group](), deque[int]()

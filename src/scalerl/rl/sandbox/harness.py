@@ -21,22 +21,11 @@ from typing import Any, NoReturn
 from scalerl.rl.sandbox.plain import MAX_LINE, NotPlainError, decode, dumps, encode, loads
 
 _OF_CODE = "_of_the_code"  # marks an exception that the code raised
-_WITHOUT = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "next", "contains", "getitem")
-_WITHOUT += (
-    "setitem",
-    "delitem",
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "mod",
-    "neg",
-    "int",
+_WITHOUT = (
+    *("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "next", "contains", "getitem"),
+    *("setitem", "delitem", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "mod", "neg", "int"),
+    *("float", "index", "enter", "exit", "await", "str", "repr", "format"),
 )
-_WITHOUT += ("float", "index", "enter", "exit", "await", "str", "repr", "format")
 
 
 class _UnsupportedError(BaseException):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 from collections.abc import Iterable
 
@@ -75,9 +76,9 @@ def _prctl(what: str, option: int, *arguments: int) -> None:
     _checked(_libc.prctl(option, *words), what)
 
 
-def die_with_parent(signal: int) -> None:
-    """Have the kernel send this process a signal when its parent ends."""
-    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal)
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def bound_capabilities() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ _BASE, _OLD = "/tmp", "/.old"
 
 def enter(job: Mapping[str, Any]) -> None:
     """Return in a new process, in namespaces whose root holds `job["read"]` and `job["devices"]` alone."""
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.die_with_parent()
     if os.getppid() != job["parent"]:
         os._exit(1)
     user, group = os.getuid(), os.getgid()
@@ -40,7 +39,7 @@ def enter(job: Mapping[str, Any]) -> None:
         os.write(job["info"], json.dumps({"child-pid": init}).encode())
         _wait_for(init, kept=held)
     os.close(held)
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.die_with_parent()
     if select.select([alive], [], [], 0)[0]:  # `outer` had ended before
         os._exit(1)
     os.close(alive)

@@ -18,20 +18,14 @@ MAX_LINE = 16 << 20
 _DEPTH = 100
 _LONG = 1 << 4096  # decimal digits of longer integers take quadratic time, and Python refuses to read them
 
-_ITEMS: dict[str, Callable[[Any], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_ITEMS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _PAIRS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "Counter": lambda pairs: Counter(dict(pairs)),
     "OrderedDict": OrderedDict,
 }
-_NAMES = {tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict", Counter: "Counter"} | {
-    OrderedDict: "OrderedDict",
-    defaultdict: "dict",
-}
+_NAMES = {kind: kind.__name__ for kind in (tuple, set, frozenset, dict, Counter, OrderedDict)}
+_NAMES |= {defaultdict: "dict"}
 
 
 class NotPlainError(Exception):

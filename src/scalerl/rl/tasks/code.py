@@ -32,7 +32,6 @@ _PROGRAMS = 4
 """Programs that `limits.memory_gib` is shared out to: two run at once, beside what verifies."""
 _MORE = 1 << 16  # bytes that a program may print beyond what is expected
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_NAMES = {"setup": "prompt or set-up", "reference": "code"}
 _FORMATS = (
     "`prompt`, `test` and `entry_point` (HumanEval); `text` and `test_list` (MBPP); or a prompt and `tests`, "
     "a list of {input, output} or of asserts"

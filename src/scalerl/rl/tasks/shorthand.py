@@ -19,7 +19,31 @@ _ALL = 1_000_000
 """Prompts of a benchmark's file that are evaluated, at most."""
 
 
-def table_of(task: str) -> dict[str, Any]:
+def in_full(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe, with the tables that tasks in one line stand for."""
+    out = dict(values)
+    evaluation = values.get("evaluation")
+    if isinstance(evaluation, Mapping) and isinstance(suites := evaluation.get("downstream"), list | tuple):
+        out["evaluation"] = {**evaluation, "downstream": [_suite_of(suite) for suite in suites]}
+    if "task" in values:
+        out["task"] = _task_of(values["task"])
+    return out
+
+
+def _task_of(task: Any) -> Any:
+    if isinstance(task, str):
+        return _table_of(task)
+    if not isinstance(task, Mapping):
+        return task
+    if str(task.get("kind", "")).startswith("env:"):
+        task = _table_of(task["kind"]) | {key: value for key, value in task.items() if key != "kind"}
+    if not isinstance(tasks := task.get("tasks"), Mapping):
+        return task
+    tables = {name: _table_of(one) if isinstance(one, str) else one for name, one in tasks.items()}
+    return {**task, "tasks": tables}
+
+
+def _table_of(task: str) -> dict[str, Any]:
     """Return the table that a task in one line stands for; any other text is a kind.
 
     code:PATH              programming problems of a data set
@@ -38,7 +62,7 @@ def table_of(task: str) -> dict[str, Any]:
     return {"kind": task}
 
 
-def suite_of(suite: Any) -> Any:
+def _suite_of(suite: Any) -> Any:
     """Return the table of a suite, of which the task, or all, may be a task in one line.
 
     Its name is that of the file or of the data set, where it has none. All rows of a data set are evaluated,
@@ -49,7 +73,7 @@ def suite_of(suite: Any) -> Any:
         return suite
     task = table.get("task")
     if isinstance(task, str):
-        table = {"name": _name_of(task), **table, "task": table_of(task)}
+        table = {"name": _name_of(task), **table, "task": _table_of(task)}
     task = table.get("task")
     if isinstance(task, Mapping) and _is_whole_data(task):
         table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
