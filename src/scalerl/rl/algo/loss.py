@@ -202,10 +202,8 @@ AnyLoss = Cispo | Dapo | Grpo | Gspo | Reinforce
 
 
 def check_loss(loss: Loss) -> None:
-    """Call a custom loss once, on two completions of three and two tokens, and check what it returns.
-
-    Raises:
-        InputError: it raises, or its result has another type, another shape or no gradient.
+    """Call a custom loss once, on two completions of three and two tokens; raise an InputError where
+    it raises, or where its result has another type, another shape or no gradient.
     """
     sampled_NT = torch.tensor([[True, True, True], [True, True, False]])
     logp_NT = torch.where(sampled_NT, -1.0, 0.0).requires_grad_()

@@ -61,10 +61,8 @@ def write_manifest(folder: Path, known: Mapping[str, Sum]) -> None:
 
 
 def check_manifest(folder: Path) -> None:
-    """Read all files that were written into `folder`, and compare them with its manifest.
-
-    Raises:
-        ValueError: one of them is gone, or not as it was written; or there is no manifest.
+    """Raise a ValueError where a file that was written into `folder` is gone, or is not as its manifest has
+    it, or where there is no manifest. All files are read.
     """
     sums = _read_manifest(folder)
     for name, sum_before in sums.items():  # all lengths first, which cost next to nothing

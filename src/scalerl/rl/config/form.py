@@ -67,9 +67,6 @@ class Form(Generic[T]):
         """Return the values, with an object for each table of a kind of the user's own.
 
         `whole` are the values that these are a part of.
-
-        Raises:
-            InputError: the first key that no variant at its place has, or an error of such a kind.
         """
         hints, choices, checked = hints_of(cls), choices_of(cls), dict(values)
         for key, value in values.items():
@@ -224,12 +221,7 @@ def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
 
 
 def _loads(text: str, source: str) -> dict[str, Any]:
-    """Return the tables of a text.
-
-    Raises:
-        InputError: they are nested deeper than `DEPTH` allows.
-        ValueError: it is no TOML.
-    """
+    """Return the tables of a text."""
     deep = InputError(f"{source}: more than {limits.DEPTH.most} levels of nesting, which is the limit")
     if _DEEP_KEY.search(text):
         raise deep

@@ -239,9 +239,6 @@ def memory_of(
     Of a cluster, whose devices are not known here, a device of each role as if it were like the first of
     `gpus`. `n_heldout` prompts are evaluated; where it is None, as many as there are decode slots for.
     `trainers` are those that torchrun has started, in place of the recipe's.
-
-    Raises:
-        InputError: there are fewer GPUs than trainers.
     """
     ranks = trainers or recipe.trainers
     trainer = trainer_memory(recipe, shape, ranks)
@@ -311,10 +308,8 @@ def _of_each(n: int, role: str) -> str:
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:
-    """Check that every device holds what it is given.
-
-    Raises:
-        InputError: one does not; the message has the largest terms and the keys to change.
+    """Raise an InputError where a device does not hold what it is given: with the largest terms, and the keys
+    to change.
     """
     for device in devices:
         if not device.fits:

@@ -272,11 +272,7 @@ def _with_words(value: Any) -> Any:
 
 
 def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
-    """Check `values` and build the recipe.
-
-    Raises:
-        InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of range.
-    """
+    """Check `values` and build the recipe."""
     return _FORM.build(_with_kinds(values), source)
 
 
@@ -349,11 +345,7 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
 
 
 def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a recipe with overrides like `loss.max_ratio=4`.
-
-    Raises:
-        InputError: one is no key and value, or goes into what is a value.
-    """
+    """Return the values of a recipe with overrides like `loss.max_ratio=4`."""
     values = in_full(values)
     changes: dict[str, Any] = {}
     for override in overrides:

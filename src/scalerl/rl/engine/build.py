@@ -40,10 +40,6 @@ def load_generator(
 ) -> TorchGenerator:
     """Load the generator of a recipe, once a few tokens sampled by it have been checked: for training, or for
     the role `evaluation`, with its own seed.
-
-    Raises:
-        InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
-        OutOfMemoryError: the device does not hold it.
     """
 
     def load() -> TorchGenerator:
@@ -95,11 +91,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
 
 
 def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
-    """Check that `model` can be sampled from; return tokenizer and sampling.
-
-    Raises:
-        InputError: model or tokenizer do not fit the recipe.
-    """
+    """Check that `model` can be sampled from; return tokenizer and sampling."""
     tokenizer = load_tokenizer(model_folder)
     return tokenizer, sampling_of(recipe, model, tokenizer, recipe.seed)
 

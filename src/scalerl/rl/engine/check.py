@@ -30,10 +30,8 @@ _TOLERANCE_LOW = 0.5  # nats, on average: a missing scale or cap is off by more,
 
 
 def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: str) -> None:
-    """Sample a few tokens, and compare their log-probabilities with those of the model itself.
-
-    Raises:
-        InputError: they differ, or the model does not run with the generator's cache.
+    """Sample a few tokens; raise an InputError where their log-probabilities are not those of the model
+    itself, or where the model does not run with the generator's cache.
     """
     rule = sampling.length
     short = LengthRule(min(rule.thinking, _TOKENS), min(rule.answer, _TOKENS), rule.end_of_thinking)
@@ -64,10 +62,8 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
 
 @torch.no_grad()
 def check_training(model: Any, name: str) -> None:
-    """Check that the model computes the same while it is trained as while it is sampled from.
-
-    Raises:
-        InputError: it does not (dropout that cannot be turned off, a router with noise).
+    """Raise an InputError unless the model computes the same while it is trained as while it is sampled from
+    (dropout that cannot be turned off, a router with noise).
     """
     token_1T = torch.arange(8, device=next(model.parameters()).device)[None] % model.config.vocab_size
     sampled_1TD = hidden_states(model.eval(), input_ids=token_1T, use_cache=False)

@@ -171,11 +171,7 @@ def _alone() -> Iterator[None]:
 
 
 def check_index(folder: Path) -> None:
-    """Check that a folder is a whole checkpoint of tensors.
-
-    Raises:
-        InputError: it is not whole, or its index names other types than those of tensors.
-    """
+    """Raise an InputError unless a folder is a whole checkpoint whose index names types of tensors alone."""
     if not (folder / ".metadata").exists():
         raise InputError(f"{folder}: no whole checkpoint of a learner")
     try:

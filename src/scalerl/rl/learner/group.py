@@ -121,11 +121,7 @@ class LearnerGroup:
     """The learner of a run whose ranks are called through `ranks`; see `Learner` for its methods."""
 
     def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path) -> None:
-        """Let the ranks load the model.
-
-        Raises:
-            InputError: it cannot be loaded or sharded.
-        """
+        """Let the ranks load the model."""
         self._ranks, self.trainers = ranks, ranks.size
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))

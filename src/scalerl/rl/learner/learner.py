@@ -158,11 +158,7 @@ class Learner:
 
     @torch.no_grad()
     def restore(self, folder: Path) -> None:
-        """Go on from the checkpoint in `folder`, of a learner on any number of processes.
-
-        Raises:
-            InputError: it is not whole, or that of another model.
-        """
+        """Go on from the checkpoint in `folder`, of a learner on any number of processes."""
         state = self._disk_state()
         checkpoint.load(state, folder / checkpoint.DISK, self._disk)
         self.version = int(state["version"])

@@ -185,11 +185,8 @@ def _from_first(value: Tensor, device: torch.device) -> Tensor:
 
 
 def check_plan(model: Any, n: int) -> None:
-    """Check that `n` processes can share the blocks of `model`.
-
-    Raises:
-        InputError: `n` does not divide its heads, or transformers has no plan for it, or one that is not
-            known here (as for mixtures of experts).
+    """Raise an InputError where `n` processes cannot share the blocks of `model`: `n` does not divide its
+    heads, or transformers has no plan for it, or one that is not known here (as for mixtures of experts).
     """
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -33,10 +33,8 @@ def spent(kind: str, row: Mapping[str, Any], n_prompts: int) -> float:
 
 
 def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> None:
-    """Check that a run whose recipe had the budget `before` may go on with that of `recipe`.
-
-    Raises:
-        InputError: its kind is another, it is less than what is spent, or the learning rate decays over it.
+    """Raise an InputError where a run whose recipe had the budget `before` cannot go on with that of
+    `recipe`: its kind is another, it is less than what is spent, or the learning rate decays over it.
     """
     now = recipe.budget
     if (kind := before.get("kind")) != now.kind:

@@ -123,9 +123,6 @@ def place_generator(
     """Return the generator of a run, where the recipe places it, with the weights of `learner` as `version`.
 
     Without `devices` processes of their own have what this one has.
-
-    Raises:
-        InputError: model or tokenizer do not fit the recipe,
     """
     check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":

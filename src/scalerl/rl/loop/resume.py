@@ -232,11 +232,8 @@ def set_newer_aside(folder: Path, used: Path | None) -> None:
 
 
 def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
-    """Check that config.json and the prompts are those of the checkpoint `saved`.
-
-    Raises:
-        InputError: the recipe in config.json was edited, held-out prompts or those of a suite have changed,
-            or a prompt to train on is gone.
+    """Raise an InputError where config.json has another recipe than the checkpoint `saved`, held-out prompts
+    or those of a suite have changed, or a prompt to train on is gone.
     """
     task = recipe.task
     _check_config(folder, saved)

@@ -60,11 +60,7 @@ def find_model(
 
 
 def model_shape(recipe: Recipe) -> nn.Module:
-    """Return the model of a recipe without weights; only a config is downloaded, and nothing is built.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return the model of a recipe without weights; only a config is downloaded, and nothing is built."""
     dtype = dtype_of(recipe.precision)
     if recipe.model == SMOLLM2:
         with torch.device("meta"):
@@ -94,11 +90,7 @@ def _spec_of(recipe: Recipe) -> BaseModel:
 
 
 def is_to_be_built(recipe: Recipe) -> bool:
-    """Whether the recipe's model is one that this package makes, and is not in the cache yet.
-
-    Raises:
-        InputError: the name has an unknown option, or a prompt an unknown word.
-    """
+    """Whether the recipe's model is one that this package makes, and is not in the cache yet."""
     if recipe.model == SMOLLM2:
         return not is_made(smollm2_folder())
     return (

@@ -98,11 +98,7 @@ class Routers:
 
 
 def check_replay(model: nn.Module, name: str) -> None:
-    """Check that the experts of a model can be recorded and given back.
-
-    Raises:
-        InputError: it has no routers of a known form.
-    """
+    """Raise an InputError where the experts of a model cannot be recorded and given back."""
     if not any(type(module).__name__ in _KNOWN for module in model.modules()):
         known = ", ".join(kind.removesuffix("TopKRouter") for kind in _KNOWN)
         raise InputError(

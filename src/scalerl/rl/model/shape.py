@@ -31,12 +31,8 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
 
 
 def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
-    """Check that all processes of a run fit the memory of their devices, before any of them is started.
-
-    A model whose memory is not known is left unchecked.
-
-    Raises:
-        InputError: they do not fit; see `scalerl.rl.config.memory.check_memory`.
+    """Raise an InputError where the processes of a run do not fit the memory of their devices, before any of
+    them is started. A model whose memory is not known is left unchecked.
     """
     try:
         shape = shape_of(recipe, model)

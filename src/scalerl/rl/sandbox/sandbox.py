@@ -250,11 +250,7 @@ class _Process:
             os.close(fd)
 
     def check(self, errors: bytes) -> None:
-        """Check that it got as far as the program.
-
-        Raises:
-            SandboxError: it did not.
-        """
+        """Raise a SandboxError where it did not get as far as the program."""
         if b"ready" not in self._reports:
             lines = errors.decode(errors="replace").strip().splitlines() or [f"status {self.status}"]
             raise SandboxError(f"{self._backend.name} does not start a sandbox ({lines[-1][:300]})")

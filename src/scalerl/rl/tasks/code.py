@@ -71,11 +71,7 @@ class Code(Dataset):
         return {"sandbox": sandbox.backend.description, "python": sandbox.python.executable}
 
     def prepare(self) -> None:
-        """Find a sandbox that works, and try it.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Find a sandbox that works, and try it."""
         self.environment()
 
     def verify(self, prompt: Prompt, text: str) -> Reward:

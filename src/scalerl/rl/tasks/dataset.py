@@ -285,9 +285,6 @@ def _read_rows(path: str, subset: str | None, split: str, columns: Sequence[str]
     """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
     `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read, or all.
-
-    Raises:
-        InputError: there is no such file, it is not what its name says, or a library is missing.
     """
     file = Path(path)
     if file.suffix in (".jsonl", ".ndjson"):

@@ -47,11 +47,7 @@ class Trl(Verifier):
             raise ValueError(f"correct: no function {self.correct!r} among {', '.join(self._names)}")
 
     def prepare(self) -> None:
-        """Load the functions.
-
-        Raises:
-            InputError: there is no such function.
-        """
+        """Load the functions."""
         _ = self._loaded
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
@@ -98,11 +94,7 @@ class Verl(Verifier):
     kind: Literal["verl"] = "verl"
 
     def prepare(self) -> None:
-        """Load the function.
-
-        Raises:
-            InputError: there is no such function.
-        """
+        """Load the function."""
         _ = self._loaded
 
     def verify(self, prompt: Prompt, text: str) -> Reward:

@@ -17,11 +17,7 @@ SLOT = "{prompt}"
 
 
 def check_presentation(template: str | None, system: str | None, chat_template: bool) -> None:
-    """Check how a task shows its problems.
-
-    Raises:
-        ValueError: the template has no place for the problem, or a system prompt has no chat to be in.
-    """
+    """Raise a ValueError where a template has no place for the problem, or a system prompt no chat."""
     if template is not None and SLOT not in template:
         raise ValueError(f"template must hold {SLOT}")
     if system is not None and not chat_template:
@@ -118,12 +114,7 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
 
 
 def check_task(task: Task) -> None:
-    """Check that the prompts of a task are what `Task.prompts` promises.
-
-    Raises:
-        InputError: a split has no prompts or holds something else, an id occurs twice in it, or a prompt is
-            in both splits.
-    """
+    """Raise an InputError where the prompts of a task are not what `Task.prompts` promises."""
     splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))
     for split, name in splits:
         _check_split(task, split, name, "task")
@@ -135,10 +126,8 @@ def check_task(task: Task) -> None:
 
 
 def check_suite(task: Task, name: str) -> list[Prompt]:
-    """Return the prompts of a downstream suite: the held-out ones of its task.
-
-    Raises:
-        InputError: there are none, or they are not what `Task.prompts` promises.
+    """Return the prompts of a downstream suite, the held-out ones of its task; raise an InputError where they
+    are not what `Task.prompts` promises.
     """
     return _check_split(task, "heldout", "held-out", f"suite {name}")
 

@@ -118,11 +118,7 @@ class Function(Verifier):
             raise ValueError("name must be 'package.module:function' or 'path/to/file.py:function'")
 
     def prepare(self) -> None:
-        """Load the function.
-
-        Raises:
-            InputError: there is no such function.
-        """
+        """Load the function."""
         _ = self._function
 
     def verify(self, prompt: Prompt, text: str) -> Reward:

@@ -138,12 +138,7 @@ class DirectVerifier(Verification):
 
 
 class PoolVerifier(Verification):
-    """Verifies by the task, in processes of this machine, within `limits`.
-
-    Raises:
-        InputError: what the task needs for its verifier cannot be loaded.
-        WorkerError: the processes do not start.
-    """
+    """Verifies by the task, in processes of this machine, within `limits`."""
 
     def __init__(self, task: Task, tokenizer: Any, limits: Limits) -> None:
         super().__init__()
