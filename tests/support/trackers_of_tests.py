@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.record.reader import RunRecord
-from scalerl.rl.tracking import Status, TrackedRun
+from scalerl.rl.tracking.tracker import Status, TrackedRun
 from scalerl.rl.tracking.trackers import TensorboardTracker
 
 

@@ -29,8 +29,8 @@ from scalerl.rl.loop.resume import check_restart, has_finished
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
-from scalerl.rl.tracking import Tracker
 from scalerl.rl.tracking.sender import check_picklable
+from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.tracking.trackers import trackers_of
 from scalerl.rl.training_run import Freeze, TrainingJob, TrainingRun
 from scalerl.rl.workers.process import interrupted_by

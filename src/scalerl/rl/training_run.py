@@ -53,9 +53,9 @@ from scalerl.rl.loop.resume import (
 )
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.evaluate import EvaluationResult
-from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender
+from scalerl.rl.tracking.tracker import TrackedRun, Tracker
 from scalerl.rl.types import Weights
 from scalerl.rl.verify.samples import training_samples
 

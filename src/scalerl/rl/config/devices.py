@@ -89,10 +89,6 @@ class Assignment:
 
         return HeldDevices(of(self.generators), of(self.trainers))
 
-    def generator(self, number: int) -> str | None:
-        """Return the device of a generator; None leaves it all that there are."""
-        return self.generators[number] if self.generators else None
-
 
 def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment:
     """Return the devices of every process of a run on one machine that has `gpus`.

@@ -79,18 +79,5 @@ def of_rank(
 
 
 def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
-    """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
-    row = np.zeros(1, dtype=np.int64)
-    none = replace(
-        batch,
-        token_NT=batch.token_NT[:1, :2],
-        behaviour_logp_NT=np.zeros((1, 2), dtype=np.float32),
-        weight_NT=np.zeros((1, 2)),
-        version_NT=batch.version_NT[:1, :2],
-        advantage_N=np.zeros(1),
-        length_N=np.array([2]),
-        prompt_N=np.array([1]),
-        group_N=row,
-        expert_NTLK=None if batch.expert_NTLK is None else batch.expert_NTLK[:1, :2],
-    )
-    return none, row
+    """Return a completion of weight 0, for a rank that has none left in this pass."""
+    return replace(batch, weight_NT=np.zeros_like(batch.weight_NT)), np.zeros(1, dtype=np.int64)

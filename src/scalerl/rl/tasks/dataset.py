@@ -39,6 +39,8 @@ _OF_THE_LOADER = (
 """Arguments of `apply_chat_template` that are no variables of the template."""
 AnyVerifier = Math | Exact | Function | Trl | Verl
 """The verifiers of the package that a recipe can name."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which JSON can hold but no tokenizer takes."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -173,7 +175,8 @@ class Dataset(Task):
             messages = self._conversation(row)
             text = " ".join(" ".join(content for _, content in messages).split())
             prompt = self._prompt(row, name, messages)
-            _check_unicode(row, text + prompt.answer)
+            if half := _HALF.search(text + prompt.answer):
+                raise InputError(f"{row.place}: {brief(half[0])} is no character")
             if text in found:
                 dropped["duplicate"] += 1
                 continue
@@ -226,15 +229,6 @@ class Dataset(Task):
         raise InputError(
             f"{row.place}: column {self.answer!r} must be a text or a number, found {brief(found)}{inside}"
         )
-
-
-def _check_unicode(row: DatasetRow, text: str) -> None:
-    try:
-        text.encode()
-    except (
-        UnicodeEncodeError
-    ) as error:  # half of a surrogate pair, which JSON can hold but no tokenizer takes
-        raise InputError(f"{row.place}: {brief(error.object[error.start])} is no character") from error
 
 
 def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str, str]]:

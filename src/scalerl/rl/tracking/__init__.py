@@ -9,7 +9,3 @@
 A run does not depend on them: their process is killed if it does not end in time. The recipe's table
 `tracking` is in `scalerl.rl.config.settings`.
 """
-
-from scalerl.rl.tracking.tracker import SampleTracker, Status, TrackedRun, Tracker
-
-__all__ = ["SampleTracker", "Status", "TrackedRun", "Tracker"]
