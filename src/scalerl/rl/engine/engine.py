@@ -47,11 +47,6 @@ class Engine(Protocol):
         """Free what the cache holds of some slots, all different: their completions have ended."""
         ...
 
-    @property
-    def cache_bytes(self) -> int:
-        """Memory of the cache: that of the most positions that were held at once, and a little more."""
-        ...
-
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return copies of what the cache holds of some slots, up to so many positions."""
         ...
@@ -156,12 +151,6 @@ class TransformersEngine:
         """See `Engine`."""
         self._cache.table.free(slots_B)
 
-    @property
-    def cache_bytes(self) -> int:
-        """See `Engine`."""
-        layers = [layer for layer in self._cache.slot_layers if layer.is_initialized]
-        return sum(tensor.nbytes for layer in layers for tensor in layer.pair())
-
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return keys and values of each layer; see `Engine`."""
         return {"layers": self._cache.save(slots_B, length_B), "length": length_B.tolist()}
@@ -194,12 +183,10 @@ class _CacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def grow(self, n_blocks: int) -> None:
-        """Have so many blocks; what is in the old ones stays."""
         if self.is_initialized:
             self.keys, self.values = (longer(tensor, n_blocks * BLOCK) for tensor in self.pair())
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values, once they are there."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
@@ -229,7 +216,6 @@ class _CacheLayer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
-        """Return the most positions of a slot."""
         return self.owner.n_positions
 
 

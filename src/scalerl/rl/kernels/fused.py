@@ -178,7 +178,10 @@ class FusedEngine:
     def of(cls, model: nn.Module, n_slots: int, prompt_tokens: int, new_tokens: int) -> Self | None:
         """Return the engine of a model; None where it does not compute that, or there is no C compiler."""
         dense = DenseModel.of(model)
-        if dense is None or not fits(dense) or any(map(_has_other_biases, dense.layers)):
+        if dense is None or not fits(dense):
+            return None
+        others = (linear for layer in dense.layers for linear in (layer.o, layer.gate, layer.up, layer.down))
+        if any(linear.bias is not None for linear in others):  # the formulas above have none
             return None
         kernels = load_kernels()
         return None if kernels is None else cls(dense, kernels, n_slots, prompt_tokens, new_tokens)
@@ -214,11 +217,6 @@ class FusedEngine:
         np.subtract.at(self._slots_P, prompt_B, 1)
         if len(left := prompt_B[self._slots_P[prompt_B] == 0]):
             self._prompts.table.free(np.unique(left))
-
-    @property
-    def cache_bytes(self) -> int:
-        """See `Engine`."""
-        return sum(tensor.nbytes for pair in self._blocks.layers for tensor in pair)
 
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return keys and values of all layers, and the prompt that each slot goes on from; see `Engine`."""
@@ -276,11 +274,6 @@ class FusedEngine:
             kernels.swiglu(_linear(normed, layer.gate_up, None, room["gate_up"]), gated, *gated.shape)
             hidden.addmm_(gated, layer.down.t())
         kernels.rms_norm(hidden, self._norm, eps, out_AD, *hidden.shape)
-
-
-def _has_other_biases(layer: DenseLayer) -> bool:
-    """Return whether there are biases that the formulas above lack."""
-    return any(linear.bias is not None for linear in (layer.o, layer.gate, layer.up, layer.down))
 
 
 def _fuse(layer: DenseLayer) -> _Layer:

@@ -149,7 +149,6 @@ class _Attention(ctypes.Structure):
 
     @classmethod
     def of(cls, model: DenseModel, packing: Packing) -> _Attention:
-        """Return the attention of `model` in a micro-batch."""
         extent = -(-packing.longest // LANES) * LANES
         cos, sin = model.rotation(extent)
         room = torch.empty(6 * extent * model.head_dim + 2 * extent + 2 * model.head_dim)

@@ -97,7 +97,6 @@ class _SummingWriter(FileSystemWriter):
         return summed
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index of what all ranks have written."""
         written = [result for of_rank in results for result in of_rank if isinstance(result, _Written)]
         self.sums = {result.storage_data.relative_path: result.file_sum for result in written}
         super().finish(metadata, results)
@@ -107,7 +106,6 @@ class _NoParents(FileSystem):
     """Makes one folder, and none above it: a run folder that was removed meanwhile must stay removed."""
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Make a folder in one that is there."""
         Path(path).mkdir(exist_ok=True)
 
 
@@ -213,7 +211,6 @@ class _OfTensors(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Return a type that a pickle names, if it is allowed."""
         if global_name not in self._NAMES.get(module_name, ()):
             raise pickle.UnpicklingError(
                 f"{module_name}.{global_name} has no place in a checkpoint of tensors"
@@ -275,7 +272,6 @@ class _File:
         self._bytes += sum(tensor.nbytes for tensor in held.values())
 
     def write_adapter(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the adapters beside the model."""
         with _disk_errors(self._folder):
             write_adapter(tensors, self._model, self._folder / ADAPTER)
 

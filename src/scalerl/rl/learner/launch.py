@@ -115,7 +115,6 @@ class _Leader:
         self.size = dist.get_world_size()
 
     def all(self, name: str, *args: Any) -> Any:
-        """See `Ranks`."""
         with losses(self._seconds):
             _send([name, *args], self._commands)
             return getattr(self._rank, name)(*args)
@@ -125,7 +124,6 @@ class _Leader:
         return Done(self.all(name, *args))
 
     def first(self, name: str, *args: Any) -> Any:
-        """See `Ranks`."""
         return getattr(self._rank, name)(*args)
 
     def weights(self, plan: Plan) -> Weights:
@@ -188,7 +186,6 @@ def _send(tree: Any, group: Any) -> None:
 
 
 def _receive(group: Any) -> Any:
-    """Receive what rank 0 sent."""
     size = torch.zeros((), dtype=torch.int64)
     dist.broadcast(size, 0, group=group)
     text = torch.empty(int(size), dtype=torch.uint8)
@@ -202,5 +199,4 @@ def _receive(group: Any) -> Any:
 
 
 def _bytes(array: Tensor) -> Tensor:
-    """Return a view of the same memory as bytes."""
     return array.reshape(-1).view(torch.uint8)

@@ -47,18 +47,16 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
         OutOfMemoryError: on the rank whose device does not hold it.
     """
     n_ranks = dist.get_world_size() if dist.is_initialized() else 1
+
+    def load() -> Learner:
+        mesh = _mesh(compute_device(), recipe.learner.tensor_parallel) if dist.is_initialized() else None
+        trained, packed = _placed(recipe, model_folder, mesh, True)
+        base = _placed(recipe, model_folder, mesh, False)[0] if recipe.kl.coefficient else None
+        return Learner(trained, recipe, base, mesh=mesh, packed=packed)
+
     return within_memory(
-        lambda: _learner(recipe, model_folder),
-        "trainer",
-        lambda: trainer_memory(recipe, shape_of(recipe, model_folder), n_ranks),
+        load, "trainer", lambda: trainer_memory(recipe, shape_of(recipe, model_folder), n_ranks)
     )
-
-
-def _learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    mesh = _mesh(compute_device(), recipe.learner.tensor_parallel) if dist.is_initialized() else None
-    trained, packed = _placed(recipe, model_folder, mesh, True)
-    base = _placed(recipe, model_folder, mesh, False)[0] if recipe.kl.coefficient else None
-    return Learner(trained, recipe, base, mesh=mesh, packed=packed)
 
 
 def _placed(

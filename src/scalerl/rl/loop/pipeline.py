@@ -228,16 +228,13 @@ class Pipeline:
             if wanted <= self._generator.ready:  # groups that take the place of others are there already
                 continue
             if self._activities.due("generating"):
-                self._report_generating()
+                count = Count(self._generator.ready, wanted, "groups")
+                self._activities.doing("generating", count, self._generator.counters.tokens)
             # Only this counts as waiting for generation; a wait for the verifier does not.
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
         return True
-
-    def _report_generating(self) -> None:
-        count = Count(self._generator.ready, self._wanted(), "groups")
-        self._activities.doing("generating", count, self._generator.counters.tokens)
 
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""

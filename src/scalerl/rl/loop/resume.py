@@ -309,11 +309,10 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without what a resume may change."""
     kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code", "sandbox")}
-    for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
-        if isinstance(table := kept.get(name), dict):
-            kept[name] = {key: value for key, value in table.items() if key not in drop}
-    if isinstance(recipe := kept.get("recipe"), Mapping):
-        kept["recipe"] = _without_free(recipe)
+    if isinstance(devices := kept.get("devices"), dict):
+        kept["devices"] = {key: value for key, value in devices.items() if key != "trainers"}
+    if isinstance(recipe := kept.get("recipe"), dict):
+        kept["recipe"] = _trained(recipe)
     return kept
 
 
@@ -322,9 +321,9 @@ _FREE = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots", "kee
 little may go on with others, and of what is kept and evaluated beside."""
 
 
-def _without_free(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without the keys that a resume may change in its tables."""
-    kept = {key: value for key, value in recipe.items() if key != "decode_slots"}
+def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the keys that a resume may change."""
+    kept = {key: value for key, value in recipe.items() if key not in (*UNTRAINED, "decode_slots")}
     for name, keys in _FREE.items():
         if isinstance(table := kept.get(name), Mapping):
             kept[name] = {key: value for key, value in table.items() if key not in keys}
@@ -334,10 +333,6 @@ def _without_free(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def _without_budget(config: dict[str, Any]) -> dict[str, Any]:
     recipe = {key: value for key, value in config["recipe"].items() if key != "budget"}
     return {key: value for key, value in config.items() if key != "budget"} | {"recipe": recipe}
-
-
-def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return _without_free({key: value for key, value in recipe.items() if key not in UNTRAINED})
 
 
 def _shown(value: Any) -> str:

@@ -74,8 +74,8 @@ class ServedEvaluator:
             part.close()
 
     def _verify(self, version: int, names: Sequence[str]) -> EvaluationResult:
-        heldout, *suites = [self._verify_one(version, name) for name in names]
-        return with_suites(heldout, dict(zip(names[1:], suites, strict=True)))
+        found = {name: self._verify_one(version, name) for name in names}
+        return with_suites(found.pop(HELDOUT), found)
 
     def _verify_one(self, version: int, name: str) -> EvaluationResult:
         groups = self._sampled[0].result()

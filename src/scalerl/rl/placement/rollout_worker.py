@@ -129,7 +129,6 @@ class _DecodingClock:
         self._began = self._began or time.perf_counter()
 
     def due(self) -> bool:
-        """Return whether nothing was reported for `_BEAT` seconds."""
         return time.perf_counter() - self._reported >= _BEAT
 
     def add_to(self, counters: Counters) -> Counters:

@@ -40,7 +40,13 @@ def main(fd: int) -> None:
         site.main()
     os.write(job["ready"], b"ready")
     os.close(job["ready"])
-    run, arguments = _RUN[job["run"]], job["arguments"]
+    if job["run"] == "candidate":
+        from scalerl.rl.sandbox.candidate import serve as run
+    elif job["run"] == "harness":
+        from scalerl.rl.sandbox.harness import judge as run
+    else:
+        run = _program
+    arguments = job["arguments"]
     del job  # the program may look through these frames: it has the paths of the host
     run(**arguments)
 
@@ -72,18 +78,3 @@ def _program(source: str) -> None:
     sys.argv = ["program.py"]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     exec(compile(source, "program.py", "exec"), main.__dict__)
-
-
-def _candidate(**arguments: Any) -> None:
-    from scalerl.rl.sandbox.candidate import serve
-
-    serve(**arguments)
-
-
-def _harness(**arguments: Any) -> None:
-    from scalerl.rl.sandbox.harness import judge
-
-    judge(**arguments)
-
-
-_RUN = {"program": _program, "candidate": _candidate, "harness": _harness}

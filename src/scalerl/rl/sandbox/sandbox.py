@@ -94,7 +94,6 @@ class _OpenFiles:
         return fd
 
     def close(self, *fds: int) -> None:
-        """Close some of them."""
         for fd in fds:
             self._open.remove(fd)
             os.close(fd)
@@ -242,7 +241,6 @@ class _Process:
         os.close(self._pipe)
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it ends within some seconds."""
         fd = os.pidfd_open(self._process.pid)
         try:
             return bool(_ready([fd], max(seconds, 0.0)))
@@ -264,7 +262,8 @@ class _Process:
                 init = int(found[1])
                 fd = os.pidfd_open(init)
                 try:
-                    if _parent_of(init) == self._process.pid:
+                    about = Path(f"/proc/{init}/stat").read_text().rpartition(")")[2].split()
+                    if int(about[1]) == self._process.pid:  # its parent
                         signal.pidfd_send_signal(fd, signal.SIGKILL)
                         return
                 finally:
@@ -275,10 +274,6 @@ class _Process:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, 4096):
                 self._reports += data
-
-
-def _parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _read(

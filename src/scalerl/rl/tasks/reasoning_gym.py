@@ -14,7 +14,7 @@ or a table, with what its `create_dataset` takes:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -93,9 +93,9 @@ class ReasoningGym(Task):
         except ImportError as error:
             raise InputError("task: reasoning_gym needs a package: pip install 'scalerl[tasks]'") from error
         if self.name not in DATASETS:
-            raise InputError(
-                f"task.name: reasoning-gym has no {brief(self.name)}{_near(self.name, DATASETS)}"
-            )
+            near = nearest(self.name, DATASETS)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise InputError(f"task.name: reasoning-gym has no {brief(self.name)}{hint}")
         size = 2 * (self.size + self.heldout)
         try:
             return create_dataset(self.name, seed=self.seed, size=size, **self.config)
@@ -131,8 +131,3 @@ class ReasoningGym(Task):
                 f"task.question: {self.name} has {', '.join(texts)}, and no {brief(self.question)}"
             )
         return texts[self.question]
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
-    return f"; did you mean {near!r}?" if near else ""

@@ -181,7 +181,6 @@ class _TrackerThread(threading.Thread):
             self.waiting.put(row)
 
     def run(self) -> None:
-        """Open, log until the end, and close."""
         name = self.tracker.name
         is_open = self._try(self._open, "was not opened, and is given up")
         if is_open:  # and must be closed, even if what it returned cannot be kept
@@ -239,7 +238,6 @@ class _ForecastThread(threading.Thread):
         self.start()
 
     def put(self, point: EvalPoint) -> None:
-        """Log an evaluation, with a forecast if one can be made."""
         with self._changed:
             self._waiting.append(point)
             self._changed.notify_all()
@@ -306,7 +304,6 @@ class _Kept:
         return replace(self._run, kept=kept if isinstance(kept, dict) else {})
 
     def keep(self, name: str, values: Mapping[str, str]) -> None:
-        """Write what a tracker needs at the next resume."""
         if where := values.get("where"):
             self._report(f"{name}: {where}")
         with self._lock:

@@ -243,11 +243,7 @@ class TrackioTracker:
 
 def _cells(row: Mapping[str, Any]) -> list[Any]:
     """Return a line of samples.jsonl by `COLUMNS`; versions as `3-5`, as no table has lists."""
-    return [_range(row[name]) if name == "versions" else row[name] for name in COLUMNS]
-
-
-def _range(versions: Sequence[int]) -> str:
-    return "-".join(map(str, versions))
+    return ["-".join(map(str, row[name])) if name == "versions" else row[name] for name in COLUMNS]
 
 
 def _as_code(cell: Any) -> str:

@@ -305,7 +305,6 @@ def _template_of(memory: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:
-    """Kill a process; return its status."""
     process.kill()
     control.close()
     return process.wait()

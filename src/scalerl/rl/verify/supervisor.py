@@ -85,7 +85,6 @@ class _Trainer:
         self._beat = time.monotonic()
 
     def receive(self) -> list[bytes]:
-        """Return the next share."""
         while not select.select([self._channel], [], [], BEAT_SECONDS)[0]:
             self._check()
         return self._channel.receive()
