@@ -20,19 +20,19 @@ from scalerl.errors import InputError
 
 
 class LengthControl(Protocol):
-    """What ends a completion before its budget does, and what length costs."""
+    """What ends a completion before its budget does, and what length costs; by default nothing."""
 
     def penalty(self, length: int, correct: bool) -> float:
         """What is added to the reward of a completion of `length` sampled tokens: 0 or negative."""
-        ...
+        return 0.0
 
     def interruption(self) -> ForcedInterruption | None:
         """How the thinking of a completion is ended by force; None where it is not."""
-        ...
+        return None
 
 
 @dataclass(frozen=True)
-class ForcedInterruption:
+class ForcedInterruption(LengthControl):
     """End the thinking at a random length by inserting a phrase (ScaleRL section 2; arXiv 2510.13786).
 
     The length is drawn per completion, uniformly in [`low`, `high`] thinking tokens. Where a recipe does not
@@ -68,17 +68,13 @@ class ForcedInterruption:
         high = thinking if self.high is None else self.high
         return max(1, high * 5 // 6) if self.low is None else self.low, high
 
-    def penalty(self, length: int, correct: bool) -> float:
-        """Length costs nothing."""
-        return 0.0
-
     def interruption(self) -> ForcedInterruption:
         """As its fields say."""
         return self
 
 
 @dataclass(frozen=True)
-class LengthPenalty:
+class LengthPenalty(LengthControl):
     """Take from the reward of a correct completion that is long.
 
     clip((max_length - length) / cache - 1, -1, 0): DAPO's overlong shaping (arXiv 2503.14476, eq. 13), as in
@@ -109,22 +105,12 @@ class LengthPenalty:
             raise ValueError("max_length and cache are those of no context yet: within() gives them")
         return min(max((self.max_length - length) / self.cache - 1.0, -1.0), 0.0) if correct else 0.0
 
-    def interruption(self) -> None:
-        """None is made."""
-
 
 @dataclass(frozen=True)
-class NoLengthControl:
+class NoLengthControl(LengthControl):
     """Let completions run until thinking and answer budget together are used up; then they are truncated."""
 
     kind: Literal["none"] = "none"
-
-    def penalty(self, length: int, correct: bool) -> float:
-        """Length costs nothing."""
-        return 0.0
-
-    def interruption(self) -> None:
-        """None is made."""
 
 
 AnyLength = ForcedInterruption | LengthPenalty | NoLengthControl

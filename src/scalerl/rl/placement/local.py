@@ -9,7 +9,7 @@ import atexit
 from collections.abc import Sequence
 
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
+from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker, WeightTransport
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Weights
 from scalerl.rl.workers.child import Processes
@@ -45,8 +45,8 @@ class LocalGenerator(RolloutPool):
         atexit.unregister(self._at_exit)
 
 
-class InSharedMemory:
-    """See `scalerl.rl.placement.rollouts.WeightTransport`."""
+class InSharedMemory(WeightTransport):
+    """Memory that is freed with the last process that has it."""
 
     def __init__(self, shared: SharedWeights) -> None:
         self._shared = shared
@@ -55,16 +55,3 @@ class InSharedMemory:
         """Write the weights, unless they are there."""
         if version != self._shared.version:
             self._shared.write(weights, version)
-
-    def for_one(self) -> None:
-        """Return a message that only wakes a worker."""
-
-    def for_all(self, receivers: Sequence[int], version: int) -> list[None]:
-        """Return a message that only wakes each worker."""
-        return [None for _ in receivers]
-
-    def failed(self) -> None:
-        """Do nothing: each worker reads by itself."""
-
-    def close(self) -> None:
-        """Do nothing: the memory is freed with the last process that has it."""

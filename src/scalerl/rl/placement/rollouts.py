@@ -40,7 +40,10 @@ _ARRIVALS = count()
 
 
 class WeightTransport(Protocol):
-    """Brings weights from the learner to rollout workers; `scalerl.rl.sync` has them."""
+    """Brings weights from the learner to rollout workers; `scalerl.rl.sync` has them.
+
+    By default workers read the weights by themselves, and messages only wake them.
+    """
 
     def publish(self, weights: Weights, version: int) -> None:
         """Make these the latest weights."""
@@ -50,7 +53,7 @@ class WeightTransport(Protocol):
 
     def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
         """Return the message to each of all workers, which have numbers that are never used again."""
-        ...
+        return [None for _ in receivers]
 
     def failed(self) -> None:
         """Note that a worker did not receive the weights."""

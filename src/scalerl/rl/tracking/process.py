@@ -223,10 +223,7 @@ class _TrackerThread(threading.Thread):
 
 
 class _ForecastThread(threading.Thread):
-    """Logs evaluations, each with the forecast of the run's end that `scalerl fit` makes at that moment.
-
-    It is a thread of its own, so that neither rows nor the end of the run wait for a fit.
-    """
+    """Logs evaluations, each with the forecast of the run's end that `scalerl fit` makes at that moment."""
 
     def __init__(self, setup: Setup, report: Report, log: Callable[[TrackedRow], None]) -> None:
         super().__init__(daemon=True)
