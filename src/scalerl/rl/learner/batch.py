@@ -59,6 +59,17 @@ class Batch:
     def __len__(self) -> int:
         return len(self.advantage_N)
 
+    def tokens_and_positions(self) -> tuple[float, float]:
+        """Return the tokens read, and the positions that they attend to; a group's prompt counts once.
+
+        The last token of a completion is predicted and never read.
+        """
+        _, first_U = np.unique(self.group_N, return_index=True)
+        prompt_N, read_N = self.prompt_N.astype(float), self.length_N - 1.0
+        own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
+        positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
+        return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
+
 
 def make_batch(
     groups: Sequence[Group],

@@ -256,7 +256,7 @@ class Learner:
             load = balance_of(sums[_SUMS:].view(self.score.routers.n_layers, -1).numpy())
         # A backward pass costs two forward passes; the base model only a forward pass.
         passes = 3 if self._base_score is None else 4
-        flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
+        flops = passes * self._flop_count.forward(*batch.tokens_and_positions())
         return StepStats(
             loss=loss,
             grad_norm=norm,
@@ -300,7 +300,14 @@ class Learner:
                 group_of(self._whole).set_requires_gradient_sync(reduces)
             part, largest = self._accumulate(*((batch, rows) if len(rows) else passes.nothing_of(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
-        return self._over_ranks(sums, ratio_max)
+        if not self._mesh:
+            return sums, ratio_max
+        of_all, most = sums.to(self.device), torch.tensor(ratio_max, device=self.device)
+        # Not over `tensor`, whose ranks have computed the same rows together.
+        group = self._mesh["data"].get_group()
+        dist.all_reduce(of_all, group=group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        return of_all.cpu(), float(most)
 
     def _is_stopped(self) -> bool:
         """Return whether a rank is to stop, the same on all: they stop before the same micro-batch."""
@@ -309,17 +316,6 @@ class Learner:
         found = torch.tensor(float(self.stop.is_set()))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._stopping)
         return bool(found)
-
-    def _over_ranks(self, sums: Tensor, largest: float) -> tuple[Tensor, float]:
-        """Return the sums of all ranks, and the largest of what is the largest on each."""
-        if not self._mesh:
-            return sums, largest
-        of_all, most = sums.to(self.device), torch.tensor(largest, device=self.device)
-        # Not over `tensor`, whose ranks have computed the same rows together.
-        group = self._mesh["data"].get_group()
-        dist.all_reduce(of_all, group=group)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-        return of_all.cpu(), float(most)
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """Return the rows of each pass of this rank; empty ones where another rank has more.
@@ -399,15 +395,3 @@ class Learner:
         for parameter, master in zip(self._trained, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
-
-
-def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
-    """Return the tokens that are read, and the positions that they attend to; a group's prompt counts once.
-
-    The last token of a completion is predicted and never read.
-    """
-    _, first_U = np.unique(batch.group_N, return_index=True)
-    prompt_N, read_N = batch.prompt_N.astype(float), batch.length_N - 1.0
-    own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
-    positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
-    return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()

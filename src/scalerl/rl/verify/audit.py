@@ -218,15 +218,12 @@ def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> It
 
 def _steady(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
     # The verdicts alone: an outcome also says whether its worker was replaced, as old ones are now and then.
-    first, again = ([_verdict(outcome) for outcome in judge.outcomes(pairs)] for _ in range(2))
+    keys = ("value", "correct", "failed")
+    first, again = ([[one.get(key) for key in keys] for one in judge.outcomes(pairs)] for _ in range(2))
     other = sum(a != b for a, b in zip(first, again, strict=True))
     return AuditFinding(
         "judged twice", f"{other} of {len(pairs)} differ", "fault" if other else "ok", other / len(pairs)
     )
-
-
-def _verdict(outcome: Outcome) -> tuple[object, ...]:
-    return tuple(outcome.get(key) for key in ("value", "correct", "failed"))
 
 
 def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
