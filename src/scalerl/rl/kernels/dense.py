@@ -19,21 +19,22 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions in which an angle depends on the position alone."""
 
 
-@dataclass(frozen=True)
 class DenseLayer:
     """The weights of one block: the model's own tensors, so that an update of it is an update here."""
 
-    norm: Tensor
-    q: nn.Linear
-    k: nn.Linear
-    v: nn.Linear
-    o: nn.Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    mlp_norm: Tensor
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
+    def __init__(self, block: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.norm: Tensor = block.input_layernorm.weight
+        self.q: nn.Linear = attention.q_proj
+        self.k: nn.Linear = attention.k_proj
+        self.v: nn.Linear = attention.v_proj
+        self.o: nn.Linear = attention.o_proj
+        self.q_norm: Tensor | None = getattr(getattr(attention, "q_norm", None), "weight", None)
+        self.k_norm: Tensor | None = getattr(getattr(attention, "k_norm", None), "weight", None)
+        self.mlp_norm: Tensor = block.post_attention_layernorm.weight
+        self.gate: nn.Linear = mlp.gate_proj
+        self.up: nn.Linear = mlp.up_proj
+        self.down: nn.Linear = mlp.down_proj
 
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
@@ -70,7 +71,7 @@ class DenseModel:
             return None
         dense = cls(
             base.embed_tokens,
-            tuple(_layer(block) for block in base.layers),
+            tuple(map(DenseLayer, base.layers)),
             base.norm.weight,
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -100,21 +101,3 @@ class DenseModel:
         # Of its first argument it reads dtype and device alone.
         cos, sin = self.rotary(torch.zeros(1, device=device), torch.arange(n_positions, device=device)[None])
         return cos[0].contiguous(), sin[0].contiguous()
-
-
-def _layer(block: Any) -> DenseLayer:
-    attention, mlp = block.self_attn, block.mlp
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return DenseLayer(
-        norm=block.input_layernorm.weight,
-        q=attention.q_proj,
-        k=attention.k_proj,
-        v=attention.v_proj,
-        o=attention.o_proj,
-        q_norm=None if q_norm is None else q_norm.weight,
-        k_norm=None if k_norm is None else k_norm.weight,
-        mlp_norm=block.post_attention_layernorm.weight,
-        gate=mlp.gate_proj,
-        up=mlp.up_proj,
-        down=mlp.down_proj,
-    )

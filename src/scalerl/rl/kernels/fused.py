@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -72,16 +71,17 @@ def load_kernels() -> ctypes.CDLL | None:
     )
 
 
-@dataclass(frozen=True)
 class _Layer:
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    qk_norms: tuple[Tensor | None, Tensor | None]
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    def __init__(self, layer: DenseLayer) -> None:
+        qkv = (layer.q, layer.k, layer.v)
+        self.attention_norm = layer.norm.data
+        self.qkv = _stack([linear.weight for linear in qkv])
+        self.qkv_bias = None if layer.q.bias is None else _stack([linear.bias for linear in qkv])
+        self.qk_norms = layer.q_norm, layer.k_norm
+        self.out = layer.o.weight.data
+        self.mlp_norm = layer.mlp_norm.data
+        self.gate_up = _stack([layer.gate.weight, layer.up.weight])
+        self.down = layer.down.weight.data
 
 
 class _Blocks:
@@ -157,7 +157,7 @@ class FusedEngine:
         self._kernels = kernels
         self._eps = model.eps
         self._shape = Shape(heads, kv_heads, dim, dim**-0.5, self._eps)
-        self._layers = [_fuse(layer) for layer in model.layers]
+        self._layers = [_Layer(layer) for layer in model.layers]
         self._embedding: Tensor = model.embedding.weight
         self._norm: Tensor = model.norm
         self._rotation = model.rotation(prompt_tokens + new_tokens)
@@ -274,20 +274,6 @@ class FusedEngine:
             kernels.swiglu(_linear(normed, layer.gate_up, None, room["gate_up"]), gated, *gated.shape)
             hidden.addmm_(gated, layer.down.t())
         kernels.rms_norm(hidden, self._norm, eps, out_AD, *hidden.shape)
-
-
-def _fuse(layer: DenseLayer) -> _Layer:
-    qkv = (layer.q, layer.k, layer.v)
-    return _Layer(
-        layer.norm.data,
-        _stack([linear.weight for linear in qkv]),
-        None if layer.q.bias is None else _stack([linear.bias for linear in qkv]),
-        (layer.q_norm, layer.k_norm),
-        layer.o.weight.data,
-        layer.mlp_norm.data,
-        _stack([layer.gate.weight, layer.up.weight]),
-        layer.down.weight.data,
-    )
 
 
 def _stack(parameters: Sequence[Tensor]) -> Tensor:
