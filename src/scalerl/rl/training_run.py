@@ -127,13 +127,17 @@ class TrainingRun:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
         self.view = View(job.progress)
-        due, at, first = recipe.evaluation, recipe.evaluation.forecast_at, self._first_budget()
-        self.agenda = Agenda(due.count, at, every=due.every, budget=recipe.budget.amount, first=first)
+        due, budget, had = recipe.evaluation, recipe.budget.amount, amounts(self.writer.config)
+        first = budget * had[0] / had[-1]  # the budget that the run began with, in the unit of the recipe
+        self.agenda = Agenda(due.count, due.forecast_at, every=due.every, budget=budget, first=first)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate, heard = parts.evaluate(job.stop, activities), (self._on_point, self._on_suite)
+        heard = self._on_point, lambda row: self.sender.suite(row)
+        evaluate = parts.evaluate(job.stop, activities)
         self.evaluations = Evaluations(evaluate, self.writer, recipe, self.counters, *heard, activities)
-        self.learner.watch(job.stop, self._report_training)
+        self.learner.watch(
+            job.stop, lambda done, of: activities.doing(TRAINING, Count(done, of, "micro-batches"))
+        )
         verify = self.verifier.start
         self.pipeline = Pipeline(
             recipe, self.pool, self.generator, self.learner, verify, job.stop, activities
@@ -268,9 +272,6 @@ class TrainingRun:
     def _starts_step(self, share: float) -> None:
         self.activities.starts(self.learner.version + (share < 1), share)
 
-    def _report_training(self, done: int, of: int) -> None:
-        self.activities.doing(TRAINING, Count(done, of, "micro-batches"))
-
     def _forecast(self, share: float) -> bool:
         """Freeze the forecast that is due; false where the run stops first: a resume then freezes it."""
         if self.agenda.to_freeze(share) and self.job.forecaster and share < 1:
@@ -342,11 +343,6 @@ class TrainingRun:
         if stopped:
             raise KeyboardInterrupt
 
-    def _first_budget(self) -> float:
-        """Return the amount of the budget that the run began with."""
-        first, *_, now = 2 * amounts(self.writer.config)
-        return self.recipe.budget.amount * first / now
-
     def _spent(self) -> float:
         row = {"step": self.learner.version, "ledger": self.counters.fates, **self.counters.json()}
         return spent(self.recipe.budget.kind, row, len(self.pool.prompts))
@@ -367,6 +363,3 @@ class TrainingRun:
                 _LOG.warning(line)
         if self.best is not None:
             self.best.consider(self.folder, point.step, weights)
-
-    def _on_suite(self, row: Mapping[str, Any]) -> None:
-        self.sender.suite(row)

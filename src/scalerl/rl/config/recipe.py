@@ -373,19 +373,14 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
     The averaging and the advantage that `values` do not name are those that the loss comes with.
     """
     out = in_full(values)
-    brought = _comes_with(values.get("loss"))
+    loss, losses = values.get("loss"), choices_of(Recipe)["loss"].variants
+    of_loss = losses.get(str(loss.get("kind"))) if isinstance(loss, Mapping) else None
+    brought: Mapping[str, str] = getattr(of_loss, "comes_with", {})  # a wrong kind is reported later
     for item in fields(Recipe):
         value, kind = out.get(item.name), brought.get(item.name, _default_kind(item.name))
         if isinstance(value, Mapping) and kind:
             out[item.name] = {"kind": kind, **value}
     return {name: {"kind": kind} for name, kind in brought.items()} | out
-
-
-def _comes_with(loss: Any) -> Mapping[str, str]:
-    """Return the kinds that a loss of the package brings, by field; a wrong kind is reported later."""
-    kind = loss.get("kind") if isinstance(loss, Mapping) else None
-    variants = choices_of(Recipe)["loss"].variants
-    return getattr(variants.get(kind) if isinstance(kind, str) else None, "comes_with", {})
 
 
 _FORM = Form(Recipe)
