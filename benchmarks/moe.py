@@ -71,7 +71,7 @@ def row(learner: Learner, batch: Batch, replay: bool) -> str:
     wanted_NT = batch.sampled_NT[:, 1:]
     assert batch.expert_NTLK is not None
     recorded_NTLK = batch.expert_NTLK[:, :-1]
-    score, apart, other = learner._score, [], []
+    score, apart, other = learner.score, [], []
     for rows in np.array_split(np.arange(len(batch)), max(1, len(batch) // 64)):
         given = recorded_NTLK[rows] if replay else None
         logp_MT, _ = score(batch.token_NT[rows], wanted_NT[rows], expert_MTLK=given)

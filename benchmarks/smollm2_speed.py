@@ -58,7 +58,7 @@ class ForcedGenerator(TorchGenerator):
         self, logp_AV: torch.Tensor, slots: np.ndarray, at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         token_A, logp_A = super()._sample(logp_AV, slots, at)
-        requests = [request for slot in slots if (request := self._slots[slot])]
+        requests = [self._running[slot] for slot in slots.tolist()]
         length_A = np.array([self.length_PG[r.seq_no % PROMPTS, r.sample] for r in requests])
         end = self.sampling.end_token
         token_A = np.where(token_A == end, OTHER, token_A)

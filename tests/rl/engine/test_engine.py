@@ -149,7 +149,7 @@ def test_a_recipe_chooses_the_engine(tiny_recipe, uneven_prompts):
         recipe = replace(tiny_recipe, engine=chosen, context=Context(12, 30, 20))
         generator = load_generator(recipe, recipe.model, 0, n_slots=4)
         assert isinstance(generator._engine, engine)
-        assert (load_learner(recipe, recipe.model)._score.dense is None) == (engine is TransformersEngine)
+        assert (load_learner(recipe, recipe.model).score.dense is None) == (engine is TransformersEngine)
         for prompt in uneven_prompts:
             generator.submit(prompt, 0, 2)
         found[chosen.kind] = [
