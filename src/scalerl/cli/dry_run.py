@@ -30,7 +30,7 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     cluster = recipe.cluster
     gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
     vllm = recipe.vllm
-    divided = isinstance(recipe.placement, Local) and recipe.processes + recipe.trainers <= n
+    divided = isinstance(recipe.placement, Local) and recipe.devices <= n
     if n == 1 or not split or divided or (vllm and vllm.urls):
         return recipe
     from scalerl.plan.job import PlannedJob

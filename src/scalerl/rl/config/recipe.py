@@ -186,6 +186,11 @@ class Recipe:
         return self.cluster is not None or isinstance(self.placement, Local)
 
     @property
+    def devices(self) -> int:
+        """Devices whose time is counted: those of the generators and of the trainers."""
+        return self.processes + self.trainers if self.apart else self.trainers
+
+    @property
     def trainers(self) -> int:
         """Processes that train, where torchrun does not say otherwise."""
         if self.cluster is not None:
