@@ -279,9 +279,8 @@ class TorchGenerator(Generator):
         token_S, given_S = np.full(len(self._active_S), -1), np.zeros(len(self._active_S), dtype=bool)
         token_S[slots], given_S[slots] = token_A, given_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens, given_S)
-        for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist():
-            if truncated_S[slot] or not self._ask(slot):
-                self._finish(slot, bool(truncated_S[slot]))
+        done = np.flatnonzero(done_S & (token_S >= 0)).tolist()
+        self._finish({slot: cut for slot in done if (cut := bool(truncated_S[slot])) or not self._ask(slot)})
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""
@@ -378,9 +377,9 @@ class TorchGenerator(Generator):
         self._asked_S[slot] = -1
         at = int(self._next_S[slot])
         if token_T is None or not len(token_T):
-            self._finish(slot, truncated=token_T is None)
+            self._finish({slot: token_T is None})
         elif at - self._start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
-            self._finish(slot, truncated=True)  # it does not fit with a token to sample behind it
+            self._finish({slot: True})  # it does not fit with a token to sample behind it
         else:
             self._token_SL[slot, at : at + len(token_T)] = token_T
             self._given_S[slot] = at + len(token_T)
@@ -391,20 +390,25 @@ class TorchGenerator(Generator):
             self._waiting.appendleft(self._running.pop(slot))
             self._active_S[slot] = False
 
-    def _finish(self, slot: int, truncated: bool) -> None:
-        request = self._running.pop(slot)
-        span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
+    def _finish(self, truncated: dict[int, bool]) -> None:
+        """Hand over the completions of some slots, which are free then; of each whether it is truncated."""
+        if not truncated:
+            return
         experts = self._expert_SPLK
-        rollout = request.rollout(
-            # Copies, as the slot is refilled at once.
-            token_T=self._token_SL[slot, span].copy(),
-            sampled_T=self._sampled_SL[slot, span].copy(),
-            logp_T=self._logp_SL[slot, span].copy(),
-            version_T=self._version_SL[slot, span].copy(),
-            first_version=int(self._first_version_S[slot]),
-            truncated=truncated,
-            expert_PLK=None if experts is None else experts[slot, : span.stop - 1].copy(),
-        )
-        self._active_S[slot] = False
-        self._engine.free(np.array([slot]))
-        self._add(request.seq_no, rollout)
+        for slot, cut in truncated.items():
+            request = self._running.pop(slot)
+            span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
+            rollout = request.rollout(
+                # Copies, as the slot is refilled at once.
+                token_T=self._token_SL[slot, span].copy(),
+                sampled_T=self._sampled_SL[slot, span].copy(),
+                logp_T=self._logp_SL[slot, span].copy(),
+                version_T=self._version_SL[slot, span].copy(),
+                first_version=int(self._first_version_S[slot]),
+                truncated=cut,
+                expert_PLK=None if experts is None else experts[slot, : span.stop - 1].copy(),
+            )
+            self._add(request.seq_no, rollout)
+        slots = np.array(list(truncated))
+        self._active_S[slots] = False
+        self._engine.free(slots)
