@@ -11,6 +11,10 @@ from scalerl.errors import InputError
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 3000.0, 0.4)
 
 
+def slope(compute):
+    return (float(TRUTH(compute + 1)) - float(TRUTH(compute - 1))) / 2
+
+
 def run_to(top, n=30, sd=0.001, seed=0):
     compute_N = np.linspace(0, top, n)
     return fit(Points.from_arrays(compute_N, TRUTH(compute_N) + np.random.default_rng(seed).normal(0, sd, n)))
@@ -19,13 +23,13 @@ def run_to(top, n=30, sd=0.001, seed=0):
 def test_gain_per_unit_is_the_derivative_of_the_curve():
     late = run_to(15_000.0)
     for compute in (2000.0, 15_000.0):
-        assert late.gain_per_unit(compute) == pytest.approx(float(TRUTH.derivative(compute)), rel=0.15)
+        assert late.gain_per_unit(compute) == pytest.approx(slope(compute), rel=0.15)
     assert late.gain_per_unit(0.0) == 0.0
 
 
 def test_stop_where_a_further_unit_gains_less_than_its_worth():
     late = run_to(15_000.0)
-    worth = float(TRUTH.derivative(20_000.0))
+    worth = slope(20_000.0)
     assert late.stop_at(worth) == pytest.approx(20_000.0, rel=0.15)
     assert late.gain_per_unit(late.stop_at(worth)) == pytest.approx(worth, rel=1e-3)
     assert late.stop_at(1.0) == 15_000.0

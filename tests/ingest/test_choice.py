@@ -49,20 +49,20 @@ FORMAT = 0.3 + 0.65 / (1 + (20 / np.maximum(STEPS, 1e-9)) ** 2)
 
 
 def metric_of(found, **asked):
-    return run_of(found, ReadOptions(**asked)).record.metric
+    return run_of(found, ReadOptions(**asked)).metric
 
 
 @pytest.mark.parametrize("name", ["accuracy_reward", "correctness_reward_func", "is_correct", "exact_match"])
 def test_the_part_that_is_named_for_correctness_is_the_pass_rate(name):
     run = run_of(trl({name: (RIGHT, 1.0), "format_reward": (FORMAT, 0.2)}), ReadOptions())
-    metric = run.record.metric
+    metric = run.metric
     assert metric.name == f"eval_rewards/{name}/mean"
     assert (metric.kind, metric.others) == (
         "pass rate",
         ("eval_rewards/format_reward/mean", "eval_reward"),
     )
     assert not [text for text in run.warnings if "stands in" in text]
-    found = fit(run.record, x="steps")
+    found = fit(run, x="steps")
     assert found.ceiling == pytest.approx(0.45, abs=0.01)
     assert found.verdict(0.7, 5000) == "no-go"
 
@@ -94,7 +94,7 @@ def test_a_right_answer_that_earns_2_is_told_by_the_spread_of_the_rewards():
     with pytest.raises(InputError, match=r"a right answer earns about 2; .*--max-reward X"):
         run_of(found, ReadOptions())
     run = run_of(found, ReadOptions(metric="*correctness*mean", max_reward=2.0))
-    assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
+    assert [point.pass_rate for point in run.evals] == pytest.approx(RIGHT.tolist())
 
 
 def test_what_a_wrong_answer_earns():
@@ -103,7 +103,7 @@ def test_what_a_wrong_answer_earns():
     columns = {"eval_rewards/check/mean": mean_N, "eval_rewards/check/std": sd_N, "eval_reward": mean_N}
     found = log(columns | {"completions/mean_length": STEPS})
     run = run_of(found, ReadOptions(max_reward=3.5, min_reward=-1.5))
-    assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
+    assert [point.pass_rate for point in run.evals] == pytest.approx(RIGHT.tolist())
     assert any("(reward + 1.5) / 5" in text for text in run.warnings)
     with pytest.raises(InputError, match=r"lies between -1 and .*; --min-reward says what a wrong"):
         run_of(found, ReadOptions(max_reward=3.5))
@@ -150,8 +150,8 @@ def test_prompts_of_a_data_set_that_there_is_not_are_said():
 
 def test_one_reward_function_stands_in_with_a_warning():
     run = run_of(trl({"my_reward": (RIGHT, 1.0)}), ReadOptions())
-    assert run.record.metric.kind == "reward in [0, 1]"
-    assert run.record.metric.is_ambiguous
+    assert run.metric.kind == "reward in [0, 1]"
+    assert run.metric.is_ambiguous
     assert any("used as the pass rate" in text for text in run.warnings)
 
 
@@ -163,7 +163,7 @@ def test_rewards_of_minus_1_and_1_are_told_by_their_spread_too():
         "eval_reward": mean_N,
     }
     run = run_of(log(columns | {"completions/mean_length": STEPS}), ReadOptions())
-    assert [point.pass_rate for point in run.record.evals] == pytest.approx(RIGHT.tolist())
+    assert [point.pass_rate for point in run.evals] == pytest.approx(RIGHT.tolist())
     columns["eval_rewards/r/std"] = np.full(len(STEPS), 0.2)
     with pytest.raises(InputError, match="does not consist of rewards of -1 and 1"):
         run_of(log(columns | {"completions/mean_length": STEPS}), ReadOptions())
@@ -180,7 +180,7 @@ def verl(**sets):
 
 def test_of_several_data_sets_the_one_with_most_prompts_is_taken_and_that_is_said():
     run = run_of(verl(aime24=AIME, aime25=AIME, math500=MATH), ReadOptions())
-    metric = run.record.metric
+    metric = run.metric
     assert (metric.dataset, metric.n_prompts, metric.n_samples) == ("math500", 500, 1)
     assert (
         str(metric)
@@ -196,11 +196,11 @@ def test_data_sets_are_pooled_by_their_prompts():
     found = verl(aime24=AIME, math500=MATH)
     run = run_of(found, ReadOptions(pooled=True))
     expected = (30 * AIME + 500 * MATH) / 530
-    assert [point.pass_rate for point in run.record.evals] == pytest.approx(expected.tolist())
-    assert run.record.metric.n_prompts == 530
+    assert [point.pass_rate for point in run.evals] == pytest.approx(expected.tolist())
+    assert run.metric.n_prompts == 530
     given_ = run_of(found, ReadOptions(pooled=True, prompts={"aime24": 60, "math500": 500}))
     expected = (60 * AIME + 500 * MATH) / 560
-    assert [point.pass_rate for point in given_.record.evals] == pytest.approx(expected.tolist())
+    assert [point.pass_rate for point in given_.evals] == pytest.approx(expected.tolist())
     with pytest.raises(InputError, match=r"prompts behind .* is not known.*--prompts"):
         run_of(verl(aime24=RIGHT, math500=RIGHT), ReadOptions(pooled=True))
     with pytest.raises(InputError, match="it takes two data sets"):
@@ -315,7 +315,7 @@ def test_no_verdict_from_a_metric_that_leaves_0_to_1_and_none_without_its_name(m
         run = run_of(log(columns), asked)
     except InputError:
         return
-    metric, values = run.record.metric, columns[run.record.metric.name]
+    metric, values = run.metric, columns[run.metric.name]
     told = " ".join(run.warnings)
     is_said = metric.name in told and ("divided by" in told or "rewards of -1 and 1" in told)
     assert is_said or (values.min() >= -1e-6 and values.max() <= 1 + 1e-6)
@@ -323,7 +323,7 @@ def test_no_verdict_from_a_metric_that_leaves_0_to_1_and_none_without_its_name(m
         assert metric.split == "held-out"
         assert metric.kind == "pass rate" or "used as the pass rate" in told
     try:
-        found = fit(run.record, x="steps")
+        found = fit(run, x="steps")
     except CannotAnswerError:
         return
     assert found.to_json()["metric"]["name"] == metric.name
@@ -339,6 +339,6 @@ def test_every_held_out_name_of_a_trainer_has_a_kind(trainer):
     for role, kinds in (("pass_rate", {"pass rate"}), ("eval_reward", {"reward in [0, 1]", "pass rate"})):
         for pattern in getattr(vocabulary, role):
             name = pattern.replace("{set}", "s").replace("<set>", "s").replace("*", "4")
-            record = as_run(log({name: RIGHT}), vocabulary, ReadOptions()).record
+            record = as_run(log({name: RIGHT}), vocabulary, ReadOptions())
             assert record.metric.kind in kinds
             assert record.metric.dataset == ("s" if "set" in re.findall(r"\w+", pattern) else "")

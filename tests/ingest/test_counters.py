@@ -2,12 +2,13 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.ingest.counters import counters
+from scalerl.ingest.counters import counters as counters_of
 from scalerl.ingest.flops import ModelCost, model_cost
 from scalerl.ingest.logs.log import Log, LogBuilder, Series
 from scalerl.ingest.vocabularies import BY_TRAINER
@@ -33,6 +34,14 @@ def log(rows, config=()):
         builder.add(step, time, values)
     builder.config.update(config)
     return builder.build()
+
+
+def counters(*args, **options):
+    made, warnings = counters_of(*args, **options)
+    names = {"GPU-hours": "device_seconds", "FLOPs": "flops"}
+    none = dict.fromkeys(("device_seconds", "flops", "tokens", "tokens_processed", "samples"))
+    found = {names.get(what, what): counter for what, counter in made.items()}
+    return SimpleNamespace(**none | found, warnings=tuple(warnings))
 
 
 def test_seconds_of_steps_less_their_evaluations_on_all_devices():

@@ -244,8 +244,8 @@ def outcome(read, path):
         assert "\n" not in refusal
         return "refused"
     for run in found.runs if isinstance(found, FoundRuns) else ():
-        text = "".join(dumps(asdict(point)) + "\n" for point in run.record.evals)
-        assert len(RunRecord.parse_evals(text.encode(), "evals").evals) == len(run.record.evals)
+        text = "".join(dumps(asdict(point)) + "\n" for point in run.evals)
+        assert len(RunRecord.parse_evals(text.encode(), "evals").evals) == len(run.evals)
         for row in run.steps():
             assert 0 <= row["step"] <= 2**53
         assert json.loads(dumps(run.config))["name"].isprintable()

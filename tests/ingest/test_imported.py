@@ -45,26 +45,26 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     rows += [(step, {"val/math/mean@16": 0.1 * step}) for step in (0, 4, 8)]
     rows += [(8, {"val/aime/mean@16": 0.2})]
     found = as_run(log(rows), WORDS, ReadOptions())
-    assert [point.step for point in found.record.evals] == [0, 4, 8]
-    assert [point.pass_rate for point in found.record.evals] == pytest.approx([0, 0.4, 0.8])
-    np.testing.assert_allclose(found.record.compute("gpu_hours"), np.array([0, 16, 32]) / 3600)
-    assert [point.n_samples for point in found.record.evals] == [16, 16, 16]
-    assert [point.entropy for point in found.record.evals][1:] == [0.9, 0.9]
-    assert dict(found.taken)["other held-out metrics"] == "val/aime/mean@16 (--y NAME)"
-    assert dict(found.taken)["GPU-hours"] == "seconds, x 2 devices (gpus)"
-    assert found.record.default_axis == "gpu_hours"
+    assert [point.step for point in found.evals] == [0, 4, 8]
+    assert [point.pass_rate for point in found.evals] == pytest.approx([0, 0.4, 0.8])
+    np.testing.assert_allclose(found.compute("gpu_hours"), np.array([0, 16, 32]) / 3600)
+    assert [point.n_samples for point in found.evals] == [16, 16, 16]
+    assert [point.entropy for point in found.evals][1:] == [0.9, 0.9]
+    assert found.config["taken"]["other held-out metrics"] == "val/aime/mean@16 (--y NAME)"
+    assert found.config["taken"]["GPU-hours"] == "seconds, x 2 devices (gpus)"
+    assert found.default_axis == "gpu_hours"
     (said,) = found.warnings
     assert said == (
         "of 2 held-out metrics the first, as the prompts of none are known, is taken, 'val/math/mean@16'; "
         "--y NAME takes another of val/aime/mean@16"
     )
-    metric = found.record.metric
+    metric = found.metric
     assert (metric.name, metric.kind, metric.split) == ("val/math/mean@16", "pass rate", "held-out")
     assert (metric.dataset, metric.n_prompts, metric.n_samples) == ("math", 0, 16)
     assert metric.others == ("val/aime/mean@16",)
     assert metric.is_ambiguous
     assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
-    assert next(found.steps()) == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
+    assert found.steps()[0] == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
 
 
 @pytest.mark.parametrize("amount", [16, "16"])
@@ -76,7 +76,7 @@ def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
         ({"budget.kind": "steps", "budget.amount": "much"}, "gpu_hours"),
         ({"budget.kind": "dogs", "budget.amount": amount}, "gpu_hours"),
     ):
-        found = as_run(replace(said, config=config), WORDS, ReadOptions()).record
+        found = as_run(replace(said, config=config), WORDS, ReadOptions())
         assert found.default_axis == axis
         assert found.config.get("budget") == ({"kind": "steps", "amount": 16.0} if axis == "steps" else None)
 
@@ -84,15 +84,15 @@ def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
 def test_tokens_count_once_and_how_many_were_trained_is_not_known():
     words = replace(WORDS, tokens=("tokens",))
     found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, ReadOptions())
-    assert found.record.compute("tokens").tolist() == [400]
-    assert dict(found.taken)["tokens"] == "tokens, added up"
-    assert "tokens_processed" not in found.record.logged_axes()
+    assert found.compute("tokens").tolist() == [400]
+    assert found.config["taken"]["tokens"] == "tokens, added up"
+    assert "tokens_processed" not in found.logged_axes()
 
 
 def test_the_tokens_processed_are_those_that_a_log_of_ours_says():
     words = replace(WORDS, tokens_so_far=("generated",), tokens_processed_so_far=("processed",))
     rows = [*steps(4), (4, {"val/a/acc": 0.4, "generated": 400, "processed": 700})]
-    (point,) = as_run(log(rows), words, ReadOptions()).record.evals
+    (point,) = as_run(log(rows), words, ReadOptions()).evals
     assert (point.tokens.generated, point.tokens.trained) == (400, 300)
 
 
@@ -100,7 +100,7 @@ def test_of_the_flops_a_quarter_is_the_sampling():
     words = replace(WORDS, tokens=("tokens",))
     cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
     rows = [*steps(4, tokens=100, length=9.0), (4, {"val/a/acc": 0.4})]
-    (point,) = as_run(log(rows), words, ReadOptions(model=cost)).record.evals
+    (point,) = as_run(log(rows), words, ReadOptions(model=cost)).evals
     forward = 4 * 100 * (2 * 1000 + 10 * 5)
     # Training is a forward pass too, and a backward one of twice that.
     assert (point.flops.generate, point.flops.train) == (forward, 3 * forward)
@@ -110,7 +110,7 @@ def test_a_reward_of_training_is_fitted_only_by_its_name_and_without_a_verdict()
     with pytest.raises(InputError, match=r"nothing is held out: 'reward' is a reward of .*--y reward"):
         as_run(log(steps(12, reward=0.4)), WORDS, ReadOptions())
     rows = [(step, {"reward": 0.2 + 0.5 / (1 + 6 / step)}) for step in range(1, 60)]
-    record = as_run(log(rows), WORDS, ReadOptions(metric="reward")).record
+    record = as_run(log(rows), WORDS, ReadOptions(metric="reward"))
     assert (record.metric.kind, record.metric.split) == ("training reward", "training")
     found = fit(record, x="steps")
     held_out = fit(Points.from_arrays(*zip(*[(s, v["reward"]) for s, v in rows], strict=True)))
@@ -124,7 +124,7 @@ def test_a_reward_of_training_is_fitted_only_by_its_name_and_without_a_verdict()
 def test_a_metric_that_is_named_is_taken():
     rows = [*steps(4, reward=0.4), (4, {"val/a/acc": 0.5})]
     found = as_run(log(rows), WORDS, ReadOptions(metric="reward"))
-    assert len(found.record.evals) == 4
+    assert len(found.evals) == 4
     with pytest.raises(
         InputError, match="no metric 'rewards' with numbers; there are reward, val/a/acc, gpus"
     ):
@@ -148,9 +148,9 @@ def test_a_share_of_truncated_completions_that_never_moves_is_doubted():
     found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, ReadOptions(metric="reward"))
     assert "truncated completions is 0.25 in all 12 rows" in found.warnings[-1]
     found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, ReadOptions(metric="reward"))
-    assert next(found.steps())["truncated"] == 0
+    assert found.steps()[0]["truncated"] == 0
     assert found.warnings == ()  # none is cut, which may well be so
-    assert math.isclose(found.record.evals[0].truncated, 0.0)
+    assert math.isclose(found.evals[0].truncated, 0.0)
     found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, ReadOptions(metric="reward"))
     assert "truncated completions lies between 25 and 25: no share" in found.warnings[-1]
 
@@ -163,7 +163,7 @@ def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
         builder.add(step, math.nan, {"scores": 2.0 * step})
     builder.config.update(config)
     found = as_run(builder.build(), words, ReadOptions())
-    assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
+    assert [point.pass_rate for point in found.evals] == [2 / earned, 4 / earned]
     assert found.warnings[-1].startswith(f"'scores' is in units of unit: divided by {earned:g}")
 
 
@@ -172,5 +172,5 @@ def test_evaluations_without_a_number_are_counted():
     for step, rate in enumerate([0.1, math.nan, 0.3, math.inf, 0.4]):
         builder.add(step, math.nan, {"val/a/acc": rate, "loss": math.nan})
     found = as_run(builder.build(), WORDS, ReadOptions())
-    assert [point.pass_rate for point in found.record.evals] == [0.1, 0.3, 0.4]
+    assert [point.pass_rate for point in found.evals] == [0.1, 0.3, 0.4]
     assert "1 evaluation of 'val/a/acc' left out, NaN: step 1" in found.warnings

@@ -82,7 +82,7 @@ def test_a_line_of_a_csv_costs_no_more_than_its_own_cells(tmp_path):
     path = written(tmp_path / "x.csv", f'"Step",{head}\n' + "".join(f"{n},0.5\n" for n in range(40_000)))
     with alarm(60):  # with every line filled up to all columns it took a minute, and 36 million cells
         (first, *_) = read_source(path, ReadOptions(run="r0")).runs
-    assert len(first.record.evals) == 40_000
+    assert len(first.evals) == 40_000
 
 
 def test_a_chart_of_500_columns_is_read(tmp_path):
@@ -93,7 +93,7 @@ def test_a_chart_of_500_columns_is_read(tmp_path):
         writer.writerows([step, *["0.5"] * 500] for step in range(20))
     runs = read_source(path).runs
     assert len(runs) == 500
-    assert all(len(run.record.evals) == 20 for run in runs)
+    assert all(len(run.evals) == 20 for run in runs)
 
 
 def test_names_without_end_are_left_out_and_that_is_said(tmp_path, capsys):
@@ -115,7 +115,7 @@ def test_a_text_that_a_dictionary_of_parquet_repeats(tmp_path, capsys):
     (run,) = read_source(path).runs
     assert tracemalloc.get_traced_memory()[1] < 100 * MB  # of 1.2 GB of text
     tracemalloc.stop()
-    assert len(run.record.evals) == n
+    assert len(run.evals) == n
 
 
 def test_plain_texts_of_parquet_are_bounded_once_they_are_no_longer_compressed(tmp_path, capsys, monkeypatch):
@@ -235,7 +235,7 @@ def test_a_run_of_more_runs_than_are_read_at_once_is_read_by_its_name(tmp_path, 
     path = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert "5 runs, and the limit is 3: choose one (--run)" in refused(capsys, *ingest(path))
     (run,) = read_source(path, ReadOptions(run="r3")).runs
-    assert len(run.record.evals) == 4
+    assert len(run.evals) == 4
     folder = tmp_path / "mlruns" / "0"
     for n in range(5):
         (folder / f"r{n}" / "metrics").mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_runs_beyond_the_limit_of_evaluations_are_left_out_by_name(tmp_path, mon
     monkeypatch.setattr(limits, "EVALUATIONS", replace(limits.EVALUATIONS, most=100))
     rows = ({"run_id": f"r{r}", "step": s, "eval/acc": 0.5} for r in range(4) for s in range(1, 31))
     found = read_source(written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
-    assert [run.record.name for run in found.runs] == ["r0", "r1", "r2"]
+    assert [run.name for run in found.runs] == ["r0", "r1", "r2"]
     assert [one.run for one in found.unread] == ["r3"]
     assert "120 evaluations, and the limit is 100: read fewer runs at once" in found.unread[0].reason
 
@@ -264,7 +264,7 @@ def test_a_run_with_too_many_values_leaves_their_room_to_the_others(tmp_path, mo
         (tmp_path / name).mkdir()
         written(tmp_path / name / "events.out.tfevents.1", b"".join([START, *events]))
     found = read_source(tmp_path)
-    assert [run.record.name for run in found.runs] == ["a", "c"]
+    assert [run.name for run in found.runs] == ["a", "c"]
     assert [one.run for one in found.unread] == ["b"]
 
 
@@ -284,4 +284,4 @@ def test_blank_rows_of_a_csv_are_rows_of_their_own(tmp_path, monkeypatch):
     assert len(read_table(path)) == 9
     path = written(tmp_path / "y.csv", f'{blank}"Step","r - eval/acc"\n{blank}{rows}')
     (run,) = read_source(path, ReadOptions(format="wandb-csv")).runs
-    assert len(run.record.evals) == 9
+    assert len(run.evals) == 9

@@ -274,8 +274,8 @@ def test_what_is_logged_with_evaluations_alone_is_no_sign_of_a_restart(tmp_path,
     rows = [{"step": s, "time": FIRST + 60 * n, metric: s / 100, **more} for n, s in enumerate(steps)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (found,) = read_source(path, ReadOptions(metric)).runs
-    assert [point.step for point in found.record.evals] == list(range(10, 81, 10))
-    assert dict(found.left_out.counts) == {"repeated": 2}
+    assert [point.step for point in found.evals] == list(range(10, 81, 10))
+    assert found.config["left_out"]["reasons"] == {"repeated": 2}
 
 
 @pytest.mark.parametrize("interval", [5, 10, 20])

@@ -104,8 +104,8 @@ def test_rows_without_a_step_and_names_longer_than_the_rows(tmp_path):
         rows = [("", name, s if s % 1000 else None, '{"eval/acc": 0.5}') for s in range(1, n + 1)]
         database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?)", rows)
     (run,) = read_source(path).runs
-    assert len(run.record.evals) == n - 3
-    assert dict(run.left_out.counts) == {"no step": 3}
+    assert len(run.evals) == n - 3
+    assert run.config["left_out"]["reasons"] == {"no step": 3}
 
 
 def test_rows_that_are_not_in_the_file_yet(tmp_path):

@@ -7,7 +7,7 @@ from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples
 from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import ROLES, known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import ROLES, any_of, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.
 STEPS = {
@@ -330,7 +330,7 @@ def test_the_trainer_is_told(trainer):
 
 @pytest.mark.parametrize("trainer", STEPS)
 def test_names_that_are_needed_are_known(trainer):
-    pattern = known_names(VOCABULARIES)
+    pattern = any_of(name for one in VOCABULARIES for name in one.patterns())
     for text in ROLES_OF[trainer].values():
         assert all(pattern.fullmatch(name) for name in text.split())
 
@@ -405,7 +405,7 @@ def test_completions_of_a_held_out_prompt_are_not_those_of_a_step():
     noise = {"n_prompts": 100, "n_samples": 16, "mean_p_1mp": 0.04}
     for step in range(0, 30, 10):
         builder.add(step, math.nan, {"eval/pass_rate": 0.1 + 0.01 * step, "seconds": 1, **noise})
-    point = as_run(builder.build(), ANY, ReadOptions()).record.evals[-1]
+    point = as_run(builder.build(), ANY, ReadOptions()).evals[-1]
     assert math.isnan(point.samples)
     assert (point.n_prompts, point.n_samples, point.mean_p_1mp) == (100, 16, 0.04)
 
@@ -417,7 +417,7 @@ def test_a_share_that_a_trainer_calls_percent_is_not_divided_by_100():
         builder.add(step, math.nan, solved)
     vocabulary = BY_TRAINER["open-instruct"]
     run = as_run(builder.build(), vocabulary, ReadOptions(metric="batch/percent_solved_mean"))
-    assert [one.pass_rate for one in run.record.evals] == pytest.approx([0.3 + n / 20 for n in range(1, 9)])
+    assert [one.pass_rate for one in run.evals] == pytest.approx([0.3 + n / 20 for n in range(1, 9)])
     assert not any("divided" in warning for warning in run.warnings)
 
 

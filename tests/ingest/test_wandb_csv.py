@@ -170,15 +170,15 @@ def test_cells_that_are_no_numbers(tmp_path):
     assert values(log, "acc") == {5: 0.5}
     assert log.notes == ()
     (run,) = read_source(path, ReadOptions("acc")).runs
-    assert dict(run.left_out.counts) == {"NaN": 1, "infinite": 2, "not a number": 1}
+    assert run.config["left_out"]["reasons"] == {"NaN": 1, "infinite": 2, "not a number": 1}
 
 
 def test_rows_whose_run_has_no_step_are_named(tmp_path):
     rows = [["Relative Time (Wall)", "r - acc", "r - _step"]]
     rows += [[str(60 * n), "0.5", str(n) if n % 4 else ""] for n in range(1, 21)]
     (run,) = read_source(write(tmp_path, rows), ReadOptions("acc")).runs
-    assert len(run.record.evals) == 15
-    assert dict(run.left_out.counts) == {"no step": 5}
+    assert len(run.evals) == 15
+    assert run.config["left_out"]["reasons"] == {"no step": 5}
 
 
 def test_steps_that_are_no_whole_numbers(tmp_path):

@@ -107,7 +107,7 @@ def test_a_count_under_two_names_is_one(logged, tmp_path):
             rows.append({"eval/eval_math_pass1": 0.1 * n, "eval/global_step": n})
     (run,) = read_source(logged(tmp_path, rows)).runs
     assert run.config["source"]["trainer"] == "openrlhf"
-    assert [point.step for point in run.record.evals] == [2, 4, 6]
+    assert [point.step for point in run.evals] == [2, 4, 6]
     assert [row["step"] for row in run.steps()] == [1, 2, 3, 4, 5, 6]
     assert "the step is 'eval/global_step', and not W&B's count of calls" in run.warnings
 
@@ -259,8 +259,8 @@ def test_no_numbers_of_a_nested_table_are_left_out_by_name(tmp_path):
     path = tmp_path / "run-x.wandb"
     written(path, header(), *(history(n, {"eval": f'{{"reward": {t}}}'}) for n, t in enumerate(texts)))
     (run,) = read_source(path, ReadOptions("eval.reward")).runs
-    assert len(run.record.evals) == 6
-    assert dict(run.left_out.counts) == {"infinite": 3, "NaN": 1, "not a number": 1}
+    assert len(run.evals) == 6
+    assert run.config["left_out"]["reasons"] == {"infinite": 3, "NaN": 1, "not a number": 1}
 
 
 def test_a_run_that_its_reader_refuses_is_named_as_one_that_is_read(tmp_path, monkeypatch):
@@ -273,7 +273,7 @@ def test_a_run_that_its_reader_refuses_is_named_as_one_that_is_read(tmp_path, mo
         file.parent.mkdir(parents=True)
         written(file, record.SerializeToString(), *rows)
     found = read_source(tmp_path / "wandb")
-    assert [run.record.name for run in found.runs] == ["seed 1"]
+    assert [run.name for run in found.runs] == ["seed 1"]
     assert [one.run for one in found.unread] == ["seed 0"]
     with pytest.raises(InputError, match="values of metrics"):
         read_source(tmp_path / "wandb", ReadOptions(run="seed 0"))

@@ -57,9 +57,7 @@ def verl(steps: Sequence[Step]) -> Iterator[Part]:
             name: value for name, value in rates.items() if one.held_out is not None and value is not None
         }
         if one.reward is None:
-            printed = io.StringIO()
-            pprint.pprint(f"Initial validation metrics: {rates}", stream=printed)
-            yield Part(f"{printed.getvalue()}{concat_dict_to_str(rates, one.step, True)}\n", one.step)
+            yield Part(f"{concat_dict_to_str(rates, one.step, True)}\n", one.step)
             continue
         row = {"training/global_step": one.step, "critic/score/mean": one.reward, "actor/entropy": 0.3}
         row |= {"timing_s/gen": 5.25, "timing_s/step": 9.5, "perf/total_num_tokens": 4096} | rates
@@ -71,11 +69,9 @@ def verl(steps: Sequence[Step]) -> Iterator[Part]:
 def verl_of_2024(steps: Sequence[Step]) -> Iterator[Part]:
     """verl 0.1: trainer/ppo/ray_trainer.py, whose first update is step 0 and has the evaluation after it."""
     for one in steps:
-        rate = {"test_score/openai/gsm8k": one.held_out}
-        if one.reward is None:
-            printed = io.StringIO()
-            pprint.pprint(f"Initial validation metrics: {rate}", stream=printed)
-            yield Part(printed.getvalue(), one.step)
+        if one.reward is None and one.held_out is not None:
+            rate = {"test_score/openai/gsm8k": one.held_out}
+            yield Part(f"{concat_dict_to_str(rate, 0, False)}\n", one.step)
             continue
         row = {"timing/gen": 5.25, "critic/kl": 0.001, "critic/score/mean": one.reward, "timing/testing": 2.0}
         if one.held_out is not None:

@@ -65,9 +65,8 @@ def stores(run, home):
 
 def check_read_back(record, source, exact=True):
     """Our importer takes the log for this run: its pass rates and its compute, which it returns."""
-    (imported,) = read_source(source).runs
-    found = imported.record
-    assert imported.config["source"]["trainer"] == "scalerl"
+    (found,) = read_source(source).runs
+    assert found.config["source"]["trainer"] == "scalerl"
     assert found.default_axis == record.default_axis
     close: dict[str, Any] = {"rtol": 0 if exact else 1e-6}
     np.testing.assert_allclose(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     """Fit every cut of every run, and print the scores or the JSON."""
     if bool(args.runs_or_files) == bool(args.bank):
         raise InputError("give runs and files, or --bank FOLDER for all that are in a folder")
+    from scalerl.cli.console import share_shown
     from scalerl.forecast.backtest import backtest
     from scalerl.forecast.bank import Bank
     from scalerl.forecast.rivals import BANK_RIVALS, POINT_RIVALS
@@ -60,15 +60,16 @@ def run(args: argparse.Namespace) -> None:
     paths = _in_folder(Path(args.bank)) if args.bank else args.runs_or_files
     runs, unread = read_each(paths, args, once=False)
     far = settle_amounts(args, runs)
-    test = backtest(
-        [run.points for run in runs],
-        fractions=args.at or ((1 / 4, 1 / 2, 3 / 4) if args.bank else (1 / 8, 1 / 4, 1 / 2, 3 / 4)),
-        level=args.level,
-        **fit_options(args),
-        prior=args.prior,
-        rivals=BANK_RIVALS if args.bank else POINT_RIVALS,
-        watch=_progress if sys.stderr.isatty() else None,
-    )
+    with share_shown("backtest", "of the cuts made") as shown:
+        test = backtest(
+            [run.points for run in runs],
+            fractions=args.at or ((1 / 4, 1 / 2, 3 / 4) if args.bank else (1 / 8, 1 / 4, 1 / 2, 3 / 4)),
+            level=args.level,
+            **fit_options(args),
+            prior=args.prior,
+            rivals=BANK_RIVALS if args.bank else POINT_RIVALS,
+            watch=lambda done, to_do: shown(done / to_do),
+        )
     frozen = _frozen([run.record for run in runs if run.record is not None], test)
     bank = Bank(test) if args.bank else None
     if args.json:
@@ -133,11 +134,6 @@ def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
         return None
     rms, bias = float(np.sqrt(np.mean(np.square(errors)))), float(np.mean(errors))
     return {"judged": len(errors), "inside": inside, "rms": rms, "bias": bias}
-
-
-def _progress(done: int, to_do: int) -> None:
-    end = "\n" if done == to_do else ""
-    print(f"\r{done} of {to_do} cuts", end=end, file=sys.stderr, flush=True)
 
 
 def _fractions(text: str) -> tuple[float, ...]:

@@ -15,7 +15,6 @@ from scalerl.files import folder_name
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
-    from scalerl.ingest.imported import Imported
     from scalerl.record.reader import RunRecord
 
 
@@ -57,23 +56,23 @@ def run(args: argparse.Namespace) -> None:
     places = _places(args.output, runs, is_one=len(runs) + len(found.unread) == 1)
     for place in places:  # all of them, before the first is written
         check_unused(place)
-    for place, imported in zip(places, runs, strict=True):
-        writer = RunWriter(place, imported.config)
-        writer.whole(imported.record.evals, imported.steps())
+    for place, record in zip(places, runs, strict=True):
+        writer = RunWriter(place, record.config)
+        writer.whole(record)
         writer.close()
     if args.json:
         written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
         print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
         return
     print_warnings(found.unread)
-    for n, (place, imported) in enumerate(zip(places, runs, strict=True)):
+    for n, (place, record) in enumerate(zip(places, runs, strict=True)):
         if n:
             print()
-        print_warnings(imported.warnings)
-        source = imported.config["source"]
-        run = f"{imported.config['name']} ({source['trainer']}, {source['format']})"
-        axes = _axes(imported.record)
-        print_table([("run", run), *imported.taken, ("axes", axes), ("written", str(place))])
+        print_warnings(record.warnings)
+        source = record.config["source"]
+        run = f"{record.config['name']} ({source['trainer']}, {source['format']})"
+        taken = record.config["taken"].items()
+        print_table([("run", run), *taken, ("axes", _axes(record)), ("written", str(place))])
 
 
 def _axes(record: RunRecord) -> str:
@@ -85,7 +84,7 @@ def _axes(record: RunRecord) -> str:
     return f"{', '.join(logged)} (fit uses {own}{why}; --x changes it)"
 
 
-def _places(output: Path, runs: Sequence[Imported], is_one: bool) -> list[Path]:
+def _places(output: Path, runs: Sequence[RunRecord], is_one: bool) -> list[Path]:
     """Return the folder of every run: `output` if the source holds one run, else folders in it by name."""
     if is_one:
         return [output]
@@ -98,14 +97,16 @@ def _places(output: Path, runs: Sequence[Imported], is_one: bool) -> list[Path]:
     return list(places.values())
 
 
-def _json(place: Path, imported: Imported) -> dict[str, Any]:
+def _json(place: Path, record: RunRecord) -> dict[str, Any]:
+    from scalerl.record.left_out import NONE
+
     return {
         "run": str(place),
-        "name": imported.config["name"],
-        **imported.config["source"],
-        "evaluations": len(imported.record.evals),
-        "axes": imported.record.logged_axes(),
-        "taken": dict(imported.taken),
-        "left_out": imported.left_out.to_json(),
-        "warnings": imported.warnings,
+        "name": record.config["name"],
+        **record.config["source"],
+        "evaluations": len(record.evals),
+        "axes": record.logged_axes(),
+        "taken": record.config["taken"],
+        "left_out": record.config.get("left_out", NONE.to_json()),
+        "warnings": record.warnings,
     }

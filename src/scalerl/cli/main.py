@@ -5,6 +5,7 @@ The exit statuses are in `_EPILOG`. One line on standard error says what is wron
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -13,27 +14,15 @@ from contextlib import redirect_stderr
 from typing import TextIO, cast
 
 from scalerl._version import __version__
-from scalerl.cli import (
-    audit,
-    backtest,
-    best,
-    compare,
-    completion,
-    demo,
-    fit,
-    ingest,
-    model,
-    plan,
-    report,
-    serve,
-    study,
-    train,
-    watch,
-)
+from scalerl.cli import completion
 from scalerl.cli.shared.arguments import Parser, examples
 from scalerl.errors import ScalerlError
 from scalerl.tty import Unfailing
 
+_COMMANDS = (
+    *("fit", "compare", "backtest", "report", "ingest", "train", "study"),
+    *("plan", "watch", "serve", "best", "demo", "model", "audit"),
+)
 _EPILOG = (
     examples("""
   scalerl fit runs/mine --at 16000                  # ceiling, efficiency and forecast of a run
@@ -112,22 +101,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for command in (
-        fit,
-        compare,
-        backtest,
-        report,
-        ingest,
-        train,
-        study,
-        plan,
-        watch,
-        serve,
-        best,
-        demo,
-        model,
-        audit,
-    ):
-        command.add(commands)
+    for command in _COMMANDS:
+        importlib.import_module(f"scalerl.cli.{command}").add(commands)
     completion.add(commands, parser)
     return parser

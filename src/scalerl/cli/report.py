@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
 
-_OF_SEVERAL = (
-    *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
-    *("budget", "target", "base", "group", "markdown", "latex", "figures"),
-)
-"""Options of the page of several runs; a single run with one of them gets that page, too."""
+_OF_ONE = ("runs", "output", "figure", "level", "run")
+"""What the page of one run takes; with anything else it gets the page of several runs."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -79,7 +76,8 @@ def run(args: argparse.Namespace) -> None:
     """Write the page or the figure, and print where it is."""
     from scalerl.ingest.load import is_run_folder
 
-    asked = [name for name in _OF_SEVERAL if getattr(args, name) not in (None, False, [])]
+    given = {name for name, value in vars(args).items() if value not in (None, False, [], {})}
+    asked = given.difference(_OF_ONE)
     if args.figure:
         if args.output or asked or len(args.runs) != 1:
             raise InputError("--figure writes the figure of one RUN alone: leave out everything else")

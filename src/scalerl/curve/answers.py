@@ -236,21 +236,18 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
         np.exp(node_quantiles(value_cells, own.weight_cells, at_Q))
         for value_cells in (own.log_b_cells, own.log_mid_cells)
     )
-    low_4, median_4, high_4 = np.array([ceiling(post, at_Q), ceiling(own, at_Q), B_Q, C_mid_Q]).T.tolist()
+    A_Q, own_A_Q = (weighted_quantiles(one.A, one.weight, at_Q) for one in (post, own))
+    low_4, median_4, high_4 = np.array([A_Q, own_A_Q, B_Q, C_mid_Q]).T.tolist()
     return Medians(*median_4), Intervals(level, *zip(low_4, high_4, strict=True))
-
-
-def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
-    """Return quantiles of A, (Q,)."""
-    return weighted_quantiles(post.A, post.weight, at_Q)
 
 
 def identify(post: Posterior, sample: Sample) -> Identification:
     """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`."""
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
-    log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
+    at_Q = np.array([0.025, 0.5, 0.975])
+    log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, at_Q)
     least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
-    low, middle, high = ceiling(post, np.array([0.025, 0.5, 0.975])).tolist()
+    low, middle, high = weighted_quantiles(post.A, post.weight, at_Q).tolist()
     value = post.curve_at(FAR * math.exp(sample.log_c_range[1]))
     far = float(weighted_quantiles(value, post.weight, np.array([0.5]))[0])
     edges = {

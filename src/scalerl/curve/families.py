@@ -339,11 +339,6 @@ class Curve:
         gain = self.A - self.R_0
         return np.stack([share_N, gain * by_log_b_N, -gain * by_log_c_N, 1.0 - share_N], axis=-1)
 
-    def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """Return dR/dC at every compute above 0, in pass rate per unit of compute, shape as given."""
-        # The curve depends on log C - log C_mid, so that its slope in log C is minus that by log C_mid.
-        return -self.jacobian(log_compute(compute_N))[..., 2] / np.asarray(compute_N, dtype=float)
-
     def inverse(self, pass_rate: float) -> float:
         """Return the compute at which the curve reaches `pass_rate`: 0 up to R_0, infinite from A on."""
         if pass_rate <= self.R_0:

@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
 from scalerl.curve.evidence import outliers
-from scalerl.curve.families import LOG_LOGISTIC, Curve, Family
+from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.own_families import with_extra
@@ -105,6 +105,13 @@ def fit(
     post = _posterior(sample, floor, found, chosen)
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
+    # With the noise sd profiled out the log-likelihood is -n/2 log RSS; 1e-300 is for exact data.
+    least, half = best.rss + 1e-300, 0.5 * len(sample)
+    basins = tuple(b for b in best.basins if half * math.log((b[1] + 1e-300) / least) <= TOLERANCE)
+    bounds = (
+        f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
+        for name in best.at_bounds
+    )
     shape = _misfit_warning(misfit) if misfit else (*_change(post, points.axis), *_other_shape(post))
     result = Fit(
         axis=points.axis,
@@ -117,8 +124,8 @@ def fit(
         **_answers(post, sample, level, points),
         prior=prior,
         misfit=misfit,
-        basins=_basins(best, len(sample)),
-        warnings=(*points.warnings, *failed, *_start(points, given), *_bounds(best), *clock, *shape),
+        basins=basins,
+        warnings=(*points.warnings, *failed, *_start(points, given), *bounds, *clock, *shape),
         points=points,
         excluded=excluded,
         sample=sample,
@@ -300,20 +307,6 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     raise CannotAnswerError(
         f"{points.source}: {points.metric.subject} {what} from {first:.3f} (start) to {last:.3f} "
         f"(last third; {noise}), so there is no saturating curve to fit"
-    )
-
-
-def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
-    """Return the minima whose log-likelihood is within `TOLERANCE` of the best."""
-    # With the noise sd profiled out the log-likelihood is -n/2 log RSS; 1e-300 is for exact data.
-    least = best.rss + 1e-300
-    return tuple(b for b in best.basins if 0.5 * rows * math.log((b[1] + 1e-300) / least) <= TOLERANCE)
-
-
-def _bounds(best: LeastSquares) -> tuple[str, ...]:
-    return tuple(
-        f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
-        for name in best.at_bounds
     )
 
 

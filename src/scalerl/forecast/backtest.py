@@ -144,7 +144,9 @@ def _later(seen: Seen, rest: Points, level: float, rivals: Mapping[str, Rival]) 
     """Forecast the later evaluations, by the fit and by its rivals; None where none of them can."""
     if not len(rest):
         return None
-    compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
+    compute_M, knot_K = rest.compute_N, np.unique(rest.compute_N)
+    if len(knot_K) > _KNOTS:
+        knot_K = np.geomspace(knot_K[0], knot_K[-1], _KNOTS)
     at_Q = np.concatenate([tails(level), [1 - GO, 1 - NO_GO], _LEVELS])
     order_Q = np.argsort(at_Q, kind="stable")
     later = Later(compute_M, rest.pass_rate_N)
@@ -171,12 +173,6 @@ def _ours(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
         raise CannotAnswerError(seen.why_not)
     medians, values = zip(*(seen.fit.predicted(float(c), at_Q) for c in compute_K), strict=True)
     return Predicted(np.array(medians), np.array(values).T)
-
-
-def _knots(compute_M: np.ndarray) -> np.ndarray:
-    """Return every compute where these are few, else `_KNOTS` from the first to the last; (K,), rising."""
-    distinct = np.unique(compute_M)
-    return distinct if len(distinct) <= _KNOTS else np.geomspace(distinct[0], distinct[-1], _KNOTS)
 
 
 def _between(knot_K: np.ndarray, value_K: np.ndarray, compute_M: np.ndarray) -> np.ndarray:

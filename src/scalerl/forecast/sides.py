@@ -11,7 +11,6 @@ Shapes: n paired draws.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +135,9 @@ def draw_sides(
         common = [blocks[base][i] for i in rows[0]]
         groups = [block[0] if isinstance(block, tuple) else block for block in common]
     weight_F = joint_weights([*own, *other])
-    one_family = _one_family(own, other)
+    # By the evidence for one family of both against one of each.
+    favour = ONE_FAMILY * np.sum(joint_weights(own) * joint_weights(other) / _family_prior(own))
+    one_family = float(favour / (favour + 1 - ONE_FAMILY))
     # Seeds of one recipe share a shape, which is none of the families exactly: no evidence adds up there.
     apart_FF = np.outer(_weights_of_one(own), _weights_of_one(other))
 
@@ -188,11 +189,6 @@ def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int],
     return [base.index(block) for block in common], [recipe.index(block) for block in common]
 
 
-def ceiling(draws: Draws) -> np.ndarray:
-    """Return A, (n,)."""
-    return draws.A_n
-
-
 def efficiency(draws: Draws) -> np.ndarray:
     """Return log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
     b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
@@ -206,21 +202,17 @@ def quantities(budget: float | None, target: float | None, seen: float | None = 
     `compute_to_target` is log C at which a curve reaches a pass rate: -inf from R_0 down, inf from A up.
     """
     found: dict[str, Quantity] = {
-        "A": ceiling,
+        "A": lambda draws: draws.A_n,
         "B": lambda draws: draws.log_b_n,
         "C_mid": lambda draws: draws.log_mid_n,
         "compute_to_own": efficiency,
     }
     for name, compute in (("pass_rate_seen", seen), ("pass_rate", budget)):
         if compute is not None:
-            found[name] = functools.partial(_curve_at, compute)
+            found[name] = lambda draws, c=compute: draws.curves_at(np.array([c]))[:, 0]
     if target is not None:
         found["compute_to_target"] = lambda draws: draws.log_compute_to(target)
     return found
-
-
-def _curve_at(compute: float, draws: Draws) -> np.ndarray:
-    return draws.curves_at(np.array([compute]))[:, 0]
 
 
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
@@ -232,12 +224,6 @@ def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
 def _weights_of_one(fits: Sequence[Fit]) -> np.ndarray:
     """Return the family weights of one run like these: the geometric mean of theirs."""
     return _normalised(_log_weights(fits).mean(axis=0))
-
-
-def _one_family(base: Sequence[Fit], recipe: Sequence[Fit]) -> float:
-    """Return the probability that both sides have one family, by the evidence for it against one of each."""
-    favour = np.sum(joint_weights(base) * joint_weights(recipe) / _family_prior(base))
-    return float(ONE_FAMILY * favour / (ONE_FAMILY * favour + 1 - ONE_FAMILY))
 
 
 def _family_prior(fits: Sequence[Fit]) -> np.ndarray:

@@ -31,26 +31,22 @@ from scalerl.record.metric import Kind, Metric, is_held_out_share, is_named_for_
 class Candidate:
     """A metric of a log that could stand for the pass rate."""
 
-    name: str
-    kind: Kind
+    metric: Metric
     series: Series
     """As it was logged."""
     rate_N: np.ndarray
     """In [0, 1]; empty where it cannot be made so."""
-    why_not: str = ""
-    """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
-    how: str = ""
+    how: str
     """How it was made one, in a sentence; empty where it is as it was logged."""
-    dataset: str = ""
-    n_prompts: int = 0
-    n_samples: int = 0
-    n_made: int = 0
+    why_not: str
+    """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
+    n_made: int
     """Its evaluations, those without a value included."""
 
-    def metric(self, others: Iterable[str], is_chosen: bool) -> Metric:
-        """Return what this is, beside the other candidates."""
-        rest = tuple(name for name in others if name != self.name)
-        return Metric(self.name, self.kind, self.dataset, self.n_prompts, self.n_samples, rest, is_chosen)
+    @property
+    def name(self) -> str:
+        """What it is called in the log."""
+        return self.metric.name
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
     found = candidates(log, vocabulary, asked)
     if asked.pooled:
         return _pooled(log, found, asked)
-    sets = {part for one in found for part in (one.name, one.dataset)}
+    sets = {part for one in found for part in (one.name, one.metric.dataset)}
     warnings = [
         f"{log.source}: no held-out data set or metric '{name}', whose prompts are given"
         for name in asked.prompts
@@ -84,14 +80,15 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
         usable = [one for one in found if not one.why_not]
         if not usable:
             raise InputError(f"{log.source}: {found[0].why_not}")
-        usable = [one for one in usable if one.kind == "pass rate"] or usable
+        usable = [one for one in usable if one.metric.kind == "pass rate"] or usable
         chosen = _largest(usable, asked, warnings)
     else:
         chosen = _unasked(log, vocabulary, found, asked, warnings)
     if chosen.how:
         warnings.append(chosen.how)
     is_named = asked.metric is not None and len(found) == 1
-    metric = chosen.metric([one.name for one in found], is_named)
+    others = tuple(one.name for one in found if one is not chosen)
+    metric = replace(chosen.metric, others=others, is_chosen=is_named)
     return Chosen(metric, chosen.series, chosen.rate_N, (chosen.name,), tuple(warnings))
 
 
@@ -167,10 +164,8 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
-    return Candidate(
-        *(name, kept, series, rate_N, why_not, told, dataset),
-        *(prompts or prompts_of(series.value_N, samples), samples, made),
-    )
+    metric = Metric(name, kept, dataset, prompts or prompts_of(series.value_N, samples), samples)
+    return Candidate(metric, series, rate_N, told, why_not, made)
 
 
 def _unasked(
@@ -183,7 +178,7 @@ def _unasked(
     """Choose where the user has named nothing."""
     if not found:
         raise InputError(f"{log.source}: {_nothing_held_out(log, vocabulary, asked)}")
-    rates = [one for one in found if one.kind == "pass rate"]
+    rates = [one for one in found if one.metric.kind == "pass rate"]
     if usable := [one for one in rates if not one.why_not]:
         chosen = _largest(usable, asked, warnings)
         if chosen.name not in vocabulary.held_out([chosen.name]):
@@ -236,9 +231,10 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
 
 def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]) -> Candidate:
     """Return the candidate with most prompts, or evaluations where no prompts are known; warn of others."""
-    chosen = max(found, key=lambda one: (one.n_prompts, one.n_made))  # the first of several
+    chosen = max(found, key=lambda one: (one.metric.n_prompts, one.n_made))  # the first of several
     if others := [one.name for one in found if one is not chosen]:
-        by = "that with most prompts" if chosen.n_prompts else "the first, as the prompts of none are known,"
+        by = "the first, as the prompts of none are known,"
+        by = "that with most prompts" if chosen.metric.n_prompts else by
         warnings.append(
             f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.option} NAME takes "
             f"another of {listed(others)}"
@@ -253,12 +249,12 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
         InputError: there are not two of one kind, their prompts are not known, or no step has both.
     """
     usable = [one for one in found if not one.why_not]
-    rates = [one for one in usable if one.kind == "pass rate"] or usable
-    rates = [one for one in rates if one.kind == rates[0].kind]
+    rates = [one for one in usable if one.metric.kind == "pass rate"] or usable
+    rates = [one for one in rates if one.metric.kind == rates[0].metric.kind]
     if len(rates) < 2:
         names = listed([one.name for one in found]) or "none"
         raise InputError(f"{log.source}: to be pooled it takes two data sets; held out are {names}")
-    if unknown := [one.name for one in rates if not one.n_prompts]:
+    if unknown := [one.name for one in rates if not one.metric.n_prompts]:
         raise InputError(
             f"{log.source}: the number of prompts behind '{unknown[0]}' is not known, so that no mean over "
             "data sets can be weighted: give --prompts SET=N,SET=N"
@@ -268,17 +264,17 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
     if not len(common_N):
         raise InputError(f"{log.source}: {listed([one.name for one in rates])} have no step in common")
     places = [np.searchsorted(one.series.step_N, common_N) for one in rates]
-    weight_K = np.array([one.n_prompts for one in rates], dtype=float)
+    weight_K = np.array([one.metric.n_prompts for one in rates], dtype=float)
     rate_KN = np.array([one.rate_N[place_N] for one, place_N in zip(rates, places, strict=True)])
     first = rates[0].series
     series = replace(
         first, step_N=common_N, value_N=weight_K @ rate_KN / weight_K.sum(), time_N=first.time_N[places[0]]
     )
-    names, sets = [one.name for one in rates], [one.dataset or one.name for one in rates]
-    samples = {one.n_samples for one in rates}
+    names, sets = [one.name for one in rates], [one.metric.dataset or one.name for one in rates]
+    samples = {one.metric.n_samples for one in rates}
     metric = Metric(
         f"mean of {listed(names)}",
-        rates[0].kind,
+        rates[0].metric.kind,
         " + ".join(sets),
         int(weight_K.sum()),
         samples.pop() if len(samples) == 1 else 0,

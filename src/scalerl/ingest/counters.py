@@ -42,28 +42,13 @@ class Counter:
         return float(np.interp(step, step_N, total_N))
 
 
-@dataclass(frozen=True)
-class ComputeCounters:
-    """The counters that could be made; the others are None."""
-
-    device_seconds: Counter | None
-    tokens: Counter | None
-    tokens_processed: Counter | None
-    samples: Counter | None
-    flops: Counter | None
-    warnings: tuple[str, ...] = ()
-
-
 def counters(
     log: Log, vocabulary: Vocabulary, devices: float | None = None, model: ModelCost | None = None
-) -> ComputeCounters:
-    """Make all counters of a log.
+) -> tuple[dict[str, Counter], list[str]]:
+    """Make the counters of a log that it allows, with warnings: of GPU-hours (in device-seconds), FLOPs ...
 
-    Args:
-        log: of one run.
-        vocabulary: of its trainer.
-        devices: how many it ran on; by default as the log has it, and one, with a warning, where it has not.
-        model: what a token costs.
+    It ran on `devices`; by default as the log has it, and one, with a warning, where it has not. `model` is
+    what a token costs.
     """
     warnings: list[str] = []
     # Values of 1e308 add up to inf; what is not below MOST is left out by name at the end.
@@ -75,13 +60,15 @@ def counters(
             log, vocabulary
         )
         flops = _flops(log, vocabulary, model, tokens, warnings)
-    made = {"device_seconds": seconds, "tokens": tokens, "tokens_processed": processed}
-    made |= {"samples": samples, "flops": flops}
+    made = {"GPU-hours": seconds, "FLOPs": flops, "tokens": tokens}
+    made |= {"tokens_processed": processed, "samples": samples}
+    found: dict[str, Counter] = {}
     for name, counter in made.items():
-        if counter is not None and not (np.abs(counter.total_N) < MOST).all():
+        if counter is not None and (np.abs(counter.total_N) < MOST).all():
+            found[name] = counter
+        elif counter is not None:
             warnings.append(f"left out, as no run has so much: {counter.how}")
-            made[name] = None
-    return ComputeCounters(**made, warnings=tuple(warnings))
+    return found, warnings
 
 
 def _device_seconds(

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 from scalerl import limits
 from scalerl.errors import counted, listed
 from scalerl.ingest.choice import choose, left_out_of
-from scalerl.ingest.counters import ComputeCounters, Counter, counters
+from scalerl.ingest.counters import Counter, counters
 from scalerl.ingest.logs.log import Log, Series, presentable
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
-from scalerl.record.left_out import NONE, LeftOut
+from scalerl.record.left_out import NONE
 from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
@@ -31,29 +31,6 @@ OF_STEP = {
 """Roles of metrics, by the fields of steps.jsonl that they become."""
 _SLACK = 1e-6
 _AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A run that was read from a foreign log."""
-
-    record: RunRecord
-    columns: Mapping[str, Series]
-    """By the fields of steps.jsonl that they become."""
-    taken: tuple[tuple[str, str], ...]
-    """What each metric was taken for, as (what, text)."""
-    warnings: tuple[str, ...]
-    left_out: LeftOut = NONE
-    """The evaluations that do not count."""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return self.record.config
-
-    def steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of steps.jsonl, one for every step at which anything was logged."""
-        return _steps(self.columns)
 
 
 def _steps(columns: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
@@ -73,8 +50,8 @@ def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float
         yield from ((step, time, name, value) for step, time, value in zip(*columns, strict=True))
 
 
-def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
-    """Make a run of a log.
+def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
+    """Make a run of a log; its config says what each metric was taken for, and what is left out.
 
     Raises:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
@@ -88,14 +65,12 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*told, *log.notes] if left_out.ending else [*log.notes, *told]
     warnings += chosen.warnings
-    made = counters(log, vocabulary, asked.devices, asked.cost())
-    warnings += made.warnings
-    taken = [
-        ("pass rate", f"{metric}; {counted(len(series), 'evaluation')}"),
-        *_taken_counters(made),
-    ]
+    made, doubts = counters(log, vocabulary, asked.devices, asked.cost())
+    warnings += doubts
+    taken = {"pass rate": f"{metric}; {counted(len(series), 'evaluation')}"}
     if metric.others:
-        taken.insert(1, ("other held-out metrics", f"{listed(metric.others)} ({asked.option} NAME)"))
+        taken["other held-out metrics"] = f"{listed(metric.others)} ({asked.option} NAME)"
+    taken |= {what: counter.how for what, counter in made.items()}
     columns = _columns(log, vocabulary, taken, warnings)
     noise = {
         role: log.metrics[name]
@@ -113,7 +88,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
         "name": log.name,
         "source": {"path": log.source, "format": log.format, "trainer": vocabulary.trainer},
         "metric": metric.to_json(),
-        "taken": dict(taken),
+        "taken": taken,
         "assumed": list(warnings),
         "trainer_config": {
             key: value for key, value in log.config.items() if isinstance(value, str | int | float | None)
@@ -123,8 +98,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
         config["left_out"] = left_out.to_json()
     config |= _budget(log.config)
     steps = partial(_steps, columns)
-    record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings), source_steps=steps)
-    return Imported(record, columns, tuple(taken), tuple(warnings), left_out)
+    return RunRecord(Path(log.source), config, points, warnings=tuple(warnings), source_steps=steps)
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,18 +112,18 @@ def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(
-    log: Log, vocabulary: Vocabulary, taken: list[tuple[str, str]], warnings: list[str]
+    log: Log, vocabulary: Vocabulary, taken: dict[str, str], warnings: list[str]
 ) -> dict[str, Series]:
     found: dict[str, Series] = {}
     for role, field in OF_STEP.items():
         for name in vocabulary.matches(role, log.metrics)[:1]:
             found[field] = log.metrics[name]
-            taken.append((field.replace("_", " "), name))
+            taken[field.replace("_", " ")] = name
     if "truncated" not in found:
         for name in vocabulary.matches("finished", log.metrics)[:1]:
             series = log.metrics[name]
             found["truncated"] = replace(series, value_N=1 - series.value_N)
-            taken.append(("truncated", f"1 - {name}"))
+            taken["truncated"] = f"1 - {name}"
     if "truncated" not in found:
         return found
     series = found["truncated"]
@@ -164,26 +138,25 @@ def _columns(
 
 
 def _point(
-    step: float, rate: float, time: float, made: ComputeCounters, columns: Mapping[str, Series]
+    step: float, rate: float, time: float, made: Mapping[str, Counter], columns: Mapping[str, Series]
 ) -> EvalPoint:
-    def total(counter: Counter | None) -> float:
-        return counter.at(step) if counter is not None else math.nan
+    def total(what: str) -> float:
+        return made[what].at(step) if what in made else math.nan
 
     health: dict[str, Any] = {
         name: columns[name].at(step) for name in ("truncated", "mean_length", "entropy") if name in columns
     }
-    tokens, flops = total(made.tokens), total(made.flops)
-    processed = total(made.tokens_processed)
+    tokens, flops = total("tokens"), total("FLOPs")
     return EvalPoint(
         step=int(step),
         pass_rate=rate,
         time=time,
         # Which device did what is not told: all of it is called training.
-        device_seconds=DeviceSeconds(0.0, total(made.device_seconds), math.nan, 0.0),
+        device_seconds=DeviceSeconds(0.0, total("GPU-hours"), math.nan, 0.0),
         # How many tokens were trained on only our own logs say; of the FLOPs a quarter is the sampling.
-        tokens=Tokens(tokens, processed - tokens),
+        tokens=Tokens(tokens, total("tokens_processed") - tokens),
         flops=Flops(flops / 4, 3 * flops / 4),
-        samples=total(made.samples),
+        samples=total("samples"),
         **health,
     )
 
@@ -194,9 +167,3 @@ def _known_noise(series: Mapping[str, Series], step: float) -> dict[str, Any]:
     if len(found) < 3 or any(math.isnan(value) or value < 0 for value in found.values()):
         return {}
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
-
-
-def _taken_counters(made: ComputeCounters) -> list[tuple[str, str]]:
-    named = {"GPU-hours": made.device_seconds, "FLOPs": made.flops}
-    named |= {"tokens": made.tokens, "tokens_processed": made.tokens_processed, "samples": made.samples}
-    return [(what, counter.how) for what, counter in named.items() if counter is not None]

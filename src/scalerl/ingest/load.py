@@ -15,12 +15,12 @@ from scalerl.files import reading
 from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
 from scalerl.ingest.formats.table import parse_table, read_table
-from scalerl.ingest.imported import Imported, as_run
+from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import Log
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, any_of, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.metric import is_held_out_share
@@ -36,13 +36,13 @@ STANDARD_INPUT = "-"
 class FoundRuns:
     """The runs of a file or folder, and those that cannot be read."""
 
-    all: tuple[Imported | Unread, ...]
+    all: tuple[RunRecord | Unread, ...]
     """Runs of both kinds, in the order of the source."""
 
     @property
-    def runs(self) -> tuple[Imported, ...]:
+    def runs(self) -> tuple[RunRecord, ...]:
         """The runs that can be read."""
-        return tuple(one for one in self.all if isinstance(one, Imported))
+        return tuple(one for one in self.all if isinstance(one, RunRecord))
 
     @property
     def unread(self) -> tuple[Unread, ...]:
@@ -143,7 +143,7 @@ def read_source(
         if not logs:
             raise InputError(f"{path}: no run {asked.run!r}; there are {names}")
     limits.RUNS.check(len(logs), path)
-    made: list[Imported | Unread] = []
+    made: list[RunRecord | Unread] = []
     evaluations, first_error = 0, ""
     for log in logs:
         if isinstance(log, Unread):
@@ -154,13 +154,13 @@ def read_source(
         for one, options in _each(log, asked) if asked.each else [(log, asked)]:
             try:
                 run_read = run_of(one, options)
-                limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
+                limits.EVALUATIONS.check(evaluations + len(run_read.evals), path)
             except InputError as error:
                 which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
                 first_error = first_error or f"{error}{which}"
                 made.append(Unread(str(path), one.name, str(error)))
             else:
-                evaluations += len(run_read.record.evals)
+                evaluations += len(run_read.evals)
                 made.append(run_read)
     found_runs = FoundRuns(tuple(made))
     if not found_runs.runs:
@@ -201,11 +201,11 @@ def wanted(asked: ReadOptions) -> Wanted:
     So is what no trainer is known to log, if its name says that it is a held-out share of right answers.
     """
     extra = [asked.metric, *asked.metric.split(",")] if asked.metric else []
-    known = known_names(VOCABULARIES, *extra).fullmatch
+    known = any_of((name for one in VOCABULARIES for name in one.patterns()), extra).fullmatch
     return lru_cache(2**16)(lambda name: known(name) is not None or is_held_out_share(name))
 
 
-def run_of(log: Log, asked: ReadOptions) -> Imported:
+def run_of(log: Log, asked: ReadOptions) -> RunRecord:
     """Make a run of a log, whose trainer is recognised unless it is named.
 
     Raises:
@@ -314,7 +314,7 @@ def _records(
     place = Path(path)
     if (remote := on_server(path, source.format)) is not None:
         found = read_source(path, source, remote)
-        return [one.record for one in found.runs], True, found.unread
+        return list(found.runs), True, found.unread
     with reading(path):
         is_folder = place.is_dir()
         is_own = holds_run(place) or bool(runs_below(place)) if is_folder else not place.is_file()
@@ -322,7 +322,7 @@ def _records(
     format = None if is_own and source.format is None else recognise(place, source.format)
     if format is not None:
         found = read_source(path, source, format)
-        return [one.record for one in found.runs], True, found.unread
+        return list(found.runs), True, found.unread
     if not is_folder:
         return None, False, ()
     if not is_own:

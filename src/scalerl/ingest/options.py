@@ -77,8 +77,8 @@ class ReadOptions:
     @property
     def task(self) -> str | None:
         """The task of a mixture whose pass rates a run folder is asked for."""
-        is_of_task = self.metric is not None and self.metric.startswith(PASS_RATE_OF)
-        return self.metric.removeprefix(PASS_RATE_OF) if self.metric and is_of_task else None
+        metric = self.metric or ""
+        return metric.removeprefix(PASS_RATE_OF) if metric.startswith(PASS_RATE_OF) else None
 
     def check_used(
         self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}", is_table: bool = False

@@ -33,13 +33,12 @@ from scalerl.forecast.online import Forecaster
 from scalerl.ingest.flops import model_cost
 from scalerl.ingest.formats import trainer_state
 from scalerl.ingest.formats.lines import name_of
-from scalerl.ingest.imported import Imported
 from scalerl.ingest.load import run_of, wanted
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RECORDS
-from scalerl.record.reader import AXES, in_dollars
+from scalerl.record.reader import AXES, RunRecord, in_dollars
 from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0, "training reward": 0.0}
@@ -201,20 +200,20 @@ class ForecastCallback(TrainerCallback):
 
     def _evaluated(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         """Forecast, unless nothing has been evaluated since the last time."""
-        imported = self._import(args, state)
-        points = imported.record.evals
+        record = self._import(args, state)
+        points = record.evals
         seen = len(points), points[-1].step, points[-1].pass_rate
         end = float(state.max_steps) if self._end is None else self._end
         if seen == self._seen or end <= 0:
             return
         if not self._seen:
-            _print(state.global_step, f"metric: {imported.record.metric}")
+            _print(state.global_step, f"metric: {record.metric}")
         self._seen = seen
         with self._spared():
-            self._keep(imported, end)
-        self._forecast(imported, end, args, state, control)
+            self._keep(record, end)
+        self._forecast(record, end, args, state, control)
 
-    def _import(self, args: TrainingArguments, state: TrainerState) -> Imported:
+    def _import(self, args: TrainingArguments, state: TrainerState) -> RunRecord:
         """The run as the importer has it from a trainer_state.json."""
         folder = Path(str(args.output_dir))
         # n_gpu is 0 on a CPU, and above 1 under DataParallel, which has one process for all.
@@ -226,13 +225,13 @@ class ForecastCallback(TrainerCallback):
 
     def _forecast(
         self,
-        imported: Imported,
+        record: RunRecord,
         end: float,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
     ) -> None:
-        points = Points.from_record(imported.record, self._axis, self._price)
+        points = Points.from_record(record, self._axis, self._price)
         self.forecaster = forecaster = Forecaster(points=points, **self._options)
         line = forecaster.line(end)
         try:
@@ -260,17 +259,17 @@ class ForecastCallback(TrainerCallback):
         control.should_training_stop = True
         control.should_save = control.should_save or args.save_strategy != "no"
 
-    def _keep(self, imported: Imported, end: float) -> None:
+    def _keep(self, record: RunRecord, end: float) -> None:
         """Write the run folder as the run is by now."""
         if self._folder is None:
             return
         if self._writer is None:
             # It is written once, so that what changes with every evaluation has no place in it.
-            config = {name: imported.config[name] for name in ("name", "source", "metric")}
+            config = {name: record.config[name] for name in ("name", "source", "metric")}
             config["budget"] = {"kind": self._axis, "amount": end}
             self._writer = _open(self._folder, config, self._resumed)
             self._resumed = True  # an evaluation after the training goes on with it
-        self._writer.whole(imported.record.evals, imported.steps())
+        self._writer.whole(record)
 
     def _warn(self, texts: Iterable[str]) -> None:
         """Print each warning once, whatever its numbers: lists of steps grow as evaluations are left out."""

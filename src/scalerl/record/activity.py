@@ -7,9 +7,9 @@ leaves it, and `time` says how old it is.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
@@ -83,32 +83,24 @@ class Activity:
         rate = {"tokens_per_second": self.tokens_per_second, "ends_in": self.count.ends_in(self.time)}
         return asdict(self) | rate
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what `to_json` was made of; what is missing or of another type has its default.
-
-        The file may be of another version, or be edited.
-        """
-        found = {}
-        for one in fields(cls):
-            value = values.get(one.name)
-            if one.name in ("count", "evaluating"):
-                parts = value if isinstance(value, dict) else {}
-                kept = {k: parts[k] for k, kind in _COUNT.items() if isinstance(parts.get(k), kind)}
-                found[one.name] = Count(**kept)
-            elif isinstance(value, str if one.name == "doing" else (int, float)):
-                found[one.name] = value
-        return cls(**found)
-
-
-_COUNT = {"done": int, "of": int, "unit": str, "since": (int, float)}
-
 
 def read_activity(run: Path) -> Activity | None:
     """Return what a run was doing when it wrote that last; None where it has ended, or the file is torn."""
     path = run / FILE
     try:
-        found = Activity.from_json(read_object(path)) if path.is_file() else Activity()
+        found = _made(Activity(), read_object(path) if path.is_file() else {})
     except (InputError, OSError):
         return None
     return found if found.doing else None
+
+
+def _made(default: Any, value: Any) -> Any:
+    """Return a value that was read, or the default where it is missing or of another type.
+
+    The file may be of another version, or be edited.
+    """
+    if is_dataclass(default):
+        parts = value if isinstance(value, dict) else {}
+        return replace(default, **{k: _made(own, parts.get(k)) for k, own in vars(default).items()})  # pyright: ignore
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    return value if isinstance(value, kinds) else default

@@ -199,16 +199,11 @@ def _places(items: Sequence[Omitted], total: int) -> str:
 
 
 def _shared(found: Sequence[Omitted]) -> list[Omitted]:
-    """Keep `MOST` of all, shared evenly between the reasons; one that needs less leaves it to the others."""
+    """Keep the first of every reason, as many of each, `MOST` in all at the most."""
     by_reason: dict[str, list[Omitted]] = {}
     for one in found:
         by_reason.setdefault(one.reason, []).append(one)
-    # By size: what the small ones leave of their share is known when the large ones are cut.
-    kept: dict[str, list[Omitted]] = {}
-    for left, reason in enumerate(sorted(by_reason, key=lambda reason: len(by_reason[reason]))):
-        room = MOST - sum(map(len, kept.values()))
-        kept[reason] = by_reason[reason][: max(room // (len(by_reason) - left), 1)]
-    return [one for reason in by_reason for one in kept[reason]]
+    return [one for of_reason in by_reason.values() for one in of_reason[: MOST // len(by_reason)]]
 
 
 def shown_step(value: Any) -> int | None:

@@ -20,7 +20,7 @@ from scalerl.files import write_atomically, writing
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.cut import cut_record
 from scalerl.record.folder import RECORDS, RunFolder
-from scalerl.record.reader import SCHEMA, EvalPoint
+from scalerl.record.reader import SCHEMA, EvalPoint, RunRecord
 
 
 class RunWriter:
@@ -128,10 +128,11 @@ class RunWriter:
         """Append one evaluation of a downstream suite."""
         self._append("downstream.jsonl", row, sync=True)
 
-    def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
-        """Write all evaluations and steps of a finished run at once."""
+    def whole(self, record: RunRecord) -> None:
+        """Write all evaluations and steps of a run that was read from a log, at once."""
+        steps = record.source_steps() if record.source_steps else ()
         # What makes it a run comes last.
-        lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
+        lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in record.evals)}
         for name, rows in lines.items():
             with _writing(self.path / name):
                 write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))

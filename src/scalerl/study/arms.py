@@ -82,7 +82,11 @@ class LeaveOneOutArms:
         }
         if not different:
             raise InputError("arms.without: that recipe does not differ from the base")
-        return [("base", {}), *((_label(part, value), {part: value}) for part, value in different.items())]
+        arms: list[Named] = [("base", {})]
+        for part, value in different.items():
+            shown = label(value["kind"]) if isinstance(value, Mapping) and "kind" in value else value
+            arms.append((f"{part}={shown}", {part: value}))
+        return arms
 
 
 @dataclass(frozen=True)
@@ -260,7 +264,3 @@ def _fields_arm(pairs: Mapping[str, Any]) -> Named:
                 raise InputError(f"arms: {name} is within {parent!r}, which has a value of its own")
         inner[last] = value
     return " ".join(f"{name}={value}" for name, value in pairs.items()), out
-
-
-def _label(part: str, value: Any) -> str:
-    return f"{part}={label(value['kind']) if isinstance(value, Mapping) and 'kind' in value else value}"

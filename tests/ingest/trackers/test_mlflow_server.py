@@ -107,12 +107,12 @@ def test_a_run_by_its_id_and_by_its_name(store):
         names += [f"mlflow:{uri}/exp/plain", f"mlflow:{uri}/{id}", page, f"{page}/model-metrics"]
     for name in names:
         (run,) = read_source(name).runs
-        assert run.record.config["name"] == "plain"
-        assert [(one.step, one.pass_rate) for one in run.record.evals] == [(0, 0.2), (1, 0.3), (2, 0.4)]
-        assert [one.time for one in run.record.evals] == [1700000000.5, 1700000001.5, 1700000002.5]
-        assert run.record.config["trainer_config"] == {"actor.lr": 0.0001, "n_gpus": 8}
-        assert run.columns["loss"].value_N.tolist() == [1]  # without NaN and infinity
-        assert run.record.config["source"] == {"path": name, "format": "mlflow", "trainer": "unknown"}
+        assert run.config["name"] == "plain"
+        assert [(one.step, one.pass_rate) for one in run.evals] == [(0, 0.2), (1, 0.3), (2, 0.4)]
+        assert [one.time for one in run.evals] == [1700000000.5, 1700000001.5, 1700000002.5]
+        assert run.config["trainer_config"] == {"actor.lr": 0.0001, "n_gpus": 8}
+        assert [row["loss"] for row in run.steps() if "loss" in row] == [1]  # without NaN and infinity
+        assert run.config["source"] == {"path": name, "format": "mlflow", "trainer": "unknown"}
 
 
 @pytest.mark.parametrize("name", ["first: run's #1", 'both "quotes" and \' ones', "of/a/path"])
@@ -128,7 +128,7 @@ def test_the_runs_of_an_experiment(store):
         names.append(f"mlflow:{uri}/#/experiments/{made['team/exp']['id']}")
     ids = made["team/exp"]["same"]
     for name in names:
-        found = [run.record.config["name"] for run in read_source(name).runs]
+        found = [run.config["name"] for run in read_source(name).runs]
         assert sorted(found) == sorted(
             [*(one for one in NAMES if one not in ("same", "deleted")), *(f"same {id}" for id in ids)]
         )

@@ -75,7 +75,7 @@ def test_a_run_of_rows_that_are_exported_and_of_those_that_are_not(serve, export
     assert by_id.evals[0].time == START
     assert by_id.logged_axes() == ("gpu_hours", "steps")
     (imported,) = read_source("wandb:team/rl/abc123").runs
-    assert len(imported.columns["reward_mean"]) == 100
+    assert sum("reward_mean" in row for row in imported.steps()) == 100
     asked = server.scanned()
     assert not any("system" in key for keys in asked for key in keys)
     assert all("eval/accuracy" not in keys or len(keys) == 1 for keys in asked)
@@ -97,12 +97,12 @@ def test_the_runs_of_a_group_and_of_a_project(serve):
     made[1].rows = []
     serve(*made)
     found = read_source("wandb:team/rl?group=g")
-    assert [one.record.config["name"] for one in found.runs] == ["seed 0 id0", "seed 2", "seed 0 id3"]
+    assert [one.config["name"] for one in found.runs] == ["seed 0 id0", "seed 2", "seed 0 id3"]
     assert [one.run for one in found.unread] == ["seed 1"]
     assert "no metric here is a known pass rate" in found.unread[0].reason
     assert len(read_source("wandb:team/rl").runs) == 59  # of two pages
     one = read_source("wandb:team/rl?group=g", ReadOptions(run="seed 2"))
-    assert [run.record.config["name"] for run in one.runs] == ["seed 2"]
+    assert [run.config["name"] for run in one.runs] == ["seed 2"]
 
 
 def test_metrics_in_as_many_rows_that_are_not_the_same_rows(serve):
@@ -113,16 +113,16 @@ def test_metrics_in_as_many_rows_that_are_not_the_same_rows(serve):
     ]
     server = serve(Stored("a", "a", made))
     (run,) = read_source("wandb:team/rl/a").runs
-    assert len(run.record.evals) == len(run.columns["reward_mean"]) == 20
+    assert len(run.evals) == sum("reward_mean" in row for row in run.steps()) == 20
     assert sorted(map(len, server.scanned())) == [1, 1, 2]
-    assert not run.left_out.counts
+    assert "left_out" not in run.config
 
 
 def test_a_run_with_thousands_of_metrics_is_asked_for_a_few(serve):
     many = {f"gradients/layer.{n}": 0.5 for n in range(5000)}
     server = serve(Stored("a", "a", rows(10, every=1, more=many)))
     (run,) = read_source("wandb:team/rl/a").runs
-    assert len(run.record.evals) == 10
+    assert len(run.evals) == 10
     assert {key for keys in server.scanned() for key in keys} == {"train/reward", "loss", "eval/accuracy"}
 
 
@@ -156,8 +156,8 @@ def test_values_that_are_no_numbers_are_left_out_by_name(serve):
     made[1]["eval/accuracy"], made[7]["eval/accuracy"] = "NaN", "Infinity"
     serve(Stored("a", "a", made))
     (run,) = read_source("wandb:team/rl/a").runs
-    assert len(run.record.evals) == 2
-    assert dict(run.left_out.counts) == {"NaN": 1, "infinite": 1}
+    assert len(run.evals) == 2
+    assert run.config["left_out"]["reasons"] == {"NaN": 1, "infinite": 1}
 
 
 def test_a_run_with_a_summary_alone(serve):

@@ -223,7 +223,7 @@ def test_a_full_disk_costs_a_warning(short, small_base, short_plain, tmp_path, c
     said = "\n".join(caplog.messages)
     assert "tensorboard loses rows (OSError: [Errno 27] File too large); training goes on" in said
     (imported,) = read_source(record.path / "tensorboard").runs  # what fitted is sound
-    assert 1 <= len(imported.record.evals) < len(record.evals)
+    assert 1 <= len(imported.evals) < len(record.evals)
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(

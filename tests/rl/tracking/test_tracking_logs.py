@@ -259,4 +259,4 @@ def test_trackers_may_change_on_a_resume(short, small_base, short_plain, tmp_pat
     check_same_run(record, short_plain)
     assert record.config["recipe"]["tracking"]["to"] == ["tensorboard"]
     (imported,) = read_source(tmp_path / "run" / "tensorboard").runs
-    assert [point.step for point in imported.record.evals] == [9, 12]
+    assert [point.step for point in imported.evals] == [9, 12]

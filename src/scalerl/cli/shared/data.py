@@ -31,11 +31,16 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False) -> 
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
     add_shared(command, "--x", f"compute axis: {axes}; or a column of FILE (axis of the budget; gpu_hours)")
     command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates; * is any text")
-    command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
-    start, said = (_or_auto, " (auto: before a change that no curve describes)") if auto else (amount(), "")
+    command.add_argument(
+        "--r0",
+        type=lambda text: text if text == "free" else pass_rate(text),
+        metavar="R|free",
+        help="pass rate before training, if it is known",
+    )
+    said = " (auto: before a change that no curve describes)" if auto else ""
     command.add_argument(
         "--min-compute",
-        type=start,
+        type=lambda text: text if auto and text == "auto" else amount()(text),
         metavar="C|auto" if auto else "C",
         help=f"leave out compute below C{said}",
     )
@@ -66,7 +71,13 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
         "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"
     )
     scale = source.add_mutually_exclusive_group()
-    scale.add_argument("--percent", action="store_true", help="the metric is in percent")
+    scale.add_argument(
+        "--percent",
+        dest="max_reward",
+        action="store_const",
+        const=100.0,
+        help="the metric is in percent",
+    )
     scale.add_argument("--max-reward", type=positive, metavar="X", help="what a right answer earns (1)")
     source.add_argument("--min-reward", type=finite, metavar="X", help="what a wrong answer earns (0)")
     source.add_argument("--pooled", action="store_true", help="mean of data sets, weighted by prompts")
@@ -79,19 +90,9 @@ def read_options(args: argparse.Namespace) -> ReadOptions:
     """Return how a log is to be read, from `add_source_arguments` and --y."""
     from scalerl.ingest.options import ReadOptions
 
-    return ReadOptions(
-        args.y,
-        args.format,
-        args.trainer,
-        args.run_name,
-        args.devices,
-        args.model,
-        max_reward=100.0 if args.percent else args.max_reward,
-        min_reward=args.min_reward,
-        pooled=args.pooled,
-        each=getattr(args, "each", False),
-        prompts=args.prompts,
-    )
+    names = ("format", "trainer", "devices", "model", "max_reward", "min_reward", "pooled", "prompts")
+    given = {name: getattr(args, name) for name in names}
+    return ReadOptions(metric=args.y, run=args.run_name, each=getattr(args, "each", False), **given)
 
 
 def _prompts(text: str) -> dict[str, int]:
@@ -259,14 +260,6 @@ def check_one_axis(found: Sequence[Data]) -> None:
     has = "; ".join(f"'{data.path}' has {', '.join(data.axes)}" for data in (first, other))
     hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
     raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")
-
-
-def _or_auto(text: str) -> Amount | str:
-    return text if text == "auto" else amount()(text)
-
-
-def _r0(text: str) -> float | str:
-    return text if text == "free" else pass_rate(text)
 
 
 def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **options: Any) -> list[Fit]:

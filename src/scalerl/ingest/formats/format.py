@@ -129,18 +129,12 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
         names = ", ".join(one.name for one in formats())
         raise InputError(f"no format {named!r}; there are {names}, or {OWN}")
     try:
-        if (found := next((one for one in formats() if one.recognises(path)), None)) is None:
-            _check_content(path)
+        found = next((one for one in formats() if one.recognises(path)), None)
+        if found is None and path.is_file():  # no reader, also none of tables, can read some files
+            if not path.stat().st_size:
+                raise InputError(f"{path}: the file is empty")
+            with path.open("rb") as file:
+                check_not_compressed(file.read(8), str(path))
     except OSError as error:
         raise InputError(unopened(error, path)) from error
     return found
-
-
-def _check_content(path: Path) -> None:
-    """Raise an InputError if a file is one that no reader, also none of tables, can read."""
-    if not path.is_file():
-        return
-    if not path.stat().st_size:
-        raise InputError(f"{path}: the file is empty")
-    with path.open("rb") as file:
-        check_not_compressed(file.read(8), str(path))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.jsonl import check_not_compressed, check_not_utf16, object_of, parse_lines
+from scalerl.jsonl import check_not_compressed, check_not_utf16, object_of
 from scalerl.record.folder import name_of_path
 
 HEAD = 2**20
@@ -116,11 +116,6 @@ def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int,
             yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: {error}") from error
-
-
-def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file with their line numbers; an unfinished last line is noted."""
-    return parse_lines(lines(path), str(path), notes)
 
 
 def subfolders(folder: Path) -> list[Path]:

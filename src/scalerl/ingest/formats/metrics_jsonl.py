@@ -10,10 +10,10 @@ from typing import Any
 
 from scalerl.errors import InputError, listed
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
-from scalerl.ingest.formats.lines import files_in, head_rows, json_rows, name_of, subfolders
+from scalerl.ingest.formats.lines import files_in, head_rows, lines, name_of, subfolders
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
 from scalerl.ingest.logs.log import Log, finite
-from scalerl.jsonl import flat
+from scalerl.jsonl import flat, parse_lines
 from scalerl.record.reader import AXES
 
 _FILE = "metrics.jsonl"
@@ -94,7 +94,7 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
     reader = RowReader(str(source), "jsonl", name, lambda metric: wanted(metric.removeprefix(prefix)))
     for process, file in files:
         reader.begin_file()
-        for line, row in json_rows(file, reader.notes):
+        for line, row in parse_lines(lines(file), str(file), reader.notes):
             if process == _ORCHESTRATOR or not _OF_ORCHESTRATOR.isdisjoint(row):
                 cells = flat(row, separator="/", where=str(file))
                 own = (*STEPS, *TIMES, *RUNS)

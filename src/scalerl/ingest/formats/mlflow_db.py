@@ -41,12 +41,13 @@ def _read(database: Database) -> list[Log]:
         # The primary key starts with name and time, so that of other metrics no row is read. And a server
         # that writes waits, as the database is locked, for no longer than one metric takes.
         begun: set[str] = set()
-        for run, *cells in database.sql.execute(_METRIC, (name,)):
+        for run, value, time, step, is_nan in database.sql.execute(_METRIC, (name,)):
             if run in builders:
                 if run not in begun:
                     builders[run].begin_file()
                     begun.add(run)
-                _add(builders[run], name, cells)
+                logged = math.nan if is_nan else as_logged(value)
+                builders[run].add(finite(step), unix_seconds(time), {name: logged})
     return [builder.build() for builder in builders.values()]
 
 
@@ -72,11 +73,6 @@ def _builders(database: Database) -> dict[str, LogBuilder]:
             database.check_texts(texts)
             builders[run].config[str(key).replace("/", ".")] = parameter(str(text))
     return builders
-
-
-def _add(builder: LogBuilder, name: str, cells: list[Any]) -> None:
-    value, time, step, is_nan = cells
-    builder.add(finite(step), unix_seconds(time), {name: math.nan if is_nan else as_logged(value)})
 
 
 FORMAT = Store(

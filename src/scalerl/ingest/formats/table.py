@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
+import itertools
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,30 @@ _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 class _Table:
-    """The rows with a pass rate `y`: the cells of the columns that are wanted, by name, and their lines."""
+    """The rows with a pass rate: the cells of the columns that are of use, by name, and their lines."""
 
-    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
-        self.source, self._y = source, y
-        self.columns: tuple[str, ...] = ()
-        """All names, of the columns that are not wanted too, in the order of the file."""
-        self.cells: dict[str, list[Any]] = {name: [] for name in wanted}
+    def __init__(self, source: str, names: Collection[str], x: str | None, y: str | None) -> None:
+        """Choose the columns of compute `x` and of pass rates `y` among `names`, where these do not say them.
+
+        Raises:
+            InputError: several could be the pass rates, or one is to be both.
+        """
+        if y is None:
+            known = [] if "pass_rate" in names else ANY.matches("pass_rate", names)
+            if len(known) > 1:
+                raise InputError(f"{source}: {listed(known)} could be the pass rates: choose one with --y")
+            y = known[0] if known else "pass_rate"
+        if x is None:
+            there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
+            # Counters of a run are objects in every row, from which the hours are made.
+            x = "gpu_hours" if "device_seconds" in names or not there else there[0]
+        if x == y:
+            raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
+        self.source, self.x, self.y = source, x, y
+        self.columns = tuple(names)
+        """All names, of the columns that are of no use too, in the order of the file."""
+        self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL)}
         self.lines: list[int] = []
-        self.warnings: list[str] = []
         self._all_steps, self._all_lines = array("d"), array("q")
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
@@ -55,7 +70,7 @@ class _Table:
         # Restarts are proved by rows of training, which have no pass rate but count by their steps.
         self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
-        if _is_empty(row.get(self._y)):
+        if _is_empty(row.get(self.y)):
             return
         self.lines.append(line)
         limits.EVALUATIONS.check(len(self.lines), self.source)
@@ -105,6 +120,19 @@ class _Table:
         names = listed([name[:60] for name in self.columns], most=20)
         raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}")
 
+    def compute(self, rows: Sequence[int], price: float | None) -> np.ndarray:
+        """Return the compute of rows; errors as of `numbers`."""
+        if self.x == "dollars" and self.x not in self.columns and "gpu_hours" in self.columns:
+            return in_dollars(self.numbers("gpu_hours", rows), price)
+        is_step = self.x == "steps" and self.x not in self.columns and _STEP in self.columns
+        return self.numbers(_STEP if is_step else self.x, rows)
+
+    def optional(self, column: str, rows: Sequence[int]) -> np.ndarray | None:
+        """Return the numbers of a column that is not required, if it is there and complete."""
+        if column not in self.columns or any(_is_empty(self.cells[column][row]) for row in rows):
+            return None
+        return self.numbers(column, rows)
+
     def has_counters(self, column: str) -> bool:
         """Whether the cells of a column are objects of counters, as in evals.jsonl."""
         return any(isinstance(cell, dict) for cell in self.cells[column])
@@ -150,49 +178,51 @@ def parse_table(
     min_reward: float = 0.0,
 ) -> Points:
     """Read a table as `read_table` does, from the bytes of a file; `source` names it in errors."""
-    x, y = _chosen(data, source, x, y)
-    if x == y:
-        raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
-    table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
+    warnings: list[str] = []
+    table = _read(data, source, x, y, warnings)
     if (
         # An evals.jsonl; a table whose own column `tokens` holds plain numbers is read as it is.
-        y == "pass_rate"
-        and x in AXES
-        and (x not in table.columns or table.has_counters(x))
+        table.y == "pass_rate"
+        and table.x in AXES
+        and (table.x not in table.columns or table.has_counters(table.x))
         and any(map(table.has_counters, _COUNTERS))
     ):
-        return Points.from_record(RunRecord.parse_evals(data, source), x, price)
-    table.require(y)
-    rows, left_out = _counting(table, x, y, price)
-    noise_sd_N, samples_N, warnings = _noise(table, rows)
+        return Points.from_record(RunRecord.parse_evals(data, source), table.x, price)
+    table.require(table.y)
+    rows, left_out = _counting(table, price)
+    spread_N, prompts_N, samples_N = (table.optional(name, rows) for name in NOISE_FIELDS)
+    noise_sd_N, total_N = noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows)))
+    doubts = [f"{source}: {ONE_SAMPLE}"] if samples_N is not None and (samples_N == 1).any() else []
     if without := len(table.step_R) - len(table.lines):
-        warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
-    rate_N, told = _rates(table, rows, y, min_reward, max_reward)
+        doubts.insert(0, f"{source}: {counted(without, 'row')} left out, without a '{table.y}'")
+    rate_N, told = _rates(table, rows, min_reward, max_reward)
+    counts = {"n_prompts": prompts_N, "n_samples": samples_N}
+    known = {name: int(count_N[-1]) for name, count_N in counts.items() if count_N is not None}
     points = Points(
-        _compute(table, x, price, rows),
+        table.compute(rows, price),
         rate_N,
         noise_sd_N,
-        samples_N,
-        _optional(table, _STEP, rows),
+        total_N,
+        table.optional(_STEP, rows),
         source,
-        x,
+        table.x,
         np.array([table.lines[row] for row in rows], dtype=int),
-        (*left_out.sentences(), *table.warnings, *told, *warnings),
+        (*left_out.sentences(), *warnings, *told, *doubts),
         left_out,
-        _metric(table, y, rows),
+        replace(Metric.of_column(table.y), **known),
     )
     return warn_of_repeats(points)
 
 
 def _rates(
-    table: _Table, rows: Sequence[int], y: str, wrong: float, right: float
+    table: _Table, rows: Sequence[int], wrong: float, right: float
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the pass rates of rows, and how they were made.
 
     Raises:
         InputError: they are shares as they are, and rewards were told of.
     """
-    value_N = table.numbers(y, rows)
+    y, value_N = table.y, table.numbers(table.y, rows)
     if (wrong, right) == (0.0, 1.0):
         return value_N, ()
     if is_named_for_correctness(y) and value_N.min() >= 0 and value_N.max() <= 1:
@@ -203,48 +233,10 @@ def _rates(
     return (value_N - wrong) / (right - wrong), (f"{table.source}: {scaled_by(y, wrong, right)}",)
 
 
-def _chosen(data: bytes, source: str, x: str | None, y: str | None) -> tuple[str, str]:
-    """Return the columns of compute and of pass rates.
-
-    Raises:
-        InputError: several could be.
-    """
-    names = _names(data, source) if x is None or y is None else ()
-    if y is None:
-        y = "pass_rate"
-        if y not in names and (known := ANY.matches("pass_rate", names)):
-            if len(known) > 1:
-                raise InputError(f"{source}: {listed(known)} could be the pass rates: choose one with --y")
-            y = known[0]
-    if x is None:
-        there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
-        # Counters of a run are objects in every row, from which the hours are made.
-        x = "gpu_hours" if "device_seconds" in names or not there else there[0]
-    return x, y
-
-
-def _names(data: bytes, source: str) -> tuple[str, ...]:
-    """Return the names of the columns, of JSONL those of its first rows; empty where it is no table."""
-    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
-    try:
-        if start.lstrip().startswith(b"{"):
-            rows = [json.loads(line) for line in start.splitlines()[:_FIRST_ROWS] if line.strip()]
-            return tuple(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
-        header = next(filter(str.strip, text_lines(io.BytesIO(start))), "")
-        cells = next(csv_rows(io.BytesIO(start), source, delimiter=_delimiter(header)), (0, []))[1]
-    except (ValueError, RecursionError, InputError):
-        return ()  # reading it says why
-    return tuple(name.strip() for name in cells)
-
-
-def _delimiter(header: str) -> str:
-    return max(",;\t", key=header.count)
-
-
-def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
+def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:
     """Return the rows whose evaluation counts, and the evaluations that are no numbers or superseded."""
     filled = range(len(table.lines))
-    numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
+    numbers = {row: number for row in filled if (number := as_number(table.cells[table.y][row])) is not None}
     reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
     place_N = np.searchsorted(table.line_R, table.lines)
     steps = table.step_R[place_N]
@@ -258,91 +250,60 @@ def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[
         return list(filled), NONE  # of which the first is refused, with its line
     rows = sorted(reasons)
     found = [Omitted(reasons[row], shown_step(steps[row]), table.lines[row]) for row in rows]
-    at_W, at_N = _places(table, x, price, rows, kept)
-    return kept, LeftOut.of_log(found, at_W, at_N, y)
-
-
-def _places(
-    table: _Table, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Order rows along the run by their compute, or by their lines where some have none."""
     try:
-        return _compute(table, x, price, rows), _compute(table, x, price, kept)
+        at_W, at_N = table.compute(rows, price), table.compute(kept, price)
     except InputError:
         # Of a run that diverged the compute may be NaN, too; a row that counts is refused later.
         line_N = np.array(table.lines, dtype=float)
-        return line_N[list(rows)], line_N[list(kept)]
+        at_W, at_N = line_N[rows], line_N[kept]
+    return kept, LeftOut.of_log(found, at_W, at_N, table.y)
 
 
-def _compute(table: _Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
-    if x == "dollars" and x not in table.columns and "gpu_hours" in table.columns:
-        return in_dollars(table.numbers("gpu_hours", rows), price)
-    if x == "steps" and x not in table.columns and _STEP in table.columns:
-        x = _STEP
-    return table.numbers(x, rows)
-
-
-def _metric(table: _Table, y: str, rows: Sequence[int]) -> Metric:
-    """Return what the column `y` is, with its prompts where columns have them."""
-    counts = (_optional(table, name, rows[-1:]) for name in ("n_prompts", "n_samples"))
-    n_prompts, n_samples = (0 if count_1 is None else int(count_1[0]) for count_1 in counts)
-    return replace(Metric.of_column(y), n_prompts=n_prompts, n_samples=n_samples)
-
-
-def _optional(table: _Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
-    """Return the numbers of a column that is not required, if it is there and complete."""
-    if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
-        return None
-    return table.numbers(column, rows)
-
-
-def _noise(table: _Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return per row the noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
-    spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
-    single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
-    return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
-
-
-def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> _Table:
-    """Read the rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
+def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list[str]) -> _Table:
+    """Read the rows with a pass rate, of the columns that are of use; nothing else is held in memory."""
     check_not_utf16(data, source)
-    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
-    if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
+    data = data.removeprefix(codecs.BOM_UTF8)
+    start = data[:_LOOK]
+    if not start.strip() and not data.strip():
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    table = _Table(source, y, wanted)
     try:
         if b"\0" in data:
             data.decode()  # of what is both, it is said that it is no text
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
         if re.match(rb"\s*\[\s*[{\[\]]", start):
             raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
-        read = _read_json if start.lstrip().startswith(b"{") else _read_csv
-        read(data, table)
+        if start.lstrip().startswith(b"{"):
+            return _read_json(data, source, x, y, warnings)
+        return _read_csv(data, source, x, y)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
+
+
+def _read_json(data: bytes, source: str, x: str | None, y: str | None, warnings: list[str]) -> _Table:
+    rows = iter_jsonl(data, source, warnings)
+    first = list(itertools.islice(rows, _FIRST_ROWS))
+    columns = dict.fromkeys(name for _, row in first for name in row)
+    table = _Table(source, columns, x, y)
+    for line, row in itertools.chain(first, rows):
+        columns |= dict.fromkeys(row)
+        limits.TABLE_COLUMNS.check(len(columns), f"{source}, line {line}")
+        table.add(line, row)
+    table.columns = tuple(columns)
     return table
 
 
-def _read_json(data: bytes, table: _Table) -> None:
-    columns: dict[str, None] = {}
-    for line, row in iter_jsonl(data, table.source, table.warnings):
-        columns |= dict.fromkeys(row)
-        limits.TABLE_COLUMNS.check(len(columns), f"{table.source}, line {line}")
-        table.add(line, row)
-    table.columns = tuple(columns)
-
-
-def _read_csv(data: bytes, table: _Table) -> None:
-    source = table.source
+def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
     header = next(filter(str.strip, text_lines(io.BytesIO(data))), "")
     if not header:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    rows = csv_rows(io.BytesIO(data), source, delimiter=_delimiter(header), strict=True)
-    columns = table.columns = tuple(name.strip() for name in next(rows, (0, []))[1])
+    rows = csv_rows(io.BytesIO(data), source, delimiter=max(",;\t", key=header.count), strict=True)
+    columns = [name.strip() for name in next(rows, (0, []))[1]]
+    table = _Table(source, columns, x, y)
     places = {name: columns.index(name) for name in table.cells if name in columns}
     for line, cells in rows:
         # A line may be shorter than the first.
         table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})
+    return table
 
 
 def _is_empty(cell: Any) -> bool:

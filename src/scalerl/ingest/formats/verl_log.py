@@ -7,10 +7,10 @@ from pathlib import Path
 
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
-from scalerl.ingest.formats.lines import head_rows, json_rows, name_of
+from scalerl.ingest.formats.lines import head_rows, lines, name_of
 from scalerl.ingest.formats.rows import time_of
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
-from scalerl.jsonl import flat
+from scalerl.jsonl import flat, parse_lines
 
 
 def recognises(path: Path) -> bool:
@@ -27,7 +27,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     """
     builder = LogBuilder(str(path), "verl", name_of(path), wanted)
     is_empty = True
-    for number, row in json_rows(path, builder.notes):
+    for number, row in parse_lines(lines(path), str(path), builder.notes):
         if not _is_row(row):
             raise InputError(
                 f'{path}, line {number}: {brief(row)}; expected a row as {{"step": 1, "data": {{...}}}}'

@@ -59,31 +59,23 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
                 raise
             unread.append(Unread(str(path), file.stem.removeprefix("run-"), str(error)))
         else:
-            runs.setdefault(run_id, []).append(_Part(file, name, start))
+            # Unknown starts come last, by their folders, which hold a date.
+            runs.setdefault(run_id, []).append(
+                (math.inf if math.isnan(start) else start, str(file), name, start)
+            )
     missing = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
-    ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
-    by_file, room = {parts[0].path: parts for parts in ordered}, Room(str(path))
+    by_file = {Path(parts[0][1]): parts for parts in sorted(map(sorted, runs.values()))}
+    room = Room(str(path))
     # A run that was renamed when it was resumed has its latest name.
-    names = ((file, parts[-1].name) for file, parts in by_file.items())
+    names = ((file, parts[-1][2]) for file, parts in by_file.items())
     read_one = lambda file, _: [_read_run(by_file[file], wanted, room)]  # noqa: E731
     return [*each_run(path, names, read_one, missing, room), *unread]
 
 
+_Part = tuple[float, str, str, float]
+"""One file of a run: what it is sorted by, its path, the display name or the id, and its start."""
+
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One file of a run."""
-
-    path: Path
-    name: str
-    """The display name, or the id."""
-    start: float
-
-    def order(self) -> tuple[float, str]:
-        """Return the key to sort files by: unknown starts come last, by their folders, which hold a date."""
-        return (math.inf if math.isnan(self.start) else self.start, str(self.path))
 
 
 def _files(path: Path) -> list[Path]:
@@ -95,24 +87,20 @@ def _files(path: Path) -> list[Path]:
         for folder in _FOLDERS
         for pattern in _PATTERNS
         for file in sorted((path / folder).glob(pattern))
-        if not _is_linked(file, path) and file.is_file()
+        # Not by way of a link, be it the file or a folder between.
+        if not any(one.is_symlink() for one in (file, *file.parents[: len(file.relative_to(path).parts) - 1]))
+        and file.is_file()
     ]
-
-
-def _is_linked(file: Path, folder: Path) -> bool:
-    """Whether a file below a folder, or a folder between them, is a symbolic link."""
-    between = file.parents[: len(file.relative_to(folder).parts) - 1]
-    return any(one.is_symlink() for one in (file, *between))
 
 
 def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     """Read one run, whose files are given in the order of time."""
-    source = str(parts[-1].path)
-    builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or is_own_step(name), room)
+    source = parts[-1][1]
+    builder = LogBuilder(source, _NAME, parts[0][2], lambda name: wanted(name) or is_own_step(name), room)
     config: dict[str, Any] = {}
     segments: list[Segment] = []
-    for part in parts:  # one process after another: one file, as far as the order goes
-        reader, first = WandbReader(part.path, part.start, builder, config), builder.n_rows
+    for _, path, _, start in parts:  # one process after another: one file, as far as the order goes
+        reader, first = WandbReader(Path(path), start, builder, config), builder.n_rows
         reader.read()
         builder.name = reader.name or builder.name
         segments.append(Segment(first, builder.n_rows, reader.has_own_steps))

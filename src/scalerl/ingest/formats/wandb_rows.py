@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class WandbReader:
         if name is not None and after and after[0] == len(after) - 1:  # the length, in one byte
             return name, after[1:]
         keys, text = _item(memoryview(item))
-        name = _metric(keys)
+        name = "" if keys and keys[0].startswith("_wandb") else ".".join(keys)  # W&B keeps some for itself
         if text == after[1:] and len(self._names) < 2 * MOST_NAMES:
             self._names[before] = name
         return name, text
@@ -141,7 +141,10 @@ class WandbReader:
         media = {name.removesuffix("_type") for name in row if name.endswith("._type")}
         if media or nested:  # of media the sizes are numbers, too
             return {
-                name: row[name] for name in row if not (name.startswith("_wandb") or _is_below(name, media))
+                name: value
+                for name, value in row.items()
+                if not name.startswith("_wandb")
+                and not any(name[: dot.end()] in media for dot in _DOT.finditer(name))
             }
         return row
 
@@ -163,16 +166,6 @@ class WandbReader:
                 place[names[-1]] = parse_json(text, str(self._path))
             elif names:
                 place.pop(names[-1], None)
-
-
-def _metric(keys: list[str]) -> str:
-    """Join the parts of a key to the name of a metric; empty for what W&B keeps for itself."""
-    return "" if keys and keys[0].startswith("_wandb") else ".".join(keys)
-
-
-def _is_below(name: str, media: Set[str]) -> bool:
-    """Whether a name starts with one of some prefixes, which all end with a dot."""
-    return any(name[: dot.end()] in media for dot in _DOT.finditer(name))
 
 
 def identify(path: Path) -> tuple[str, str, float]:

@@ -8,14 +8,14 @@
     out      of every metric its values by step, each step once, and what was left out and why
 
 Only metrics of training prove a restart: an evaluator that runs beside it logs in any order, and again.
-Shapes: R rows, V values of a metric, N those that count, W values of all metrics that prove a restart.
+Shapes: R rows, V values of a metric, N those that count, W values of the one that proves a restart.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,8 +28,7 @@ REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
 """The reasons by their codes."""
 _MOST_RESTARTS = 200
 """Restarts of a log; each takes a pass over all metrics."""
-_WITNESSES = 8
-"""Metrics, those with the most values, in which restarts are looked for."""
+_NO_ROWS = np.zeros(0, dtype=np.intp)
 _MOST_WINDOWS = 20_000
 """Places at which steps come again that are looked at; in logs of one process a restart is one."""
 _LEAST_STEPS = 2
@@ -112,13 +111,10 @@ class Restart:
     highest: float
     """The highest step before."""
     line: int
-    again: Mapping[str, float] = field(default_factory=dict)
-    """Of a metric the first step that came again, where that is another: two processes log at two steps."""
 
-    def supersedes(self, step_V: np.ndarray, place_V: np.ndarray, name: str = "") -> np.ndarray:
-        """Return which values of a metric belong to the branch that was abandoned."""
-        is_before_V = (place_V >= self.first) & (place_V < self.place)
-        return is_before_V & (step_V >= self.again.get(name, self.step))
+    def supersedes(self, step_V: np.ndarray, place_V: np.ndarray) -> np.ndarray:
+        """Return which values belong to the branch that was abandoned."""
+        return (place_V >= self.first) & (place_V < self.place) & (step_V >= self.step)
 
     def __str__(self) -> str:
         where = f" (line {self.line})" if self.line else ""
@@ -127,26 +123,12 @@ class Restart:
         return f"at step {self.step:.0f}{where}: what was logged before for {steps} is superseded"
 
 
-def _superseded(
-    restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.ndarray, name: str = ""
-) -> np.ndarray:
-    """Return which values of a metric belong to branches that were abandoned."""
+def _superseded(restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.ndarray) -> np.ndarray:
+    """Return which values belong to branches that were abandoned."""
     is_over_V = np.zeros(len(step_V), dtype=bool)
     for restart in restarts:
-        is_over_V |= restart.supersedes(step_V, place_V, name)
+        is_over_V |= restart.supersedes(step_V, place_V)
     return is_over_V
-
-
-def _that_leave_some(
-    restarts: Sequence[Restart], step_E: np.ndarray, place_E: np.ndarray
-) -> Sequence[Restart]:
-    """Return the restarts before the one with which no evaluation at all is left."""
-    is_over_E = np.zeros(len(step_E), dtype=bool)
-    for n, restart in enumerate(restarts):
-        is_over_E |= restart.supersedes(step_E, place_E)
-        if is_over_E.all():
-            return restarts[:n]
-    return restarts
 
 
 def arrange(
@@ -158,20 +140,25 @@ def arrange(
     """
     is_step_R = is_step(rows.step_R)
     place_R, groups = _arrival(rows)
-    witnesses = {name: one for name, one in cells.items() if is_of_training(name)}
-    restarts, is_cut = _restarts(rows, place_R, groups, is_step_R, witnesses)
+    # The metric with the most values has seen any restart.
+    trained = (one.row_V for name, one in cells.items() if is_of_training(name))
+    restarts, is_cut = _restarts(rows, place_R, groups, max(trained, key=len, default=_NO_ROWS))
     made = [one.row_V[np.isfinite(one.value_V)] for name, one in cells.items() if is_of_evaluation(name)]
     if restarts and any(map(len, made)):
         row_E = np.unique(np.concatenate(made))
-        restarts = _that_leave_some(restarts, rows.step_R[row_E], place_R[row_E])
+        step_E, place_E = rows.step_R[row_E], place_R[row_E]
+        is_over_E = np.zeros(len(row_E), dtype=bool)
+        for n, restart in enumerate(restarts):
+            is_over_E |= restart.supersedes(step_E, place_E)
+            if is_over_E.all():  # those before the one with which no evaluation at all is left
+                restarts = restarts[:n]
+                break
     is_over_R = _superseded(restarts, rows.step_R, place_R)  # once for all metrics: there may be 50,000
-    apart = {name for restart in restarts for name in restart.again}
     values: dict[str, Series] = {}
     omitted: dict[str, Uncounted] = {}
     for name, one in cells.items():
         step_V, place_V = rows.step_R[one.row_V], place_R[one.row_V]
-        is_over_V = _superseded(restarts, step_V, place_V, name) if name in apart else is_over_R[one.row_V]
-        reason_V = _reasons(one, step_V, place_V, is_step_R[one.row_V], is_over_V)
+        reason_V = _reasons(one, step_V, place_V, is_step_R[one.row_V], is_over_R[one.row_V])
         order_V = np.argsort(step_V, kind="stable")
         is_kept_V = reason_V[order_V] == code_of(_KEPT)
         kept_V, left_V = order_V[is_kept_V], order_V[~is_kept_V]
@@ -187,8 +174,7 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
     rows = LogRows(step_R, np.full(len(step_R), math.nan), line_R)
     place_R, groups = _arrival(rows)
     row_V = np.flatnonzero(is_training_R)
-    cells = {"": Cells(row_V, np.zeros(len(row_V)), np.zeros(0, dtype=np.intp))}
-    restarts, _ = _restarts(rows, place_R, groups, is_step(step_R), cells)
+    restarts, _ = _restarts(rows, place_R, groups, row_V)
     step_P = step_R[np.argsort(place_R)]
     trained_N = np.unique(step_R[row_V])
     found = [_from_evaluation(restart, step_P, trained_N) for restart in restarts]
@@ -200,8 +186,8 @@ def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray
     before = step_P[restart.place - 1]
     n = int(np.searchsorted(trained_N, restart.step))
     if before < restart.step and (not n or before > trained_N[n - 1]):
-        return replace(restart, place=restart.place - 1, step=float(before), again={})
-    return replace(restart, again={})
+        return replace(restart, place=restart.place - 1, step=float(before))
+    return restart
 
 
 def is_step(step_R: np.ndarray) -> np.ndarray:
@@ -256,25 +242,15 @@ def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
 
 
 class _Witness:
-    """The values of some training metrics in the order of arrival, in which restarts are looked for."""
+    """The values of a training metric in the order of arrival, in which restarts are looked for."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        rows: LogRows,
-        metric_W: np.ndarray,
-        row_W: np.ndarray,
-        place_W: np.ndarray,
-        first: int,
-    ) -> None:
-        self.names, self.first = names, first
-        self.metric_W, self.place_W = metric_W, place_W
+    def __init__(self, rows: LogRows, row_W: np.ndarray, place_W: np.ndarray, first: int) -> None:
+        self.first, self.place_W = first, place_W
         self.step_W, self.time_W, self.line_W = rows.step_R[row_W], rows.time_R[row_W], rows.line_R[row_W]
-        order_W = np.lexsort((self.step_W, metric_W))  # stable: of one metric and step by arrival
-        same_W = (np.diff(metric_W[order_W]) == 0) & (np.diff(self.step_W[order_W]) == 0)
+        order_W = np.argsort(self.step_W, kind="stable")  # of one step by arrival
         self.is_again_W = np.zeros(len(order_W), dtype=bool)
-        """Whether the metric had this step before."""
-        self.is_again_W[order_W[1:][same_W]] = True
+        """Whether there was this step before."""
+        self.is_again_W[order_W[1:][np.diff(self.step_W[order_W]) == 0]] = True
         self.earlier_W = np.sort(self.step_W[~self.is_again_W])
         self.latest_W = np.fmax.accumulate(self.time_W)
 
@@ -314,47 +290,38 @@ class _Witness:
         step, step_W, is_again_W = self.step_W[at], self.step_W[at:after], self.is_again_W[at:after]
         until = min(highest, step_W.max())
         is_within_W = (step_W >= step) & (step_W <= until)
-        metric_W = self.metric_W[at:after][is_within_W & is_again_W]
-        again_W = step_W[is_within_W & is_again_W]
+        again_N = np.unique(step_W[is_within_W & is_again_W])
         low, high = np.searchsorted(self.earlier_W, step), np.searchsorted(self.earlier_W, until, "right")
         before = int(high - low) - int(np.sum(is_within_W & ~is_again_W))
-        pairs = len(np.unique(np.stack([metric_W, again_W]), axis=1).T)
-        again_N, is_open = np.unique(again_W), after == len(self.step_W)
+        is_open = after == len(self.step_W)
         if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
             return None
         # At one interval, which goes on beyond the highest step before: fewer rows are logged than before.
         gap_N = np.diff(np.concatenate([again_N, self.step_W[after : after + 1]]))
         is_regular = not is_open and len(again_N) >= _LEAST_REGULAR and (gap_N == gap_N[0]).all()
-        if pairs <= _LEAST_SHARE * before and not is_regular:
+        if len(again_N) <= _LEAST_SHARE * before and not is_regular:
             return None
-        metrics: list[int] = np.unique(metric_W).tolist()
-        again = {self.names[metric]: float(again_W[metric_W == metric].min()) for metric in metrics}
         place, line = int(self.place_W[at]), int(self.line_W[at])
-        return Restart(self.first, place, float(step), float(highest), line, again)
+        return Restart(self.first, place, float(step), float(highest), line)
 
 
 def _restarts(
-    rows: LogRows,
-    place_R: np.ndarray,
-    groups: Sequence[tuple[int, int]],
-    is_step_R: np.ndarray,
-    cells: Mapping[str, Cells],
+    rows: LogRows, place_R: np.ndarray, groups: Sequence[tuple[int, int]], row_W: np.ndarray
 ) -> tuple[list[Restart], bool]:
-    """Return all restarts in the order of arrival, and whether there were too many places to look at all."""
-    # A log may have 50,000 metrics; those with the most values have seen any restart.
-    names = sorted(cells, key=lambda name: -len(cells[name].row_V))[:_WITNESSES]
-    rows_of = [cells[name].row_V[is_step_R[cells[name].row_V]] for name in names]
-    if not any(len(np.unique(rows.step_R[row_V])) < len(row_V) for row_V in rows_of):
-        return [], False  # no step comes again: evaluations in any order, rows sorted in any way
-    metric_W = np.repeat(np.arange(len(names)), [len(row_V) for row_V in rows_of])
-    row_W = np.concatenate(rows_of)
-    order_W = np.argsort(place_R[row_W], kind="stable")
-    metric_W, row_W, place_W = metric_W[order_W], row_W[order_W], place_R[row_W[order_W]]
+    """Return the restarts that a metric with values in `row_W` shows, in the order of arrival.
+
+    Returns also whether there were too many places to look at all.
+    """
+    row_W = row_W[is_step(rows.step_R[row_W])]
     found: list[Restart] = []
+    if len(np.unique(rows.step_R[row_W])) == len(row_W):
+        return found, False  # no step comes again: rows sorted in any way
+    row_W = row_W[np.argsort(place_R[row_W], kind="stable")]
+    place_W = place_R[row_W]
     for start, stop in groups:
         within = slice(*np.searchsorted(place_W, [start, stop]))
-        seen = _Witness(names, rows, metric_W[within], row_W[within], place_W[within], start)
-        more, is_cut = seen.restarts(_MOST_RESTARTS - len(found))
+        witness = _Witness(rows, row_W[within], place_W[within], start)
+        more, is_cut = witness.restarts(_MOST_RESTARTS - len(found))
         found += more
         if is_cut:
             return found, True

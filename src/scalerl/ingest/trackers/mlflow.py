@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from scalerl import limits
@@ -15,7 +15,8 @@ from scalerl.errors import InputError, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.logs.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log, LogBuilder
+from scalerl.ingest.trackers.named import each_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,7 +53,10 @@ def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
             client = MlflowClient(tracking_uri=uri)
             runs = _found(client, name, within, experiment)
             yield None
-            yield from _read_runs(client, runs, name, wanted)
+            limits.RUNS.check(len(runs), name)
+            named = [(run.info.run_name, run.info.run_id, run) for run in runs]
+            read_one = partial(_read_run, client, wanted)
+            yield from each_run(name, "mlflow", named, wanted, read_one)
     except MlflowException as error:
         if (why := _unreached(error)) is not None:
             raise InputError(f"{name}: cannot reach the server: {why}") from error
@@ -148,29 +152,11 @@ def _searched(client: MlflowClient, experiment: str, run: str) -> Iterator[Run]:
             return
 
 
-def _read_runs(
-    client: MlflowClient, runs: Sequence[Run], name: str, wanted: Wanted
-) -> Iterator[Log | Unread | None]:
-    limits.RUNS.check(len(runs), name)
-    named = Counter(map(_name, runs))
-    room = Room(name)
-    for run in runs:
-        title = _name(run) + f" {run.info.run_id}" * (named[_name(run)] > 1)
-        builder = LogBuilder(name, "mlflow", title, wanted, room)
-        try:
-            with room.held():
-                yield from _read_run(client, run, builder, wanted)
-        except InputError as error:
-            if len(runs) == 1:
-                raise
-            yield Unread(name, title, str(error))
-
-
 def _name(run: Run) -> str:
     return run.info.run_name or run.info.run_id
 
 
-def _read_run(client: MlflowClient, run: Run, builder: LogBuilder, wanted: Wanted) -> Iterator[Log | None]:
+def _read_run(client: MlflowClient, wanted: Wanted, run: Run, builder: LogBuilder) -> Iterator[Log | None]:
     """Yield None after every metric, and the log of the run in the end."""
     for key, value in run.data.params.items():
         builder.config[key.replace("/", ".")] = parameter(value)

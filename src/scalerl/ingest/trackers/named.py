@@ -15,15 +15,18 @@ import os
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from scalerl.errors import InputError, brief_error
 from scalerl.ingest.formats.format import Format, Unread, Wanted
-from scalerl.ingest.logs.log import Log
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 
+T = TypeVar("T")
 ANSWER_SECONDS = 60.0
 """The longest wait for an answer of a server, in which a client may have tried several times."""
 _TRACKERS = {"wandb": "runs of W&B, by name", "mlflow": "runs of a server of MLflow, by name"}
@@ -57,6 +60,26 @@ def _read(tracker: str, path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     reader = import_module(f"{__package__}.{tracker}")
     found = _within(ANSWER_SECONDS, lambda: reader.read(name, wanted), name)
     return [one for one in found if one is not None]
+
+
+def each_run(
+    name: str,
+    format: str,
+    runs: Sequence[tuple[str | None, str, T]],
+    wanted: Wanted,
+    read: Callable[[T, LogBuilder], Iterator[Log | None]],
+) -> Iterator[Found]:
+    """Yield what a reader does with every run, given its name and ID; one of several may be unreadable."""
+    named, room = Counter(own or id for own, id, _ in runs), Room(name)
+    for own, id, run in runs:
+        title = (own or id) + f" {id}" * (named[own or id] > 1)
+        try:
+            with room.held():
+                yield from read(run, LogBuilder(name, format, title, wanted, room))
+        except InputError as error:
+            if len(runs) == 1:
+                raise
+            yield Unread(name, title, str(error))
 
 
 def _within(seconds: float, made: Callable[[], Iterator[Found]], name: str) -> Iterator[Found]:

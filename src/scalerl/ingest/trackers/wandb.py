@@ -12,6 +12,7 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from scalerl import limits
 from scalerl.errors import InputError, brief_error, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, finite
+from scalerl.ingest.trackers.named import each_run
 from scalerl.jsonl import flat
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
         yield None
         runs = _found(api, name, place, within, group)
         yield None
-        yield from _read_runs(runs, name, wanted)
+        named = [(run.name, run.id, run) for run in runs]
+        keeps = lambda one: wanted(one) or is_own_step(one)  # noqa: E731
+        yield from each_run(name, "wandb", named, keeps, partial(_read_run, name, wanted))
     except InputError:
         raise
     except Exception as error:  # of many kinds, whatever the client makes of what a server sends
@@ -114,22 +118,7 @@ def _found(api: Api, name: str, place: str, within: str, group: str) -> list[Run
     return found
 
 
-def _read_runs(runs: Sequence[Run], name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
-    named = Counter(run.name for run in runs)
-    room = Room(name)
-    for run in runs:
-        title = f"{run.name or run.id}" + f" {run.id}" * (named[run.name] > 1)
-        builder = LogBuilder(name, "wandb", title, lambda one: wanted(one) or is_own_step(one), room)
-        try:
-            with room.held():
-                yield from _read_run(run, builder, wanted, name)
-        except InputError as error:
-            if len(runs) == 1:
-                raise
-            yield Unread(name, title, str(error))
-
-
-def _read_run(run: Run, builder: LogBuilder, wanted: Wanted, name: str) -> Iterator[Log | None]:
+def _read_run(name: str, wanted: Wanted, run: Run, builder: LogBuilder) -> Iterator[Log | None]:
     """Yield None after some rows, and the log of the run in the end."""
     run.load_full_data()
     yield None

@@ -125,13 +125,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return any_of([pattern])
 
 
-def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[str]:
-    """Compile all names of some vocabularies, and `more`, which have no prefix, into one expression."""
-    return any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
-
-
 def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compile names, those of trainers and `more`, with `*` for anything into one pattern."""
+    """Compile names, those of trainers and `more`, which have no prefix, with `*` for anything."""
     prefixes = "|".join(map(re.escape, PREFIXES))
     bodies = [_body(pattern).replace("<set>", _PLAIN_SET) for pattern in sorted(set(patterns))]
     exact = "".join(f"|{_body(name)}" for name in more)

@@ -55,7 +55,9 @@ def measured_differences(
         groups = [models[name][seed] for seed in seeds]
         found[name] = value_S, base_S
         variances.append(len(seeds) * standard_error(value_S, groups) ** 2)
-        degrees.append(_clusters(groups) - 1)
+        # Its independent parts are base models, or seeds where all have one.
+        different = len(set(groups))
+        degrees.append((different if different > 1 else len(groups)) - 1)
     variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
     moderated_A, total_A = moderated(variance_A, degrees_A)
     tests = []
@@ -117,12 +119,6 @@ def standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
     if len(sum_G) < 2:
         return math.nan
     return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))
-
-
-def _clusters(models: Sequence[str]) -> int:
-    """Return the independent parts of seeds: their base models, or the seeds where all have one."""
-    different = len(set(models))
-    return different if different > 1 else len(models)
 
 
 def moderated(variance_A: np.ndarray, degrees_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

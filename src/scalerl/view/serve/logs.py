@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from scalerl.ingest.formats.format import Unread
-from scalerl.ingest.imported import Imported
 from scalerl.ingest.load import read_source
 from scalerl.ingest.options import ReadOptions
 from scalerl.record.devices import is_of_one_device
@@ -18,7 +17,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.serve.listing import Entry
 
 
-def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, Imported | Unread]]:
+def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, RunRecord | Unread]]:
     """Read the runs of a log, each with its id.
 
     `devices` has their number by a pattern of the path in the folder, as file names have them: of several
@@ -43,13 +42,13 @@ def without_columns(entry: Entry, devices: Mapping[str, float], id: str, record:
 
     def steps() -> Iterator[dict[str, Any]]:
         for other, one in read_log(entry, devices):
-            if other == id and isinstance(one, Imported):
+            if other == id and isinstance(one, RunRecord):
                 yield from one.steps()
 
     return replace(record, source_steps=steps)
 
 
-def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str, Imported | Unread]]:
+def _with_ids(entry: str, found: Sequence[RunRecord | Unread]) -> list[tuple[str, RunRecord | Unread]]:
     """The runs of one source, each with an id that it keeps whatever becomes of the others.
 
     A position would be another run's once one that could not be read has its first evaluation.
@@ -67,4 +66,4 @@ def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str,
 
 
 def _lacks_devices(one: object) -> bool:
-    return isinstance(one, Imported) and is_of_one_device(one.record, "gpu_hours")
+    return isinstance(one, RunRecord) and is_of_one_device(one, "gpu_hours")

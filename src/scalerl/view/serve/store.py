@@ -300,7 +300,7 @@ class RunStore:
                 broken = _broken(entry, self._plain(one.reason)) | {"id": id}
                 runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
             else:
-                kept = without_columns(entry, self._devices, id, one.record)
+                kept = without_columns(entry, self._devices, id, one)
                 runs.append(self._run(entry, kept, id))
         return runs
 

@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 from scalerl.jsonl import flat
@@ -36,26 +35,17 @@ def parse_dict(text: str, where: str) -> dict[str, object] | None:
     if not text or len(text) > _LONGEST:
         return None
     text = _NOT_FINITE.sub(r"'\1'", _WRAPPED.sub(r"\1", text))
-    found = literal(text)
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        return None
-    named = flat(found, separator="/", where=where)
-    return {name: _unquoted(value) for name, value in named.items()}
-
-
-def literal(text: str) -> Any:
-    """Return the value of a Python literal; None for any other text."""
     with warnings.catch_warnings():
         # Python warns of `1in`, of a damaged row, on the terminal of the user.
         warnings.simplefilter("ignore")
         try:
-            return ast.literal_eval(text)
+            found = ast.literal_eval(text)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
-
-
-def _unquoted(value: object) -> object:
-    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        return None
+    named = flat(found, separator="/", where=where)
+    return {n: float(v) if isinstance(v, str) and _NUMBER.fullmatch(v) else v for n, v in named.items()}
 
 
 class DictRows(ConsoleForm):
