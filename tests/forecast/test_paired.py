@@ -91,6 +91,6 @@ def test_the_tasks_of_a_mixture_differ_each_by_its_prompts(tmp_path):
     assert found.tasks["sums"].se == pytest.approx(0.5)
     assert found.to_json()["tasks"]["code"]["se"] == 0.0
     # Runs that were read by one task are compared on its prompts alone.
-    code = paired_prompts(*([of_task(run, "code")] for run in runs), "steps")
+    code = paired_prompts([of_task(runs[0], "code")], [of_task(runs[1], "code")], "steps")
     assert code
     assert (code.n_prompts, code.difference, code.tasks) == (2, -0.5, {})

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def view_of(folder: Path) -> RunsView:
     record = RunRecord.read(folder)
     points = Points.from_record(record, "flops")
     return RunsView((OverlayRun(record.name, points, record, fit(points)),))
+
+
+def chart_of(view: RunsView) -> Mapping[str, Any]:
+    chart = runs_document(view).chart
+    assert chart is not None
+    return chart
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def test_lines_that_are_damaged_cost_their_line_and_not_the_page(folder, tmp_pat
 
 def test_each_task_is_a_curve_beside_that_of_the_run(folder):
     view = view_of(folder)
-    chart = runs_document(view).chart
+    chart = chart_of(view)
     assert [(run["name"], run["task"]) for run in chart["runs"]] == [
         ("mixed", False), ("hard", True), ("easy", True)
     ]  # fmt: skip
@@ -98,4 +105,4 @@ def test_runs_over_one_another_are_drawn_without_their_tasks(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "again")
     (one,), (other,) = (view_of(path).runs for path in (folder, tmp_path / "again"))
     view = RunsView((one, replace(other, name="again")), not_compared="Nothing is compared.")
-    assert [run["name"] for run in runs_document(view).chart["runs"]] == ["mixed", "again"]
+    assert [run["name"] for run in chart_of(view)["runs"]] == ["mixed", "again"]

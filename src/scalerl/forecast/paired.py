@@ -109,7 +109,7 @@ def paired_prompts(
     return replace(whole, tasks=tasks)
 
 
-def _difference(rate_RP: np.ndarray, n_base: int) -> dict[str, float]:
+def _difference(rate_RP: np.ndarray, n_base: int) -> dict[str, Any]:
     """Return the difference over some prompts and its standard errors; the base's runs come first."""
     base_P, recipe_P = rate_RP[:n_base].mean(axis=0), rate_RP[n_base:].mean(axis=0)
     root = np.sqrt(len(base_P))
