@@ -304,7 +304,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         raise InputError(f"{source}: base must be the name of a recipe, a file or a run folder")
     if base is not None:
         try:
-            values = changed(_with_task(_values(base)), _with_task(values))
+            values = changed(in_full(_values(base)), in_full(values))
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
     return overridden(values, overrides)
