@@ -1,7 +1,8 @@
 """Our own studies: what each of them says, and how all of their forecasts held.
 
     python benchmarks/evidence.py [NAME ...]           the studies kept in benchmarks/studies, from their data
-    python benchmarks/evidence.py --keep FOLDER ...     keep the data of studies that were run
+    python benchmarks/evidence.py calculator           the run of examples/calculator.toml, in benchmarks/runs
+    python benchmarks/evidence.py --keep FOLDER ...     keep the data of studies, or of runs with tools
 
 A study is run by `scalerl study benchmarks/studies/NAME.toml -o FOLDER`. What is kept of it is all that the
 verdict reads, as NAME.tar.xz beside the study file: plan, attempts, decisions, forecasts without their bands,
@@ -31,6 +32,9 @@ from scalerl.curve import Fit, fit
 from scalerl.curve.campaign import MIN_SIBLINGS
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.scores import interval_score
+from scalerl.record.folder import holds_run
+from scalerl.record.reader import RunRecord
+from scalerl.rl.tasks.environment import calls_in
 from scalerl.study.page.tables import scores_table, study_tables
 from scalerl.study.record import ATTEMPTS, DECISIONS, FORECASTS, PLAN, StudyRecord
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
@@ -38,6 +42,7 @@ from scalerl.study.verdict.verdict import StudyVerdict, judge_study
 from scalerl.view import formats
 
 HERE = Path(__file__).parent / "studies"
+RUNS = Path(__file__).parent / "runs"
 OF_RUN = ("config.json", "evals.jsonl", "alarms.jsonl")
 OF_STEP = (
     *("step", "skipped", "ratio_max", "ratio_clipped", "ess", "entropy", "truncated", "zero_variance"),
@@ -48,7 +53,13 @@ AXES = {"staleness_time": "gpu_hours", "size": "flops"}
 
 
 def keep(folder: Path) -> Path:
-    """Write the archive of a study."""
+    """Write the archive of a study, or of a run: its evaluations, completions and steps."""
+    if holds_run(folder):
+        out = RUNS / f"{RunRecord.read(folder).name}.tar.xz"
+        with tarfile.open(out, "w:xz", preset=9) as archive:
+            for name in (*OF_RUN, "samples.jsonl", "steps.jsonl"):
+                _add(archive, folder / name, f"run/{name}")
+        return out
     study = StudyRecord.read(folder)
     out = HERE / f"{study.plan['name']}.tar.xz"
     with tarfile.open(out, "w:xz", preset=9) as archive:
@@ -96,6 +107,38 @@ def kept(names: Sequence[str]) -> Iterator[StudyRecord]:
         with tempfile.TemporaryDirectory() as folder, tarfile.open(HERE / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
             yield StudyRecord.read(folder)
+
+
+def print_run(name: str) -> None:
+    """Print, for every evaluation of a kept run with tools, the pass rate and who called a tool."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(RUNS / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+        run = RunRecord.read(Path(folder) / "run")
+        by_step: dict[int, list[dict]] = {}
+        for row in run.samples():
+            if row["source"] == "evaluation":
+                by_step.setdefault(row["step"], []).append(row)
+    print(f"\n# {name}\n\n| step | completions | pass rate | call a tool | call it soundly | truncated |")
+    print("|---" * 6 + "|")
+    for step, rows in by_step.items():
+        calls = [calls_in(row["completion"]) for row in rows]
+        shares = (
+            [row["correct"] for row in rows],
+            calls,
+            [bool(of_row) and all(map(_is_sound, of_row)) for of_row in calls],
+            [row["finish"] == "truncated" for row in rows],
+        )
+        print(
+            f"| {step} | {len(rows)} | {' | '.join(f'{sum(map(bool, s)) / len(rows):.2f}' for s in shares)} |"
+        )
+
+
+def _is_sound(call: str) -> bool:
+    """Whether a call is JSON with arguments, which a tool can take."""
+    try:
+        return isinstance(json.loads(call).get("arguments"), dict)
+    except (ValueError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -180,7 +223,12 @@ def main() -> None:
         return
     judged: list[JudgedForecast] = []
     helped: list[WithSiblings] = []
-    for study in kept(args.studies):
+    runs = {path.name.removesuffix(".tar.xz") for path in RUNS.glob("*.tar.xz")}
+    for name in sorted(runs & set(args.studies) if args.studies else runs):
+        print_run(name)
+    if args.studies and not set(args.studies) - runs:
+        return
+    for study in kept([name for name in args.studies if name not in runs]):
         verdict = judge_study(study)
         print_study(verdict)
         if axis := AXES.get(study.plan["name"]):

@@ -3,6 +3,7 @@
     scalerl model smollm2
     python benchmarks/smollm2_speed.py decode [--repeats 3] [--threads 1]
     python benchmarks/smollm2_speed.py step [--repeats 3] [--threads 1]
+    python benchmarks/smollm2_speed.py bfloat16 [--repeats 3] [--threads 2]
 
 Eight prompts of reasoning-gym's chain_sum as chats, four completions of each, whose lengths are given: drawn
 log-uniform from 16 to 256 tokens (`mixed`), or all their mean (`equal`). Both sides sample the same number of
@@ -16,6 +17,9 @@ AdamW on these completions, by `Learner.step` and by TRL's GRPOTrainer (1.16, CI
 The floor is the time of the bare matrix products in float32, of every token that must be read once: prompts
 once for each group, no padding, logits of sampled tokens alone; in a step three products for each.
 The sides take turns, and ratios are within a turn; CPU time with one thread, wall time with more.
+
+`bfloat16` has no other side: our decoding and our step in float32 and in bfloat16 (`precision`), 16 tokens a
+completion, with one thread and up to as many as are named, by the CPU time of all threads and the wall time.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import load_model, load_tokenizer, prompt_tokens
+from scalerl.rl.model.causal_lm import dtype_of, load_model, load_tokenizer, prompt_tokens
 from scalerl.rl.model.named import find_model
 from scalerl.rl.types import Group, Prompt, Rollout
 
@@ -65,8 +69,10 @@ class ForcedGenerator(TorchGenerator):
         return np.where(at - self._start_S[slots] == length_A - 1, end, token_A), logp_A
 
 
-def our_decoder(folder: str, prompts: Sequence[Prompt], length_PG: np.ndarray) -> ForcedGenerator:
-    model, tokenizer = load_model(folder, torch.float32), load_tokenizer(folder)
+def our_decoder(
+    folder: str, prompts: Sequence[Prompt], length_PG: np.ndarray, dtype: torch.dtype = torch.float32
+) -> ForcedGenerator:
+    model, tokenizer = load_model(folder, dtype), load_tokenizer(folder)
     end = tokenizer.eos_token_id
     longest = max(len(prompt_tokens(tokenizer, prompt)) for prompt in prompts)
     rule = LengthRule(LONGEST, 1, Marker((end,)))
@@ -145,7 +151,7 @@ def products(model: Any, passes: Sequence[tuple[int, int]], backward: bool) -> C
 
 
 def our_step(folder: str, recipe: Recipe, groups: Sequence[Group]) -> Call:
-    learner = Learner(load_model(folder, torch.float32), recipe)
+    learner = Learner(load_model(folder, dtype_of(recipe.precision)), recipe)
     batch = make_batch(groups, recipe.advantage, recipe.averaging, LONGEST, keep_truncated=True)
     assert len(batch) == PROMPTS * SAMPLES
 
@@ -271,11 +277,51 @@ def compare(name: str, tokens: int, calls: dict[str, Call], repeats: int, clock:
     )
 
 
+def compare_precisions(
+    folder: str, recipe: Recipe, prompts: Sequence[Prompt], repeats: int, most_threads: int
+) -> None:
+    """Print a line for decoding and a step, for each number of threads: seconds in both, and their ratios."""
+    length_PG = np.full((PROMPTS, SAMPLES), 16)
+    groups = groups_of(prompts, load_tokenizer(folder), length_PG)
+
+    def decoding(precision: Any) -> Call:
+        decoder = our_decoder(folder, prompts, length_PG, dtype_of(precision))
+        return lambda: void(decode_ours(decoder, prompts))
+
+    def a_step(precision: Any) -> Call:
+        return our_step(folder, replace(recipe, precision=precision), groups)
+
+    print(
+        "| | threads | CPU s, float32 | bfloat16 | bfloat16 / float32 | of wall time |\n" + "|---" * 6 + "|"
+    )
+    for what, make in (("decoding", decoding), ("a step", a_step)):
+        seconds: dict[tuple[str, int], np.ndarray] = {}
+        for precision in ("float32", "bfloat16"):
+            call = make(precision)  # one at a time: a model, its gradients and its moments are 2 GB
+            for threads in range(1, most_threads + 1):
+                torch.set_num_threads(threads)
+                measured_RC = np.array([seconds_of(call) for _ in range(repeats)])
+                seconds[precision, threads] = np.median(measured_RC, axis=0)
+                print(f"{what}, {precision}, {threads}: {measured_RC.tolist()}", file=sys.stderr, flush=True)
+            del call
+        for threads in range(1, most_threads + 1):
+            full, half = seconds["float32", threads], seconds["bfloat16", threads]
+            ratio = half / full
+            print(f"| {what} | {threads} | {full[0]:.1f} | {half[0]:.1f} | {ratio[0]:.2f} | {ratio[1]:.2f} |")
+
+
+def seconds_of(call: Call) -> tuple[float, float]:
+    """Make a call, and return its CPU seconds, of all threads, and its wall-clock seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    call()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("job", choices=["decode", "step"])
+    parser.add_argument("job", choices=["decode", "step", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", nargs="+", default=["mixed", "equal"])
@@ -288,6 +334,9 @@ def main() -> None:
     recipe = replace(recipe, batch=replace(recipe.batch, prompts=PROMPTS, samples=SAMPLES, micro=MICRO))
     folder, _ = find_model(recipe)
     tokenizer, prompts = load_tokenizer(folder), recipe.task.prompts("train")[:PROMPTS]
+    if args.job == "bfloat16":
+        compare_precisions(folder, recipe, prompts, args.repeats, args.threads)
+        return
     drawn = np.random.default_rng(0).uniform(np.log(SHORTEST), np.log(LONGEST), (PROMPTS, SAMPLES))
     mixed = np.exp(drawn).round().astype(int)
     by_name = {"mixed": mixed, "equal": np.full_like(mixed, round(mixed.mean()))}

@@ -6,13 +6,14 @@ import pytest
 
 from scalerl import EvalPoint, InputError, RunRecord, RunWriter
 from scalerl.forecast.paired import paired_prompts
+from scalerl.record.prompts import of_task
 
 IDS = ["a", "b", "c", "d"]
 
 
-def write(folder, evaluations, prompt_set="set", ids=IDS):
+def write(folder, evaluations, prompt_set="set", ids=IDS, recipe=None):
     """A run with 4 prompts of 2 samples; `evaluations` maps the step to the successes."""
-    writer = RunWriter(folder, {"name": folder.name})
+    writer = RunWriter(folder, {"name": folder.name, "recipe": recipe or {}})
     for step, correct in evaluations.items():
         point = EvalPoint(step, float(np.mean(correct)) / 2, n_prompts=4, n_samples=2)
         writer.evaluation(point, prompt_set, ids, np.array(correct))
@@ -71,3 +72,25 @@ def test_lines_that_do_not_fit_together(tmp_path):
     row = {"step": 100, "prompt_set": "set", "n": 2, "id": IDS, "correct": [1]}
     (tmp_path / "other" / "eval_prompts.jsonl").write_text(json.dumps(row) + "\n")
     assert paired_prompts([base], [other], "steps") is None  # a line that is not whole
+
+
+def test_the_tasks_of_a_mixture_differ_each_by_its_prompts(tmp_path):
+    recipe = {"task": {"kind": "mix", "tasks": {"sums": {}, "code": {}}}}
+    ids = ["sums/0", "sums/1", "code/0", "code/1"]
+    runs = [
+        write(tmp_path / name, {100: correct}, ids=ids, recipe=recipe)
+        for name, correct in (("base", [0, 1, 2, 2]), ("recipe", [2, 1, 1, 1]))
+    ]
+    found = paired_prompts(runs[:1], runs[1:], "steps")
+    assert found
+    # Sums differ by 1 and 0: mean .5, sd .7071, se .5. Code by -.5 twice.
+    assert found.difference == 0.0
+    assert {name: (one.n_prompts, one.difference) for name, one in found.tasks.items()} == {
+        "sums": (2, 0.5), "code": (2, -0.5)
+    }  # fmt: skip
+    assert found.tasks["sums"].se == pytest.approx(0.5)
+    assert found.to_json()["tasks"]["code"]["se"] == 0.0
+    # Runs that were read by one task are compared on its prompts alone.
+    code = paired_prompts([of_task(runs[0], "code")], [of_task(runs[1], "code")], "steps")
+    assert code
+    assert (code.n_prompts, code.difference, code.tasks) == (2, -0.5, {})

@@ -1,51 +1,44 @@
-"""The table of tasks and downstream suites: its lines are those of the record."""
+"""Tasks and downstream suites: lines of a table, and the curves of tasks beside that of their run."""
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from mixed_runs import write_mixed
 
+from scalerl.curve import Points, fit
 from scalerl.record.reader import RunRecord
 from scalerl.view import report_html
 from scalerl.view.numbers import DASH
 from scalerl.view.runs.details import task_table
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.runs.page import runs_document
 
-N = 31
+
+def view_of(folder: Path) -> RunsView:
+    record = RunRecord.read(folder)
+    points = Points.from_record(record, "flops")
+    return RunsView((OverlayRun(record.name, points, record, fit(points)),))
+
+
+def chart_of(view: RunsView) -> Mapping[str, Any]:
+    chart = runs_document(view).chart
+    assert chart is not None
+    return chart
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two tasks and a suite of 30 prompts each: `hard` goes to .8 at the end of a long run, `easy` stands."""
-    draw, folder = np.random.default_rng(1), tmp_path_factory.mktemp("runs") / "mixed"
-    folder.mkdir()
-    lines = {"evals": [], "eval_prompts": [], "downstream": []}
-    for i in range(N):
-        step = 8 * i
-        compute = {"flops": {"generate": step * 1e9, "train": step * 2e9}, "version": step}
-        p = 0.1 + 0.7 / (1 + (20 / max(step, 1e-9)) ** 2)
-        hard, easy, aime = draw.binomial(8, p, 300), draw.binomial(8, 0.9, 300), draw.binomial(8, p / 2, 30)
-        ids = [f"{name}/{j}" for name in ("hard", "easy") for j in range(300)]
-        both = np.concatenate([hard, easy])
-        row = {"step": step, "n_samples": 8, "mean_p_1mp": 0.15, **compute}
-        lines["evals"].append(row | {"pass_rate": both.mean() / 8, "n_prompts": 600})
-        lines["eval_prompts"].append(
-            {"step": step, "prompt_set": "s", "n": 8, "id": ids, "correct": both.tolist()}
-        )
-        if i % 3 == 0:
-            rate = {"suite": "aime", "pass_rate": aime.mean() / 8, "n_prompts": 30}
-            lines["downstream"].append(row | rate | {"correct": aime.tolist(), "id": list(range(30))})
-    for name, rows in lines.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {"kind": "mix", "tasks": {"hard": {}, "easy": {}}}
-    suite = {"downstream": [{"name": "aime", "task": {"kind": "chain"}}]}
-    config = {"name": "mixed", "recipe": {"task": task, "evaluation": suite}, "budget": {"kind": "flops"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_mixed(tmp_path_factory.mktemp("runs") / "mixed")
 
 
 def test_every_task_and_suite_has_a_line_of_its_last_evaluation(folder):
-    table = task_table(RunRecord.read(folder), "flops")
+    table = task_table(view_of(folder))
     rows = [[cell.text for cell in row.cells] for row in table.rows]
     assert [(name, prompts, step) for name, prompts, _, step, *_ in rows] == [
         ("hard", "300", "240"), ("easy", "300", "240"), ("aime", "30", "240")
@@ -74,7 +67,7 @@ def test_a_run_of_one_task_has_no_such_table(folder, tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps({"name": "one"}))
     (tmp_path / "run" / "downstream.jsonl").unlink()
     record = RunRecord.read(tmp_path / "run")
-    assert task_table(record, "flops") is None
+    assert task_table(view_of(tmp_path / "run")) is None
     assert "by task and suite" not in report_html(record)
 
 
@@ -82,6 +75,35 @@ def test_lines_that_are_damaged_cost_their_line_and_not_the_page(folder, tmp_pat
     shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "run" / "downstream.jsonl"
     path.write_text(path.read_text().replace('"pass_rate": 0.', '"pass_rate": "one", "x": 0.'))
-    table = task_table(RunRecord.read(tmp_path / "run"), "flops")
+    table = task_table(view_of(tmp_path / "run"))
     assert [row.cells[0].text for row in table.rows] == ["hard", "easy", "aime"]
     assert table.rows[-1].cells[-1].text == DASH
+
+
+def test_each_task_is_a_curve_beside_that_of_the_run(folder):
+    view = view_of(folder)
+    chart = chart_of(view)
+    assert [(run["name"], run["task"]) for run in chart["runs"]] == [
+        ("mixed", False), ("hard", True), ("easy", True)
+    ]  # fmt: skip
+    whole, hard, easy = chart["runs"]
+    assert hard["compute"] == whole["compute"]
+    assert hard["fit"]["A"][0] == pytest.approx(0.8, abs=0.03)
+    assert whole["fit"]["A"][0] == pytest.approx(0.85, abs=0.03)
+    assert easy["pass_rate"][0] == pytest.approx(0.9, abs=0.03)
+    # The tasks have the recipe of their run, and are yet no seeds of it.
+    assert [group["runs"] for group in chart["groupings"][0]["groups"]] == [["mixed"]]
+
+
+def test_a_task_of_the_name_of_its_run(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "hard")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "hard" / "config.json").write_text(json.dumps(config | {"name": "hard"}))
+    assert [run.name for run in view_of(tmp_path / "hard").tasks] == ["hard (task)", "easy"]
+
+
+def test_runs_over_one_another_are_drawn_without_their_tasks(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "again")
+    (one,), (other,) = (view_of(path).runs for path in (folder, tmp_path / "again"))
+    view = RunsView((one, replace(other, name="again")), not_compared="Nothing is compared.")
+    assert [run["name"] for run in chart_of(view)["runs"]] == ["mixed", "again"]

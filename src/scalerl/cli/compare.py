@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> None:
     hours = [("GPU-hours", f"{OF_ONE_DEVICE}; compared as if all had run on as many")] if of_one else []
     for pair, common, rule in zip(result.pairs, prompts, rules, strict=True):
         same = [("same prompts", str(common))] if common else []
+        same += [(f"task {name}", str(one)) for name, one in common.tasks.items()] if common else []
         print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", _in_words(rule))])
         print()
     print(result.priors())

@@ -26,6 +26,7 @@ from scalerl.view.terminal.rows import print_table
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
     from scalerl.ingest.load import Data
+    from scalerl.view.runs.groups import OverlayRun
 
 _OF_ONE_FIT = ("prior_from", "family", "sensitivity", "cross_check")
 """Options that neither --each nor --paper supports."""
@@ -123,8 +124,11 @@ def run(args: argparse.Namespace) -> None:
         args.min_compute = result.min_compute
         options["r0"] = "free" if result.min_compute else args.r0
     more = _more(args, points, result, options)
+    tasks = _tasks(data, args.price, options | {"min_compute": args.min_compute or 0.0})
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
+        if tasks:
+            answer["tasks"] = {name: _part(run, args) for name, run in tasks.items()}
         answer |= {name: value.to_json() for name, value in more.items()}
         answer["warnings"] += warnings
         if args.worth is not None:
@@ -134,13 +138,31 @@ def run(args: argparse.Namespace) -> None:
         return
     told = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
     print_warnings([*(text for text in result.warnings if text not in told), *warnings])
-    from scalerl.view.facts.fit_rows import fit_rows, worth_rows
+    from scalerl.view.facts.fit_rows import fit_rows, task_row, worth_rows
 
     metric_row, *rows = fit_rows(result, args.at, args.target, args.budget)
     worth = worth_rows(result, args.worth) if args.worth else []
-    print_table([metric_row, *_axis(args, data), *rows, *worth])
+    of_tasks = [task_row(name, run.fit, run.reason, args.at) for name, run in tasks.items()]
+    print_table([metric_row, *_axis(args, data), *rows, *worth, *([("", "")] if tasks else []), *of_tasks])
     for value in more.values():
         print(f"\n{value}")
+
+
+def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str, OverlayRun]:
+    """Fit the tasks of a mixture, each by itself; of any other run none."""
+    if data.record is None or data.record.task or not data.record.tasks:
+        return {}
+    from scalerl.view.runs.gathered import parts_of
+    from scalerl.view.runs.groups import OverlayRun
+
+    run = OverlayRun(data.record.name, data.points, data.record)
+    return parts_of(run, data.record.tasks, price, **options)
+
+
+def _part(run: OverlayRun, args: argparse.Namespace) -> dict[str, Any]:
+    if run.fit is None:
+        return {"metric": run.points.metric.to_json(), "error": run.reason}
+    return run.fit.to_json(args.at, args.target, args.budget)
 
 
 def _each(args: argparse.Namespace) -> None:

@@ -184,7 +184,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
         runs.append(replace(run, fit=fit, reason=reason))
     pairs = list(zip(found, runs, strict=True))
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}
-    view = RunsView(tuple(runs), budget=args.budget, target=args.target, **options)
+    view = RunsView(tuple(runs), budget=args.budget, target=args.target, price=args.price, **options)
     return compared(view, recipes, args.base, args.budget), paths, unread
 
 

@@ -9,8 +9,8 @@ Shapes: P prompts, R runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class PairedPrompts:
     se: float
     """Standard error over prompts, paired."""
     se_unpaired: float
+    tasks: Mapping[str, PairedPrompts] = field(default_factory=dict)
+    """The same on each task of a mixture that all runs have, by its name."""
 
     def __str__(self) -> str:
         return (
@@ -46,8 +48,12 @@ class PairedPrompts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
+        """Return all fields, and `tasks` where there are some."""
+        found = asdict(replace(self, tasks={}))
+        del found["tasks"]
+        return found | (
+            {"tasks": {name: one.to_json() for name, one in self.tasks.items()}} if self.tasks else {}
+        )
 
 
 def paired_prompts(
@@ -76,25 +82,42 @@ def paired_prompts(
     # As far as the shortest run goes: beyond it a difference would be one of compute.
     at = min(max(compute.values()) for compute in computes)
     nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(rows, computes, strict=True)]
+    if runs[0].task in runs[0].tasks:
+        start = f"{runs[0].task}/"
+        nearest = [(c, {i: p for i, p in rates.items() if i.startswith(start)}) for c, rates in nearest]
     # By id, as runs may list the same prompts in another order.
     ids = sorted(nearest[0][1])
     for run, (_, rates) in zip(runs, nearest, strict=True):
         if sorted(rates) != ids:
             raise InputError(f"{run.path / FILE}: set {prompt_set} has other prompts than in {runs[0].path}")
     rate_RP = np.array([[rates[i] for i in ids] for _, rates in nearest])
-    base_P, recipe_P = rate_RP[: len(base)].mean(axis=0), rate_RP[len(base) :].mean(axis=0)
     where = [compute for compute, _ in nearest]
-    root = np.sqrt(len(ids))
-    return PairedPrompts(
+    whole = PairedPrompts(
         prompt_set=str(prompt_set),
         n_prompts=len(ids),
         matched_at=at,
         base_compute=float(np.mean(where[: len(base)])),
         recipe_compute=float(np.mean(where[len(base) :])),
-        difference=float(np.mean(recipe_P - base_P)),
-        se=float(np.std(recipe_P - base_P, ddof=1) / root),
-        se_unpaired=float(np.hypot(base_P.std(ddof=1), recipe_P.std(ddof=1)) / root),
+        **_difference(rate_RP, len(base)),
     )
+    tasks = {}
+    for name in runs[0].tasks:
+        own_P = np.array([i.startswith(f"{name}/") for i in ids])
+        if own_P.sum() > 1 and not runs[0].task and all(name in run.tasks for run in runs):
+            own = _difference(rate_RP[:, own_P], len(base))
+            tasks[name] = replace(whole, n_prompts=int(own_P.sum()), **own)
+    return replace(whole, tasks=tasks)
+
+
+def _difference(rate_RP: np.ndarray, n_base: int) -> dict[str, Any]:
+    """Return the difference over some prompts and its standard errors; the base's runs come first."""
+    base_P, recipe_P = rate_RP[:n_base].mean(axis=0), rate_RP[n_base:].mean(axis=0)
+    root = np.sqrt(len(base_P))
+    return {
+        "difference": float(np.mean(recipe_P - base_P)),
+        "se": float(np.std(recipe_P - base_P, ddof=1) / root),
+        "se_unpaired": float(np.hypot(base_P.std(ddof=1), recipe_P.std(ddof=1)) / root),
+    }
 
 
 def _nearest(

@@ -194,6 +194,33 @@ def test_a_folder_that_is_no_run_does_not_hide_the_recipe_of_its_name(tmp_path, 
         load_recipe("other")
 
 
+def test_a_recipe_is_what_it_says_over_its_base(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('base = "minimax_m1"\nseed = 3\n[optimiser]\nlr = 2e-5\n[loss]\nkind = "dapo"\n')
+    found, base = load_recipe(own, ["batch.prompts=4"]), load_recipe("minimax_m1", ["batch.prompts=4"])
+    assert found.loss == Dapo()  # of another kind, so nothing of the base's loss
+    assert found == replace(base, seed=3, loss=Dapo(), optimiser=replace(base.optimiser, lr=2e-5))
+    for base, message in (
+        ('"own"', r"own\.toml: own: no such file, and no recipe"),
+        ("3", r"own\.toml: base must be the name of a recipe"),
+        ('"scalerl"\nloss = 3\n#', "loss"),
+    ):
+        own.write_text(f"base = {base}\n")
+        with pytest.raises(InputError, match=message):
+            load_recipe(own)
+    (tmp_path / "two.toml").write_text(f'base = "{own}"\n')
+    own.write_text('base = "demo"\n')
+    with pytest.raises(InputError, match="base"):  # a base has none of its own
+        load_recipe(tmp_path / "two.toml")
+
+
+def test_smollm2_with_lora_is_smollm2_but_for_the_adapters():
+    found, base = load_recipe("smollm2_lora"), load_recipe("smollm2")
+    same = replace(base, name=found.name, lora=found.lora, optimiser=found.optimiser)
+    assert found == same
+    assert found.lora.rank > 0
+
+
 def test_a_recipe_that_is_not_there_names_those_that_are():
     with pytest.raises(
         InputError, match=r"demmo: no such file, and no recipe of that name \(there are: .*demo"

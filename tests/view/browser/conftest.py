@@ -10,6 +10,7 @@ from typing import Any
 import hostile_study
 import numpy as np
 import pytest
+from mixed_runs import write_mixed
 from simulated_runs import BUDGET, HOSTILE, write_run, write_table
 
 from scalerl.curve import Points, fit
@@ -89,6 +90,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str
         "run": write_report(record, out=folder / "run.html"),
         "study": folder / "study.html",
         "groups": _written(_groups(folder), folder / "groups.html"),
+        "mixed": write_report(write_mixed(folder / "mixed"), out=folder / "mixed.html"),
     }
 
 

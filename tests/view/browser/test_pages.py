@@ -23,7 +23,7 @@ LINES = """() => document.querySelector('.sc-plot').data
 SYMBOLS = dict(
     zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )
-KINDS = ("several", "hundred", "long", "run", "study", "groups")
+KINDS = ("several", "hundred", "long", "run", "study", "groups", "mixed")
 
 
 @pytest.fixture
@@ -347,3 +347,18 @@ def test_a_table_is_sorted_by_its_headings(groups):
         rates = groups.locator(".curves tbody tr td:nth-child(3)").all_inner_texts()
         values = [float(text) for text in rates]
         assert values == sorted(values, reverse=order < 0)
+
+
+def test_tasks_are_thin_labelled_curves_that_can_be_left_out(visit, pages):
+    page = visit(pages["mixed"])
+    page.wait_for_selector("#chart[data-drawn]")
+    stout = """() => document.querySelector('.sc-plot').data
+      .filter((trace) => trace.fill || (trace.line && trace.line.width >= 2)).length"""
+    assert page.evaluate(stout) == 2  # the band of the run, and its line
+    assert [trace["meta"]["run"] for trace in page.evaluate(POINTS)] == ["mixed", "hard", "easy"]
+    assert sorted(page.locator(".sc-labels span").all_text_contents()) == ["easy", "hard", "mixed"]
+    ceiling = page.locator(".annotation-text", has_text="ceiling A")
+    assert ceiling.count() == 1  # the run's own, as on a page without tasks
+    with redrawn(page):
+        page.get_by_role("checkbox", name="hard").uncheck()
+    assert [trace["meta"]["run"] for trace in page.evaluate(POINTS)] == ["mixed", "easy"]

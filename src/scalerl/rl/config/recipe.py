@@ -293,10 +293,28 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the sparse values of a recipe, with the overrides applied."""
+    """Return the sparse values of a recipe, over those of the recipe that its `base` names, overridden.
+
+    Raises:
+        InputError: no such recipe or base, bad TOML, or what `overridden` raises.
+    """
+    values = _values(source)
+    base = values.pop("base", None)
+    if base is not None and not isinstance(base, str):
+        raise InputError(f"{source}: base must be the name of a recipe, a file or a run folder")
+    if base is not None:
+        try:
+            values = changed(in_full(_values(base)), in_full(values))
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
+    return overridden(values, overrides)
+
+
+def _values(source: str | Path) -> dict[str, Any]:
+    """Return what one file or run folder says itself."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
-        return overridden(recipe_of_run(path / "config.json"), overrides)
+        return recipe_of_run(path / "config.json")
     if not path.is_file():
         # A folder that is no run may have the name of a recipe: a study of smollm2 in the folder smollm2.
         known = packaged()
@@ -307,7 +325,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = known[str(source)]
-    return overridden(parse_toml(path, source), overrides)
+    return parse_toml(path, source)
 
 
 def packaged() -> dict[str, Traversable]:

@@ -61,6 +61,19 @@ def metric_rows(metric: Metric) -> list[tuple[str, str]]:
     return [("metric", str(metric)), *others]
 
 
+def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:
+    """The curve of one task of a mixture; without a fit, the reason."""
+    if result is None:
+        return (f"task {name}", f"no curve: {reason}")
+    last = float(result.points.pass_rate_N[result.points.compute_N.argmax()])
+    ceiling = "withheld" if result.misfit else f"{result.median.A:.3f} {span(result.intervals.A)}"
+    said = [f"last {last:.3f}", f"ceiling A {ceiling}{'' if result.identified else ', not identified'}"]
+    for amount in at:
+        forecast = result.forecast(amount)
+        said.append(f"at {_shown(amount)}: {forecast.median:.3f} {span(forecast.prediction)}")
+    return (f"task {name}", "   ".join(said))
+
+
 def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
     """Where to stop, if a further unit of compute has to gain `worth`."""
     now = float(result.points.compute_N[-1])

@@ -8,16 +8,16 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalerl.curve.points import Points
-from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.errors import counted
 from scalerl.record.downstream import SuiteResult, last_of_each
-from scalerl.record.prompts import of_task, successes_of, whole_rows
+from scalerl.record.prompts import successes_of, whole_rows
 from scalerl.record.reader import PASS_RATE_OF, RunRecord
 from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
 from scalerl.view.numbers import as_float, as_mapping, percent, rate
+from scalerl.view.runs.gathered import MOST_PARTS, RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, step_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
@@ -174,30 +174,23 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-_MOST = 20
-"""Tasks and suites that are fitted, as each fit takes a part of a second."""
-
-
-def task_table(run: RunRecord, axis: str, level: float = 0.95) -> Table | None:
-    """Return a line for each task of a mixture and each downstream suite; None where there are none.
-
-    Args:
-        run: the record of the run as a whole.
-        axis: the compute axis of the fits.
-        level: of the ceilings' intervals.
-    """
+def task_table(view: RunsView) -> Table | None:
+    """Return a line for each task of a mixture and each suite of a run alone; None where there are none."""
+    run = view.runs[0].record if len(view.runs) == 1 else None
+    if run is None or run.task:
+        return None
     found = [*_tasks(run), *last_of_each(run.downstream()).values()]
-    if not found or run.task:
+    if not found:
         return None
     headers = ("task or suite", "prompts", "samples", "at step", "pass@1", "pass@k", "ceiling A")
-    rows = tuple(_row(run, one, axis, level, is_fitted=i < _MOST) for i, one in enumerate(found))
+    rows = tuple(_row(one, view.parts.get(one.suite)) for one in found)
     note = (
         "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
-        f"samples. Ceiling: of a curve of its own, with the {percent(level)} interval, where identified. "
-        f"`scalerl fit RUN --y {PASS_RATE_OF}NAME` prints it."
+        f"samples. Ceiling: of a curve of its own, with the {percent(view.level)} interval, where it is "
+        f"identified. `scalerl fit RUN --y {PASS_RATE_OF}NAME` prints it."
     )
-    if len(found) > _MOST:
-        note += f" Only the first {_MOST} are fitted here."
+    if len(found) > MOST_PARTS:
+        note += f" Only the first {MOST_PARTS} are fitted here."
     return Table("tasks", "Pass rate by task and suite", headers, rows, note, headers[:1])
 
 
@@ -209,25 +202,21 @@ def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
             yield SuiteResult.of(name, last["step"], correct_P, last["n"])
 
 
-def _row(run: RunRecord, found: SuiteResult, axis: str, level: float, is_fitted: bool) -> Row:
+def _row(found: SuiteResult, part: OverlayRun | None) -> Row:
     return row(
         found.suite,
         *map(str, (found.n_prompts, found.n_samples, found.step)),
         rate_cell(Estimate(found.pass_rate, found.pass_rate_interval)),
         rate_cell(Estimate(found.pass_at_k, found.pass_at_k_interval)),
-        _ceiling(run, found.suite, axis, level) if is_fitted else "",
+        _ceiling(part),
     )
 
 
-def _ceiling(run: RunRecord, name: str, axis: str, level: float) -> Cell:
-    from scalerl.curve import fit
-
-    try:
-        found = fit(Points.from_record(of_task(run, name), axis), level=level)
-    except CannotAnswerError:
-        return rate_cell(None, "too few evaluations")
-    except InputError:  # a line of the record that is damaged: the page is of all the rest
+def _ceiling(part: OverlayRun | None) -> Cell:
+    if part is None:
         return rate_cell(None)
-    if not found.identified:
+    if part.fit is None:
+        return rate_cell(None, "too few evaluations")
+    if not part.fit.identified:
         return rate_cell(None, "not identified")
-    return rate_cell(Estimate(found.median.A, found.intervals.A))
+    return rate_cell(Estimate(part.fit.median.A, part.fit.intervals.A))

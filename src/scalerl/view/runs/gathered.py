@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curve.families import FAMILIES
+from scalerl.curve.points import Points
 from scalerl.errors import CannotAnswerError, InputError, printable
 from scalerl.record.devices import is_of_one_device
+from scalerl.record.downstream import last_of_each
+from scalerl.record.prompts import of_task
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond
@@ -51,6 +55,8 @@ class RunsView:
     comparison: Comparison | None = None
     not_compared: str = ""
     """Why nothing is compared, in a sentence."""
+    price: float | None = None
+    """Dollars per GPU-hour, of the axis `dollars`."""
 
     @property
     def axis(self) -> str:
@@ -102,6 +108,21 @@ class RunsView:
         """The runs by recipe, as they are compared."""
         return recipe_groups(self.runs, self.groups or None)
 
+    @functools.cached_property
+    def parts(self) -> dict[str, OverlayRun]:
+        """By name, of one run alone: the tasks of its mixture and its suites, each with its own curve."""
+        run, record = self.runs[0], self.runs[0].record
+        if len(self.runs) > 1 or record is None or record.task:
+            return {}
+        names = [*record.tasks, *last_of_each(record.downstream())]
+        options = {"level": self.level, "r0": self.r0, "min_compute": self.min_compute}
+        return parts_of(run, names, self.price, **options)
+
+    @property
+    def tasks(self) -> list[OverlayRun]:
+        """Those of the parts that are tasks, which are drawn beside the run."""
+        return [run for run in self.parts.values() if run.record and run.record.task in run.record.tasks]
+
     @property
     def title(self) -> str:
         """The names of a few runs, or how many there are."""
@@ -149,6 +170,35 @@ def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
         return fit(run.points, **options), ""  # type: ignore[arg-type]
     except CannotAnswerError as error:
         return None, local(run, str(error)).removeprefix(f"{printable(Path(run.points.source).name)}: ")
+
+
+MOST_PARTS = 20
+"""Tasks and suites that are fitted, as each fit takes a part of a second."""
+
+
+def parts_of(
+    run: OverlayRun, names: Iterable[str], price: float | None = None, **options: Any
+) -> dict[str, OverlayRun]:
+    """Return tasks and suites of a run by name, each fitted by itself; without those not on record.
+
+    A pass rate before training that is given (`r0`) is that of all tasks together: theirs is measured.
+
+    Raises:
+        InputError: an option is not valid.
+    """
+    options |= {"r0": None} if isinstance(options.get("r0"), float) else {}
+    found: dict[str, OverlayRun] = {}
+    for name in dict.fromkeys(itertools.islice(names, MOST_PARTS)):
+        assert run.record is not None
+        try:
+            record = of_task(run.record, name)
+            points = Points.from_record(record, run.points.axis, price)
+        except InputError:  # a line of the record that is damaged: the answer is of all the rest
+            continue
+        part = OverlayRun(f"{name} (task)" if name == run.name else name, points, record)
+        fit, reason = fit_or_reason(part, **options)
+        found[name] = replace(part, fit=fit, reason=reason)
+    return found
 
 
 def warnings_of(run: OverlayRun) -> list[str]:

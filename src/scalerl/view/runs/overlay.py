@@ -44,6 +44,7 @@ def overlay(
     budget: float | None = None,
     target: float | None = None,
     groups: Sequence[RunGroup] | None = None,
+    tasks: Sequence[OverlayRun] = (),
 ) -> dict[str, Any]:
     """Return the data of a chart of these runs: numbers, texts, lists and None, for JSON.
 
@@ -53,6 +54,7 @@ def overlay(
             with its run, or at the run's own budget.
         target: pass rate that is marked.
         groups: the runs by recipe; by default those of one recipe in config.json are a group.
+        tasks: tasks of the mixture of a run alone, drawn thin beside it.
 
     Returns an object with these keys. Compute is on the axis of all fits, but for `runs[].compute`, which has
     that of every axis; an interval is [low, high]:
@@ -65,7 +67,8 @@ def overlay(
         groupings[].by        "recipe", or a key in which the recipes of runs differ
         groupings[].groups[].{name, runs, fit}    a group, the names of its runs, and its mean curve: None, or
                               as the `fit` of a run, of which it has A, identified, window and curve
-        runs[].name, .reason  as given
+        runs[].name, .reason  as given; the tasks come last
+        runs[].task           whether it is a task of the run
         runs[].recipe         the values of the keys in which recipes differ, as texts
         runs[].logged         {step, values: {METRIC: [...]}}: means over blocks of steps
         runs[].evaluations    how many there are
@@ -87,37 +90,39 @@ def overlay(
             .leads            whether it is the forecast made nearest to half of the compute
             .curve            as above, as it was frozen, or None
     """
-    names = [run.name for run in runs]
+    drawn = [*runs, *tasks]
+    names = [run.name for run in drawn]
     if len(set(names)) < len(names):
         raise InputError("two runs of a chart have one name")
-    axes = {run.points.axis for run in runs}
+    axes = {run.points.axis for run in drawn}
     if len(axes) != 1:
         found = ", ".join(sorted(axes)) or "none"
         raise InputError(f"all runs of a chart need one compute axis, found {found}")
     axis, named = axes.pop(), [(run.name, run.record) for run in runs]
     check_devices(named, axis)
-    most = min(max(MOST_DRAWN // len(runs), _FEWEST_DRAWN), _MOST_OF_ONE)
-    places = _PLACES_OF_MANY if len(runs) > _MANY else PLACES
+    most = min(max(MOST_DRAWN // len(drawn), _FEWEST_DRAWN), _MOST_OF_ONE)
+    places = _PLACES_OF_MANY if len(drawn) > _MANY else PLACES
     mixed = [one for one in HOURS if mixed_devices(named, one)]
-    clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in runs]
+    clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in drawn]
     spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
-    ends = [_end(run, budget) for run in runs]
+    ends = [_end(run, budget) for run in drawn]
     fits = [run.fit for run in runs if run.fit is not None]
     level = fits[0].intervals.level if fits else 0.95
-    end_of = {run.name: end for run, end in zip(runs, ends, strict=True)}
+    end_of = {run.name: end for run, end in zip(drawn, ends, strict=True)}
     metrics, values = logged(runs)
     recipes = recipe_values(runs)
-    shown = [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)]
+    shown = [_run(*each, most, places) for each in zip(drawn, clocks, ends, strict=True)]
     for place, one in enumerate(shown):
-        one["recipe"] = {key: text_R[place] for key, text_R in recipes.items()}
-        one["logged"] = values[place]
+        one["task"] = place >= len(runs)
+        one["recipe"] = {} if one["task"] else {key: text_R[place] for key, text_R in recipes.items()}
+        one["logged"] = {"step": [], "values": {}} if one["task"] else values[place]
     return {
         "axis": axis,
         "axes": _units(axis, clocks, max(ends), runs[0].record),
         "budget": budget,
         "target": target,
         "end": short_number(max(ends, default=0.0) if budget is None else max(budget, spent)),
-        "thinned": any(len(run.points) > most for run in runs),
+        "thinned": any(len(run.points) > most for run in drawn),
         "metrics": metrics,
         "groupings": [
             {"by": by, "groups": [_group(group, end_of, level, places) for group in made]}
@@ -189,7 +194,7 @@ def _run(
         "noise": short_numbers(points.noise_sd_N[chosen], 3),
         "step": [None] * len(chosen) if points.step_N is None else short_numbers(points.step_N[chosen]),
         "used": used_N[chosen].tolist(),
-        "known": short_number(known_ceiling(run.record)) if run.record else None,
+        "known": short_number(known_ceiling(run.record)) if run.record and not run.record.task else None,
         "fit": None if fit is None else _fit(fit, run.part, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }

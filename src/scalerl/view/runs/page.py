@@ -82,7 +82,9 @@ def runs_document(view: RunsView) -> Document:
         answers=answers_of(view),
         verdict=_outcome(alone) if alone and view.budget is None else "",
         facts=_facts(view),
-        chart=overlay(view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups),
+        chart=overlay(
+            view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups, tasks=view.tasks
+        ),
         chart_note=_chart_note(view),
         cautions=_cautions(view),
         warnings=_warnings(view),
@@ -117,10 +119,15 @@ def _facts(view: RunsView) -> list[Pair]:
 
 def _chart_note(view: RunsView) -> str:
     record = view.runs[0].record if len(view.runs) == 1 else None
-    if record is None or not ceiling_why(record):
-        return _NOTE
+    note = (
+        f"{_NOTE} Thin and labelled: the tasks of the mixture, each with its own fit."
+        if view.tasks
+        else _NOTE
+    )
+    if record is None or record.task or not ceiling_why(record):
+        return note
     known = rate(known_ceiling(record))
-    return f"{_NOTE} Dotted: the ceiling {known} that was known beforehand ({ceiling_why(record)})."
+    return f"{note} Dotted: the ceiling {known} that was known beforehand ({ceiling_why(record)})."
 
 
 def _cautions(view: RunsView) -> list[Pair]:

@@ -46,8 +46,7 @@ _HEALTH = (
 def runs_tables(view: RunsView) -> list[Table]:
     """All tables that have something to say, in the order of the page."""
     found = [curves_table(view)]
-    alone = view.runs[0].record if len(view.runs) == 1 else None
-    if alone is not None and (by_task := task_table(alone, view.axis, view.level)) is not None:
+    if (by_task := task_table(view)) is not None:
         found.append(by_task)
     if view.comparison is not None:
         found.append(comparison_table(view))

@@ -209,7 +209,8 @@ class RunStore:
 
         def answer() -> dict[str, Any]:
             view = self._view(names, made)
-            data = overlay(view.runs, budget=_common_budget(made), target=self._asked.target)
+            budget, target = _common_budget(made), self._asked.target
+            data = overlay(view.runs, budget=budget, target=target, tasks=view.tasks)
             common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
             return data | {"common": common, "ids": [run.id for run in runs], "sentence": sentence_of(view)}
 

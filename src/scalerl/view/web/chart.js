@@ -1,7 +1,7 @@
 /* Runs laid over one another: evaluations, fitted curves with their bands, and forecasts as they were frozen.
 
    What has one colour, one sign and one line of the legend is an entry: a run, or a group of runs with its mean
-   curve, {name, runs, fit, reason}.
+   curve, {name, runs, fit, reason, task}; a task of a run is thin, and takes nothing from what the run has alone.
 
    const chart = scalerlChart(element, data, options);   draws into `element`; needs Plotly, marks.js, below.js, and chart.css
    chart.update(data);                                   draws newer data; axis, zoom and choice of runs stay
@@ -53,7 +53,7 @@ var scalerlChart = (() => {
     function grouped() {
       const runs = new Map(data.runs.map((run) => [run.name, run]));
       const grouping = data.groupings.find((one) => one.by === state.by);
-      if (!grouping) return data.runs.map((run) => ({ name: run.name, runs: [run], fit: run.fit, reason: run.reason }));
+      if (!grouping) return data.runs.map((run) => ({ name: run.name, runs: [run], fit: run.fit, reason: run.reason, task: run.task }));
       return grouping.groups.map((group) => {
         const own = group.runs.map((name) => runs.get(name));
         return { name: group.name, runs: own, fit: own.length > 1 ? group.fit : own[0].fit, reason: own.length > 1 ? "" : own[0].reason };
@@ -139,7 +139,7 @@ var scalerlChart = (() => {
       const beyond = found.filter((row) => row[0] > end);
       const line = (part, width) => ({ x: x(part), y: y(part), mode: "lines",
         line: { color: colour, dash, width }, opacity: dim ? 0.3 : 1, hoverinfo: "skip" });
-      traces.push(line(within, state.near === entry.name ? 3.2 : entry.runs.length > 1 ? 2.6 : 2));
+      traces.push(line(within, state.near === entry.name ? 3.2 : entry.task ? 1.2 : entry.runs.length > 1 ? 2.6 : 2));
       if (beyond.length) traces.push(line([...within.slice(-1), ...beyond], 1));
       return traces;
     }
@@ -152,7 +152,7 @@ var scalerlChart = (() => {
       const [run] = entry.runs;
       const found = evaluated(run, run.noise, run.step, run.used);
       const { symbol } = lookOf(entry);
-      const size = found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
+      const size = entry.task || found.length > 300 ? 4 : found.length > 100 ? 5 : 6.5;
       return { x: x(found), y: y(found), mode: "markers", meta: { run: run.name },
         opacity: dimmed(entry) ? 0.25 : 1,
         marker: { color: colour, size, symbol: found.map((row) => symbol + (!run.fit || row[4] ? "" : "-open")) },
@@ -212,9 +212,10 @@ var scalerlChart = (() => {
       const plainRuns = drawn.filter(grey).flatMap((entry) => entry.runs);
       const coloured = drawn.filter((entry) => !grey(entry));
       const found = plainRuns.length ? thinTraces(plainRuns, palette.muted, "circle", 0.45, false) : [];
-      const few = coloured.length <= MOST_BANDS;
+      const few = coloured.filter((entry) => !entry.task).length <= MOST_BANDS;
+      const full = (entry) => state.near === entry.name || (few && !entry.task);
       for (const entry of coloured) {
-        found.push(...curveTraces(entry, palette[lookOf(entry).colour], few || state.near === entry.name));
+        found.push(...curveTraces(entry, palette[lookOf(entry).colour], full(entry)));
       }
       for (const entry of coloured) {
         const { colour, symbol } = lookOf(entry);
@@ -224,7 +225,7 @@ var scalerlChart = (() => {
           continue;
         }
         if (isAlone(entry)) found.push(...frozenTrace(entry.runs[0], palette));
-        found.push(pointTrace(entry, palette[colour], few || state.near === entry.name), ...forecastTraces(entry, palette[colour]));
+        found.push(pointTrace(entry, palette[colour], full(entry)), ...forecastTraces(entry, palette[colour]));
       }
       return found;
     }
@@ -241,10 +242,12 @@ var scalerlChart = (() => {
 
     // Layout
 
-    /* The entry that stands out: the only one, or the one that is pointed at. */
+    /* The entry that stands out: the only one, its tasks apart, or the one that is pointed at. */
     function alone() {
       const coloured = shown().filter((entry) => !grey(entry));
-      return coloured.find((entry) => entry.name === state.near) || (coloured.length === 1 ? coloured[0] : null);
+      const runs = coloured.filter((entry) => !entry.task);
+      const [only, another] = runs.length ? runs : coloured;
+      return coloured.find((entry) => entry.name === state.near) || (another ? null : only || null);
     }
 
     function isAlone(entry) {
@@ -273,7 +276,7 @@ var scalerlChart = (() => {
     /* Intervals of A as bars at the right edge; of a run alone also its level, a known ceiling, and its change. */
     function ceilingShapes(palette, only) {
       const across = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1 };
-      const fitted = shown().filter((entry) => !grey(entry) && entry.fit && entry.fit.A).slice(0, MOST_BANDS);
+      const fitted = shown().filter((entry) => !grey(entry) && entry.fit && entry.fit.A && (!entry.task || state.near === entry.name)).slice(0, MOST_BANDS);
       const found = fitted.map(({ name, fit }, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
         y0: Math.max(fit.A[1], 0), y1: Math.min(fit.A[2], 1), line: { width: 0 }, opacity: fit.identified ? 0.55 : 0.25,
         fillcolor: palette[fitted.length > 1 ? lookOf({ name }).colour : "ceiling"] }));
@@ -444,7 +447,7 @@ var scalerlChart = (() => {
       if (!state.by || ![...ways, "run"].includes(state.by)) state.by = ways.includes("recipe") ? "recipe" : "run";
       by.replaceChildren(...[...ways, "run"].map((key) => node("option", { value: key, selected: key === state.by }, key)));
       byLabel.hidden = !ways.length;
-      filter.hidden = data.runs.length < FILTERED;
+      filter.hidden = data.runs.filter((run) => !run.task).length < FILTERED;
       below.fill(data);
       regroup();
     }
@@ -465,7 +468,7 @@ var scalerlChart = (() => {
     function fillLegend() {
       legend.hidden = entries.length === 1;
       legend.classList.toggle("many", many());
-      const what = state.by === "run" ? "Runs" : state.by === "recipe" ? "Recipes" : `Runs by ${state.by}`;
+      const what = entries.some((entry) => entry.task) ? "Run and tasks" : state.by === "run" ? "Runs" : state.by === "recipe" ? "Recipes" : `Runs by ${state.by}`;
       legend.replaceChildren(node("legend", {}, many() ? `${what}, coloured where ticked` : what),
         node("ul", {}, ...entries.map(entryLine)));
     }
