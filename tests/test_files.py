@@ -95,7 +95,7 @@ def test_a_row_in_the_log_beside_a_database_is_a_change(tmp_path, whole):
                 database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?)", row)
             found = source.read(lambda: read_source(source.path, ReadOptions(format="trackio")))
             runs = found.runs if found else []
-            told += [len(run.record.evals) for run in runs]
+            told += [len(run.evals) for run in runs]
             assert source.read(lambda: pytest.fail("it was read, which is no change")) is None
     assert told == [1, 2, 3, 4]
 

@@ -73,7 +73,7 @@ def test_runs_are_tracked_one_by_one_and_are_what_they_are_without(study, whole,
         assert (settings["name"], settings["group"]) == (f"{run.plan.arm}-seed0", study.name)
         (log,) = read_source(run.record.path / "tensorboard").runs
         flops_N = run.record.compute("flops")
-        np.testing.assert_allclose(log.record.compute("flops"), flops_N, rtol=1e-6)
+        np.testing.assert_allclose(log.compute("flops"), flops_N, rtol=1e-6)
 
 
 def rows(path):
