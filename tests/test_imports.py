@@ -113,6 +113,30 @@ def test_halves_do_not_know_each_other(part, others):
             assert not astray, f"{module} imports {astray}"
 
 
+def test_rooms_say_what_imports_them():
+    for package in (module for module in MODULES if is_package_of_lazy_names(module) and module != "scalerl"):
+        doc = " ".join(ast.get_docstring(ast.parse(MODULES[package].read_text())).split())
+        said = re.search(r"Imported by ((?:`[\w.]+`(?:, )?)+)\.", doc)
+        assert re.findall(r"`([\w.]+)`", said[1] if said else "") == importers_of(package), package
+
+
+def importers_of(package):
+    """The rooms with a module that imports one of a room: of other halves of the package the half."""
+    half, found = package.split(".")[1], set()
+    for module, names in IMPORTED.items():
+        if any(folder_of(name) == package for name in names):
+            by = folder_of(module)
+            inside = f"{by}.".startswith(f"{package}.") or by == "scalerl" or is_package_of_lazy_names(module)
+            found |= set() if inside else {by}
+    parts = [by.split(".")[1:] for by in found]
+    return sorted({".".join(part) if part[0] == half else part[0] for part in parts})
+
+
+def folder_of(module):
+    """The package that a module is in, or is."""
+    return module if is_package_of_lazy_names(module) else module.rpartition(".")[0]
+
+
 def test_no_modules_import_each_other_in_a_circle():
     graph = {module: IMPORTED[module] for module in MODULES if not is_package_of_lazy_names(module)}
     done, path = set(), []

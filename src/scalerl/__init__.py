@@ -1,4 +1,18 @@
-"""Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
+"""Forecast, train and compare reinforcement learning for language models by compute-performance curves.
+
+    errors.py files.py jsonl.py limits.py frames.py model_config.py tty.py     what any room may import
+    kinds.py       what `kind` names in a recipe, a class of your own too
+    record/        the run folder: what a run writes, and every reader reads
+    curve/         the fit of one run, its prior and its answers
+    forecast/      comparisons, backtests, forecasts during a run, rivals
+    ingest/        logs of other trainers and trackers
+    rl/            training
+    view/          pages, charts, tables, the terminal, the local server
+    integrations/ plan/ study/ cli/     forecasts in other tools, the planner, recipes x seeds, the commands
+
+A room imports only those above it in this list, and not all of them: `tests/test_imports.py` has the rules.
+The names below are loaded when they are first used: importing the package takes no numpy.
+"""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@
     noise.py                     noise that neighbours share, and the wander, integrated out
     posterior.py, nodes.py       the posterior, and where its nodes lie; worth.py: what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
-    misfit.py, evidence.py       lack of fit: whether any curve describes the run
-    fit.py, result.py            one fit, and its answer, of which answers.py has the parts
+    misfit.py, evidence.py       lack of fit: whether any curve describes the run; changes.py: jumps, bursts
+    fit.py, result.py            one fit, and its answer, of which answers.py, quantiles.py have the parts
     seeds.py, campaign.py        the effect of a seed; the prior from runs of the same campaign
 
-It may import `scalerl.record`. `forecast`, `ingest`, `view`, `study`, `plan` and `integrations` import it.
+It may import `scalerl.record`. Imported by `cli`, `forecast`, `ingest`, `integrations`, `plan`, `study`,
+`view`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@
     best.py       the best evaluation of a run, by a smooth curve through all of them
     freeze.py     makes the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
+    paired.py, crossing.py     two recipes on the same prompts; which is ahead early, and which late
+    crosscheck.py, sensitivity.py, standard_errors.py     other intervals, and other starts, of one fit
+    recipes.py, scores.py, baselines.py     names of recipes; scores of forecasts; rivals without intervals
 
-It may import `scalerl.curve` and `scalerl.record`. `view`, `study`, `plan`, `integrations` and `cli` import
-it.
+It may import `scalerl.curve` and `scalerl.record`. Imported by `cli`, `integrations`, `study`, `view`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     vocabularies/ one file per trainer: what its metrics are called
     imported.py   a log as a run, with the metric that is its pass rate; counters.py, flops.py its compute
 
-It may import `scalerl.curve` and `scalerl.record`. `view/serve`, `integrations` and `cli` import it.
+It may import `scalerl.curve` and `scalerl.record`. Imported by `cli`, `integrations`, `view`.
 """
 
 from __future__ import annotations

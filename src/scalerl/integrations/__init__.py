@@ -1,4 +1,7 @@
-"""Forecasts inside the tools that train and tune, each module for one of them and loaded with it alone."""
+"""Forecasts inside the tools that train and tune, each module for one of them and loaded with it alone.
+
+It may import `scalerl.forecast` and `scalerl.ingest`. No room imports it.
+"""
 
 from __future__ import annotations
 

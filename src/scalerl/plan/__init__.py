@@ -6,5 +6,5 @@
     simulate.py   the training loop as one event loop; generator.py the decode slots of one generator
     split.py      how many of some devices should generate; cost.py dollars and hours to a pass rate
 
-It may import the recipe and the schedules of `scalerl.rl`, records and the fit. `scalerl.cli` imports it.
+It may import the recipe and the schedules of `scalerl.rl`, records and the fit. Imported by `cli`.
 """

@@ -6,5 +6,6 @@
     devices.py    runs of which only the hours of one device are known
     writer.py     the one code that writes a run folder; folder.py locks it, cut.py cuts it on a resume
 
-It imports only the modules at the bottom of the package; every other room may import it.
+It imports only the modules at the bottom of the package. Imported
+by `cli`, `curve`, `forecast`, `ingest`, `integrations`, `plan`, `rl`, `study`, `view`.
 """

@@ -10,11 +10,18 @@
     a loss (CISPO) and its equation                algo/loss.py
     PipelineRL(k); where k is enforced             algo/schedule.py; loop/admission.py
     zero-variance groups dropped                   learner/batch.py
+    reward of a completion                         verify/verifier.py, tasks/; its penalties loop/pipeline.py
     weights sent to the generators                 sync/; called in loop/pipeline.py and placement/
+    a lost worker replaced                         workers/pool.py
+    a forecast frozen                              training_run.py; made in ../forecast/freeze.py
+    GPU-hours                                      loop/counters.py, summed in ../record/reader.py
     what `kind` names, a class of your own too     ../kinds.py; docs/extend
 
-Rooms import only those before them in `tests/test_imports.py`. `scalerl.study`, `scalerl.plan` and
-`scalerl.cli` import this; it imports `scalerl.record`, and none of the rooms that fit, show or compare.
+A room imports only those before it: types.py, algo, sandbox, tasks, config, kernels, model, workers,
+checkpoint, verify, sync, engine, learner, placement, health, loop, tracking. `scalerl.study`, `scalerl.plan`
+and `scalerl.cli` import this; it imports `scalerl.record`, and none of the rooms that fit, show or compare.
+
+Imported by `cli`, `study`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ spec.py, arms.py, plan.py     what is asked, and what that makes of runs
 run/       the runs, beside one another; record.py what is on the disk
 verdict/   what the runs say; page/ shows it
 entry.py   what a script calls: run, verdict
+
+Imported by `cli`.
 """
 
 from __future__ import annotations

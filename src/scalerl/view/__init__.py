@@ -10,7 +10,7 @@
     terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
 
 It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`; never
-what trains. `study` and `cli` import it.
+what trains. Imported by `cli`, `study`.
 """
 
 from __future__ import annotations

@@ -5,5 +5,5 @@
     table.py      tables of compute and pass rates, which are no logs
     lines.py, rows.py, protobuf.py     files line by line, rows of metrics, protocol buffers
 
-It may import `scalerl.ingest.logs`; `scalerl.ingest` and `scalerl.integrations` import it.
+It may import `scalerl.ingest.logs`. Imported by `cli`, `ingest`, `ingest.trackers`, `integrations`, `view`.
 """

@@ -2,6 +2,8 @@
 
 Every file says from which version of the trainer its names are. Another trainer needs a file with one table,
 and its place in `VOCABULARIES`.
+
+Imported by `cli`, `ingest`, `ingest.formats`, `ingest.formats.console`, `ingest.logs`.
 """
 
 from __future__ import annotations

@@ -7,5 +7,7 @@
                   (scalerl/rl/loop/admission.py enforces k)
     curriculum.py, length.py       which prompts are retired; when thinking ends
 
-It imports no other room. `scalerl.rl.config` and everything above import it.
+It imports no other room.
+
+Imported by `plan`, `rl.config`, `rl.engine`, `rl.engine.vllm`, `rl.learner`, `rl.loop`.
 """

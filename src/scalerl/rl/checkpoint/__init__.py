@@ -4,5 +4,5 @@
     best.py       the weights of the best evaluations
     manifest.py   length and check sum of every file
 
-It may import `scalerl.rl.model` and what is below. Learners and the loop import it.
+It may import `scalerl.rl.model` and what is below. Imported by `rl`, `rl.learner`, `rl.loop`, `study`.
 """

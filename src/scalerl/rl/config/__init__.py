@@ -5,5 +5,7 @@
     settings.py   all other tables: batch, context, budget, optimiser, evaluation, placement, checkpoints ...
     form.py       TOML and overrides, and their check against dataclasses
 
-It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. What implements a setting imports it.
+It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. Imported by `cli`, `plan`, `rl`, `rl.checkpoint`,
+`rl.engine`, `rl.engine.vllm`, `rl.health`, `rl.learner`, `rl.loop`, `rl.model`, `rl.placement`,
+`rl.placement.ray`, `rl.tracking`, `rl.verify`, `rl.workers.ray`, `study`.
 """

@@ -6,5 +6,6 @@
     ordered.py    groups completed in any order, taken in order of admission
     vllm/         the same by vLLM, in workers (worker.py runs in each) or servers
 
-It may import `scalerl.rl.kernels`, `scalerl.rl.model`, `scalerl.rl.sync` and what is below.
+It may import `scalerl.rl.kernels`, `scalerl.rl.model`, `scalerl.rl.sync` and what is below. Imported by
+`rl`, `rl.learner`, `rl.loop`, `rl.placement`, `rl.placement.ray`.
 """

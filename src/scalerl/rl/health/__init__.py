@@ -3,5 +3,5 @@
     watch.py      what is reported, and when
     figures.py    the definition of every figure; thresholds are in `scalerl.rl.config.health`
 
-It may import `scalerl.record` and `scalerl.rl.config`.
+It may import `scalerl.record` and `scalerl.rl.config`. Imported by `rl`, `rl.loop`.
 """

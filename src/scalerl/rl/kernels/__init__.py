@@ -4,5 +4,7 @@
     blocks.py              the blocks of a KV cache, for any engine
     packed.c, packed.py    the training pass over packed tokens; packing.py has their layout
 
-It imports no other room. Only `scalerl.rl.engine` and `scalerl.rl.learner` import it.
+It imports no other room.
+
+Imported by `rl.engine`, `rl.learner`.
 """

@@ -8,5 +8,6 @@
     sharding.py   FSDP2 and tensor parallel; group.py the ranks as the driver sees them; launch.py torchrun
     checkpoint.py the learner and its model on disk
 
-It may import `scalerl.rl.engine`, `scalerl.rl.checkpoint` and what is below.
+It may import `scalerl.rl.engine`, `scalerl.rl.checkpoint` and what is below. Imported by `cli`, `rl`,
+`rl.loop`, `rl.placement.ray`.
 """

@@ -7,5 +7,5 @@
     activity.py   what is being done at the moment, within a step too
     evaluations.py when evaluations are due, and their record; resume.py where a run goes on
 
-It may import every room of `scalerl.rl` but `tracking`. `scalerl.rl.train` imports it.
+It may import every room of `scalerl.rl` but `tracking`. Imported by `cli`, `rl`, `study`.
 """

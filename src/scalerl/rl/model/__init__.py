@@ -1,4 +1,11 @@
-"""Models in Hugging Face format: loading, log-probabilities, LoRA, and the demonstration's base model.
+"""Models in Hugging Face format: loading, log-probabilities, LoRA, and the models that are made here.
 
-It may import `scalerl.rl.config` and what is below. Engines and learners import it.
+    causal_lm.py     models, tokenizers, log-probabilities; packed_attention.py, routing.py: parts of models
+    lora.py          adapters; weights.py: the stream of named tensors that is published
+    named.py         the model that a recipe names; build.py, demo_base.py, smollm2.py make some
+    shape.py         sizes from config.json without torch; memory.py: too little of it
+
+It may import `scalerl.rl.config` and what is below. Imported by `cli`, `rl`, `rl.checkpoint`, `rl.engine`,
+`rl.engine.vllm`, `rl.learner`, `rl.loop`, `rl.placement`, `rl.placement.ray`, `rl.sync`, `rl.verify`,
+`study`.
 """

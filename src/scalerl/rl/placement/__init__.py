@@ -6,5 +6,5 @@
                         evaluate_served.py by the servers of vLLM
     ray/                the same as Ray actors; learner ranks and verifiers
 
-It may import engines, learners, verification and what is below. `scalerl.rl.loop` imports it.
+It may import engines, learners, verification and what is below. Imported by `rl`, `rl.loop`.
 """

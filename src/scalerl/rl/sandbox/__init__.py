@@ -6,4 +6,6 @@
     harness.py    evaluates tests inside, on values (plain.py) that come from candidate.py in another sandbox
 
 It imports `scalerl.errors` alone, and what runs inside not even that. `scalerl.rl.tasks` uses it.
+
+Imported by `rl.tasks`.
 """

@@ -8,5 +8,6 @@ and engine/vllm/ send them.
     object_store.py, broadcast.py     Ray's object store, PyTorch's broadcast; transport.py chooses
     vllm_weights.py    files or NCCL to vLLM's engines; vllm_client.py has the calls of these
 
-It may import `scalerl.rl.workers` and what is below. Engines, learners and placements import it.
+It may import `scalerl.rl.workers` and what is below. Imported by `rl.engine.vllm`, `rl.loop`,
+`rl.placement`, `rl.placement.ray`.
 """

@@ -10,5 +10,5 @@
     mix.py        several tasks in one run
     shorthand.py  tasks in one line
 
-`scalerl.rl.config` and everything above import it; `scalerl.rl.verify` runs verifiers in processes.
+Imported by `cli`, `rl.config`, `rl.engine`, `rl.loop`, `rl.model`, `rl.verify`, `study`.
 """

@@ -8,4 +8,6 @@
 
 A run does not depend on them: their process is killed if it does not end in time. The recipe's table
 `tracking` is in `scalerl.rl.config.settings`.
+
+Imported by `rl`, `study`.
 """

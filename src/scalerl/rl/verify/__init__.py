@@ -5,5 +5,6 @@
     supervisor.py a trusted process that runs no code of a task; forks.py and proc.py are its means
     worker.py     runs the task's code
 
-It may import `scalerl.rl.tasks`, `scalerl.rl.config` and `scalerl.rl.workers`.
+It may import `scalerl.rl.tasks`, `scalerl.rl.config` and `scalerl.rl.workers`. Imported by `cli`, `rl`,
+`rl.engine`, `rl.engine.vllm`, `rl.loop`, `rl.placement`, `rl.placement.ray`.
 """

@@ -7,5 +7,6 @@ trackers and the runs of a study are its users.
     process.py       signals; ranks.py makes ranks fail together
     ray/             the Ray cluster of a run: its session, the backend of actors, the timeline
 
-It may import `scalerl.rl.config`. Rooms that start processes import it.
+It may import `scalerl.rl.config`. Imported by `cli`, `rl`, `rl.engine.vllm`, `rl.learner`, `rl.loop`,
+`rl.placement`, `rl.placement.ray`, `rl.sync`, `rl.tracking`, `rl.verify`, `study`.
 """

@@ -10,4 +10,6 @@
     server    the socket, the browser, and an immediate shutdown
 
 Nothing is ever written in the folder. It needs the extra `serve` (starlette, uvicorn).
+
+Imported by `cli`.
 """

@@ -8,6 +8,8 @@
     reader.py    all of them together: the format
 
 Every form names the source that it is from. Lines of other processes may stand between those of a row.
+
+Imported by `view`.
 """
 
 from scalerl.ingest.formats.console.reader import FORMAT

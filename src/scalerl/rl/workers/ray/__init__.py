@@ -1,5 +1,4 @@
 """The Ray cluster of a run: joined or started, watched, and the backend of its actors.
 
-It may import `scalerl.rl.workers` and what is below. `scalerl.rl.sync` and `scalerl.rl.placement.ray` import
-it.
+It may import `scalerl.rl.workers` and what is below. Imported by `rl`, `rl.placement.ray`, `rl.sync`.
 """
