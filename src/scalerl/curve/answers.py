@@ -272,8 +272,8 @@ def identify(post: Posterior, sample: Sample) -> Identification:
         why = f", but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed"
     elif high - low > widest:
         why = f": wider than {widest:.2g}"
-    elif abs(post.wander) > MAX_WANDER * gain:
-        why = f", but the run has wandered by {post.wander:+.3f} off any saturating curve"
+    elif abs(post.moved) > MAX_WANDER * gain:
+        why = f", but the run has wandered by {post.moved:+.3f} off any saturating curve"
     elif abs(middle - far) > MAX_FAR * gain:
         why = f", and {FAR:g} times the compute is forecast at {far:.3f}: the ceiling is far beyond the data"
     elif at_bounds[name] > MAX_AT_BOUND:

@@ -154,7 +154,7 @@ def _answers(post: Posterior, sample: Sample, level: float, points: Points) -> d
         "median": median,
         "intervals": intervals,
         "families": post.family_weights(),
-        "noise": NoiseEstimate(sd, phi, post.wander, floor, SEED_PRIOR.A, floor_from),
+        "noise": NoiseEstimate(sd, phi, post.moved, floor, SEED_PRIOR.A, floor_from),
         "identification": identify(post, sample),
         "posterior": post,
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -67,14 +67,38 @@ def find_ridges(
     return Ridges(families, log_mid_FM, log_b_FM1[..., 0], level_PFMK.max(axis=3))
 
 
-def lay_nodes(
-    sample: Sample, ridges: Ridges, noise: Noise, prior: Prior, best: float
-) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of the posterior before they are normalised; without a suffix (cells, a, r), A (cells, a)."""
+
+    family_cells: np.ndarray
+    log_b_cells: np.ndarray
+    log_mid_cells: np.ndarray
+    phi_cells: np.ndarray
+    model_cells: np.ndarray
+    """The model of the noise, by its number in the prior and the changes behind it."""
+    place_cells: np.ndarray
+    """The place in the grid, from which numbers are drawn that differ between cells."""
+    A: np.ndarray
+    R_0: np.ndarray
+    rss: np.ndarray
+    log_weight: np.ndarray
+    walk: np.ndarray
+    """Where the wander is expected to have taken the run by the last evaluation ..."""
+    slope: np.ndarray
+    """... and how steep a trend is there."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Nodes]) -> Nodes:
+        """Return the nodes of several parts as one."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def lay_nodes(sample: Sample, ridges: Ridges, noise: Noise, prior: Prior, best: float) -> Nodes:
     """Lay the nodes of some families around their ridges, for models of the noise not far below level `best`.
 
-    Returns the columns of `Posterior`, not yet normalised and without the prior of the families, the sum of
-    squares `rss`, the `walk` and `slope` that are expected at the last evaluation (cells, a, r), and of every
-    cell the model of the noise, and its place in the grid.
+    Their weights lack the prior of the families.
     """
     families, level_FM = ridges.families, ridges.level_PFM.max(axis=0)
     models = np.flatnonzero(ridges.level_PFM.max(axis=(1, 2)) > min(best, ridges.level) - WORTH)
@@ -101,7 +125,7 @@ def _linear_nodes(
     log_b_FMK: np.ndarray,
     log_mid_FM: np.ndarray,
     area_FMK: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> Nodes:
     """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic.
 
     `models` numbers those of `noise` in the prior.
@@ -141,20 +165,20 @@ def _linear_nodes(
     log_weight = noise.of_rss(rss) + np.log(np.maximum(dA[:, :, None] * dR_0, 1e-300))
     log_weight = log_weight + (noise.log_prior_P[p] + density_FMK[f, m, k])[:, None, None]
     walk, slope = noise.walks.expected(p, sample.y_N, noise.walks.of(share)[:, *index], A, R_0)
-    return {
-        "family_cells": f,
-        "log_b_cells": log_b_FMK[f, m, k],
-        "log_mid_cells": log_mid_FM[f, m],
-        "phi_cells": noise.phi_P[p],
-        "A": A,
-        "R_0": R_0,
-        "log_weight": log_weight + prior.log_ends(A[:, :, None], R_0),
-        "rss": rss,
-        "walk": walk,
-        "slope": slope,
-        "model_cells": models[p],
-        "place_cells": place,
-    }
+    return Nodes(
+        family_cells=f,
+        log_b_cells=log_b_FMK[f, m, k],
+        log_mid_cells=log_mid_FM[f, m],
+        phi_cells=noise.phi_P[p],
+        model_cells=models[p],
+        place_cells=place,
+        A=A,
+        R_0=R_0,
+        rss=rss,
+        log_weight=log_weight + prior.log_ends(A[:, :, None], R_0),
+        walk=walk,
+        slope=slope,
+    )
 
 
 def _even(

@@ -26,14 +26,14 @@ import numpy as np
 from scalerl.curve.changes import likely_changes
 from scalerl.curve.families import LOG_LOGISTIC, Family, log_compute, log_compute_to, of_families
 from scalerl.curve.least_squares import LeastSquares, least_squares
-from scalerl.curve.nodes import WORTH, find_ridges, lay_nodes
+from scalerl.curve.nodes import WORTH, Nodes, find_ridges, lay_nodes
 from scalerl.curve.noise import Noise, make_noise
 from scalerl.curve.prior import USUAL_MID, NoiseModel, Prior
 from scalerl.curve.sample import Sample, clock
 
 _LITTLE = 1e-3  # gain below which a least-squares curve is flat
-_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "change_cells")
-_CELLS += ("A", "R_0", "drift", "slope", "step")
+_BY_CELL = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "change_cells")
+_BY_CELL += ("A", "R_0", "drift", "slope", "step")
 _DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
 
 
@@ -106,7 +106,7 @@ class Posterior:
     families: tuple[Family, ...]
     prior: Prior
     changes: tuple[NoiseModel, ...]
-    wander: float
+    moved: float
     """Where wander, trend and steps have taken the run by the last evaluation: the posterior mean."""
     log_c_range: tuple[float, float]
 
@@ -135,7 +135,10 @@ class Posterior:
         )
 
     def only(self, family: int) -> Posterior:
-        """Return the posterior given one family, however little weight that has."""
+        """Return the posterior of the curve given one family, however little weight that has.
+
+        The noise, `sd_weight_J`, stays that of all families.
+        """
         return self._take(np.flatnonzero(self.family_cells == family))
 
     def reweighted(self, log_weight: np.ndarray) -> Posterior:
@@ -144,7 +147,7 @@ class Posterior:
         return replace(self, log_weight=log_weight, weight=np.exp(log_weight))
 
     def _take(self, keep: np.ndarray) -> Posterior:
-        kept = {name: getattr(self, name)[keep] for name in _CELLS}
+        kept = {name: getattr(self, name)[keep] for name in _BY_CELL}
         return replace(self, **kept).reweighted(self.log_weight[keep])
 
     def heaviest(self, mass: float) -> Posterior:
@@ -182,8 +185,8 @@ class Posterior:
             come = np.array([one.changed(log_compute(np.asarray(compute))) for one in self.changes])
             value = value - self.step * (1.0 - come[self.change_cells])[:, None, None]
         since = float(_since(np.asarray(compute), self.log_c_range))
-        # The walk knows no bounds; a pass rate does.
         ahead = float(_ahead(np.asarray(compute), self.log_c_range))
+        # The walk knows no bounds; a pass rate does.
         return np.clip(value + self.drift * since + self.slope * ahead, 0.0, 1.0) if since else value
 
     def compute_to(self, target: float) -> np.ndarray:
@@ -207,42 +210,45 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     families, prior_F = prior.families([found.curve.family for found in best])
     log_mid_F = [math.log(found.curve.C_mid) for found in best if found.curve.family in families]
     ridges = find_ridges(sample, families, noise, prior, log_mid_F)
-    own_F = np.array([family == LOG_LOGISTIC for family in families])
+    falls_F = np.array([prior.falls * (family == LOG_LOGISTIC) for family in families])
     rising = lay_nodes(sample, ridges, noise, prior, ridges.level)
-    rising["log_weight"] += np.log(prior_F - prior.falls * own_F)[rising["family_cells"], None, None]
-    falling = _falling(sample, noise, prior, ridges.level) if prior.falls else None
-    if falling:
-        falling["family_cells"] += families.index(LOG_LOGISTIC)
-    parts = [rising, falling] if falling else [rising]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    rss, log_weight = joined.pop("rss"), _normalised(joined.pop("log_weight"))
-    model_cells, weight = joined.pop("model_cells"), np.exp(log_weight)
-    joined |= _walked(noise, joined, model_cells, rss)
-    joined.pop("place_cells")
-    change_cells = model_cells - len(prior.noise)
-    joined["step"] *= (change_cells >= 0)[:, None, None]
+    log_prior_F = np.log(prior_F - falls_F)
+    parts = [replace(rising, log_weight=rising.log_weight + log_prior_F[rising.family_cells][:, None, None])]
+    if prior.falls and (falling := _falling(sample, noise, prior, ridges.level)):
+        family_cells = falling.family_cells + families.index(LOG_LOGISTIC)
+        parts.append(replace(falling, family_cells=family_cells))
+    nodes = Nodes.joined(parts)
+    log_weight = _normalised(nodes.log_weight)
+    weight = np.exp(log_weight)
+    change_cells = nodes.model_cells - len(prior.noise)
+    A, R_0, drift, slope, walked = _walked(noise, nodes)
     # A burst upwards is how the run began; all else has taken it off its curve.
-    burst_cells = np.array([False] * len(prior.noise) + [one.burst for one in changes])[model_cells]
-    walk = joined.pop("walk")
-    walk[burst_cells] = np.minimum(walk[burst_cells], 0.0)
-    wander = float(np.sum(walk * weight))
-    sd_weight_J = noise.sd_weights(rss.ravel(), weight.ravel())
+    burst_cells = np.array([False] * len(prior.noise) + [one.burst for one in changes])[nodes.model_cells]
+    off = np.where(burst_cells[:, None, None], np.minimum(nodes.walk, 0.0), nodes.walk)
     return Posterior(
-        **joined,
+        family_cells=nodes.family_cells,
+        log_b_cells=nodes.log_b_cells,
+        log_mid_cells=nodes.log_mid_cells,
+        phi_cells=nodes.phi_cells,
         change_cells=np.maximum(change_cells, 0),
+        A=A,
+        R_0=R_0,
+        drift=drift,
+        slope=slope,
+        step=walked * (change_cells >= 0)[:, None, None],
         log_weight=log_weight,
         weight=weight,
         sd_J=noise.sd_J,
-        sd_weight_J=sd_weight_J,
+        sd_weight_J=noise.sd_weights(nodes.rss.ravel(), weight.ravel()),
         families=families,
         prior=prior,
         changes=changes,
-        wander=wander,
+        moved=float(np.sum(off * weight)),
         log_c_range=sample.log_c_range,
     )
 
 
-def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> dict[str, np.ndarray] | None:
+def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes | None:
     """Lay the nodes of log-logistic curves that fall, A below R_0: those that rise, upside down.
 
     None where they are so far below level `best` that they have no mass.
@@ -256,25 +262,24 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> dict[st
     if ridges.level < best - WORTH:
         return None
     part = lay_nodes(upside, ridges, noise, prior, best)
-    part["log_weight"] += math.log(prior.falls)
-    turned = {name: 1.0 - part[name] for name in ("A", "R_0")}
-    return part | turned | {name: -part[name] for name in ("walk", "slope")}
+    log_weight = part.log_weight + math.log(prior.falls)
+    turned = {"A": 1.0 - part.A, "R_0": 1.0 - part.R_0, "walk": -part.walk, "slope": -part.slope}
+    return replace(part, log_weight=log_weight, **turned)
 
 
-def _walked(
-    noise: Noise, nodes: dict[str, np.ndarray], model_cells: np.ndarray, rss: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return `A`, `R_0`, `drift` and `slope` with each node's walk, and that as `step`, (cells, a, r)."""
-    A, R_0, slope = np.tile(nodes["A"][:, :, None], rss.shape[2]), nodes["R_0"].copy(), nodes["slope"].copy()
-    drift, step, mine = np.zeros_like(rss), np.zeros_like(rss), noise.walks.of_model(model_cells)
+def _walked(noise: Noise, nodes: Nodes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return A and R_0 with each node's walk, its drift and slope from there, and the walk; (cells, a, r)."""
+    rss, models = nodes.rss, nodes.model_cells
+    A, R_0, slope = np.tile(nodes.A[:, :, None], rss.shape[2]), nodes.R_0.copy(), nodes.slope.copy()
+    drift, walked, mine = np.zeros_like(rss), np.zeros_like(rss), noise.walks.of_model(models)
     if len(mine):
-        expected = np.stack([nodes["walk"][mine], slope[mine]])
+        expected = np.stack([nodes.walk[mine], slope[mine]])
         walk, slope[mine], drift[mine] = noise.walks.drawn(
-            model_cells[mine], nodes["place_cells"][mine], expected, noise.sd_at(rss[mine])
+            models[mine], nodes.place_cells[mine], expected, noise.sd_at(rss[mine])
         )
         A[mine], R_0[mine] = np.clip(A[mine] + walk, 0.0, 1.0), np.clip(R_0[mine] + walk, 0.0, 1.0)
-        step[mine] = walk
-    return {"A": A, "R_0": R_0, "drift": drift, "slope": slope, "step": step}
+        walked[mine] = walk
+    return A, R_0, drift, slope, walked
 
 
 def _since(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:

@@ -255,8 +255,8 @@ class Learner:
         if self.score.routers is not None:
             load = balance_of(sums[_SUMS:].view(self.score.routers.n_layers, -1).numpy())
         # A backward pass costs two forward passes; the base model only a forward pass.
-        passes = 3 if self._base_score is None else 4
-        flops = passes * self._flop_count.forward(*batch.tokens_and_positions())
+        n_passes = 3 if self._base_score is None else 4
+        flops = n_passes * self._flop_count.forward(*batch.tokens_and_positions())
         return StepStats(
             loss=loss,
             grad_norm=norm,
@@ -343,7 +343,7 @@ class Learner:
             return torch.from_numpy(array_NT[rows, 1:extent]).to(self.device)
 
         weight_MT = cut(batch.weight_NT)
-        sampled_MT = weight_MT > 0
+        trained_MT = weight_MT > 0
         completions = (
             batch.token_NT[rows, :extent],
             batch.sampled_NT[rows, 1:extent],
@@ -354,7 +354,7 @@ class Learner:
         logp_MT, entropy_MT = self.score(*completions, experts)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
-        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
+        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, trained_MT)
         kl_MT = torch.zeros_like(logp_MT)
         if self._base_score is not None:
             with torch.no_grad():
@@ -364,8 +364,8 @@ class Learner:
         load, routers = loss.new_zeros(0), self.score.routers
         if routers is not None:
             load = routers.load().flatten()
-            if routers.balance_coefficient and sampled_MT.any():
-                share = sampled_MT.sum() / int(batch.sampled_NT.sum())
+            if routers.balance_coefficient and trained_MT.any():
+                share = trained_MT.sum() / int(batch.sampled_NT.sum())
                 loss = loss + routers.balance_coefficient * share * routers.balance_loss()
         # At once, so that the activations of one micro-batch are all that is held.
         loss.backward()
@@ -373,10 +373,10 @@ class Learner:
             routers.clear()
         self._gather_gradients()
         # In float64, as the square of a ratio above e^44 overflows float32.
-        log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
+        log_ratio = (logp_MT.detach() - behaviour_MT)[trained_MT].double()
         ratio = log_ratio.exp()
         of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
-        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
+        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[trained_MT].sum(), kl_MT[trained_MT].sum()]
         largest = float(ratio.max()) if len(ratio) else 0.0
         sums = torch.stack([part.detach().double() for part in parts])
         return torch.cat([sums, load.double()]).cpu(), largest
