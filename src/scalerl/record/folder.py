@@ -68,6 +68,8 @@ class RunFolder:
                 is_made = not path.exists()
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
+                if isinstance(error, FileExistsError) and not os.path.lexists(path):
+                    continue  # the process that had made it removed it before this one looked what it is
                 raise _cannot(path, error) from error
             try:
                 folder = cls(path, lock(path, "another process is writing this run"), is_made)
