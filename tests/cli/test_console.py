@@ -83,7 +83,7 @@ def test_a_pipe_gets_a_line_now_and_then_on_the_runs_of_a_study(monkeypatch):
         assert not stream.getvalue()
         monkeypatch.setattr("scalerl.cli.console._QUIET", 0.0)
         progress.update(now)
-    assert stream.getvalue() == "sums  1 of 6 runs  base/seed0 25%, 0.298  grpo/seed0 20%, -\n"
+    assert stream.getvalue() == "sums  1 of 6 runs  base/seed0 25%, 0.298  grpo/seed0 20%, –\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

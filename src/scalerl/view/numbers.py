@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalerl.curve.families import LABELS
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -73,6 +71,8 @@ def axis_name(axis: str) -> str:
 
 def family_name(name: str) -> str:
     """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
+    from scalerl.curve.families import LABELS  # it takes numpy, which `--help` does without
+
     return LABELS.get(name, name)
 
 
