@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import Points, fit
-from scalerl.forecast.comparison import Difference
-from scalerl.view.numbers import rate, rate_interval
-from scalerl.view.runs.answer import more_text, sentence_of
+from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.view.numbers import percent, rate, rate_interval
+from scalerl.view.runs.answer import more_text, plain_pair, sentence_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import difference_cell
@@ -39,18 +39,24 @@ def test_a_target_is_answered_with_the_probability_and_the_forecast(shown):
     assert "? No (under 1 %): " in found["no-go"]
 
 
-def test_too_early_says_how_much_more_would_tell(make_run):
+def test_too_early_says_how_much_more_would_tell_where_that_is_within_the_budget(make_run):
     record = make_run(n_evals=8, steps=False)
     points = Points.from_record(record, "flops")
     run = OverlayRun("early", points, record, fit(points))
     assert run.fit is not None
     tell, unit = run.fit.compute_to_tell, view_of(run).unit
-    more = "8 times the compute so far is not expected to identify it"
-    if tell is not None:
-        amount, _, name = unit.show(tell - points.compute_N[-1]).partition(" ")
-        more = f"about {amount} more {name} would"
-    assert more_text(run.fit, unit) == more
-    assert f"Too early to tell its ceiling: {more}." in sentence_of(view_of(run))
+    assert tell is not None
+    amount, _, name = unit.show(tell - points.compute_N[-1]).partition(" ")
+    more = f"About {amount} more {name} would tell."
+    assert (more_text(run.fit, tell, unit), more_text(run.fit, 0.99 * tell, unit)) == (more, "")
+    assert f"Its ceiling is not known yet. {more}" in sentence_of(view_of(run, budget=2 * tell))
+    target = run.fit.forecast(tell).median
+    for budget in (0.99 * tell, tell):
+        chance, told = run.fit.chance(target, budget), sentence_of(view_of(run, budget=budget, target=target))
+        assert chance.verdict == "too early"
+        assert f"? Not certain yet. Forecast at {unit.show(budget)}: " in told
+        assert f"; chance of {rate(target)}: {percent(chance.probability)}." in told
+        assert ("would tell" in told) == (budget == tell)
 
 
 def test_without_a_budget_it_is_twice_the_compute_so_far(shown):
@@ -72,3 +78,25 @@ def test_a_ratio_without_end_is_said_in_words():
     assert text(math.inf) == "never reaches it"
     assert text(0.0) == "the other never reaches it"
     assert text(2.0) == "×2 [0, ∞]"
+
+
+def test_a_pair_is_answered_in_one_sentence_without_statistics():
+    def claim(verdict, seeds=None, why=""):
+        return Claim(verdict, 0.2, 0.4, 0.1, seeds, why)
+
+    def pair(seen, **more):
+        found = {"pass_rate_seen": Difference("difference", 0.6, 0.56, -0.04, (-0.08, 0.0), (-0.05, -0.03))}
+        ceiling = claim("inconclusive", why="the ceiling of a is not identified")
+        rest = {"ceiling": ceiling, "efficiency": claim("not significant", 3)} | more
+        fields = {"families": {}, "one_family": 0.8, "compute_seen": 9.0, "crossing": None}
+        return plain_pair(Pair("a", "base", seen=seen, differences=found, **rest, **fields))
+
+    by = "(lower by 0.040 ± 0.040 at the compute seen)"
+    few, many = claim("not significant", 27), claim("not significant")
+    assert pair(few) == f"No difference shown yet {by}; about 27 seeds of each would show it."
+    assert pair(many) == f"No difference shown yet {by}; more than 100 seeds of each would show it."
+    assert pair(claim("inconclusive", why="it jumps")) == f"Nothing can be said yet {by}: it jumps."
+    assert pair(claim("lower at the compute seen"), efficiency=claim("reaches it sooner")) == (
+        "A difference is shown: lower at the compute seen, by 0.040 ± 0.040; reaches three quarters of its own "
+        "gain sooner."
+    )

@@ -171,7 +171,7 @@ def test_a_flat_run_is_forecast_and_its_ceiling_is_said_to_be_unknown(make_run):
     run = make_run(steps=False, truth=lambda compute: 0.5 + 0 * compute)
     text = words(report_html(run))
     assert "No curve is fitted" not in text
-    assert "Too early to tell its ceiling: " in text
+    assert "Its ceiling is not known yet" in text
     assert "Too early to tell the ceiling." in text
     assert "To identify it: " in text
 

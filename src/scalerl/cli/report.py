@@ -53,7 +53,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--figure",
         metavar="FILE",
         type=Path,
-        help="write only the main figure of a RUN: .svg, .png, .pdf",
+        help="write only the main figure of a run folder: .svg, .png, .pdf",
     )
     several = report.add_argument_group("several runs")
     add_shared(several, "--budget", "forecast every run at this compute", type=amount(True))
@@ -79,8 +79,11 @@ def run(args: argparse.Namespace) -> None:
     given = {name for name, value in vars(args).items() if value not in (None, False, [], {})}
     asked = given.difference(_OF_ONE)
     if args.figure:
-        if args.output or asked or len(args.runs) != 1:
-            raise InputError("--figure writes the figure of one RUN alone: leave out everything else")
+        if args.output or asked or len(args.runs) != 1 or not is_run_folder(args.runs[0]):
+            raise InputError(
+                "--figure writes the figure of one run folder; with anything more, or for a table, use "
+                "--figures FILE"
+            )
         print(_figure(args.runs[0], args.figure, args.level))
     elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
         from scalerl.view import write_report

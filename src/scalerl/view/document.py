@@ -123,9 +123,9 @@ class Document:
         return "\n\n".join(found) + "\n"
 
     def latex(self) -> str:
-        """All tables in LaTeX, to be read by `\\input`."""
-        parts = (part for _, parts in self.shown for part in parts)
-        return formats.latex_document(part.table for part in parts if part.table is not None)
+        """All tables but those of dashes, in LaTeX, to be read by `\\input`."""
+        tables = (part.table for _, parts in self.shown for part in parts if part.table is not None)
+        return formats.latex_document(table for table in tables if not table.is_empty)
 
     def html(self, linked: str = "") -> str:
         """The page as text, which loads nothing; `linked` is where a server has its files."""

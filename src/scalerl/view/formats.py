@@ -46,6 +46,8 @@ _TEXT_WIDTH = 84
 """Letters that a line of an article has at \\footnotesize: 345 pt, of 4.1 pt each."""
 _LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
 """Letters at which words wrap in a LaTeX column, and at which a heading may."""
+_SENTENCE = 40
+"""Letters from which on a line beside words is a sentence."""
 _EM = 0.5
 """Of a letter, about."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -141,11 +143,18 @@ def _latex_lines(cell: Cell) -> list[str]:
     return [cell.text, *cell.beside.splitlines()]
 
 
+def _without_sentences(cell: Cell) -> Cell:
+    """A cell of words without the sentences beside it: the page and Markdown have room for them."""
+    return Cell(cell.text, "\n".join(line for line in cell.beside.splitlines() if len(line) <= _SENTENCE))
+
+
 def _latex_content(table: Table, place: int) -> int:
     """Letters of the widest line of a column, its heading aside."""
     prose = _is_prose(table, place)
     cells = (row.cells[place] for row in table.rows)
-    lines = (line for cell in cells for line in ([cell.whole] if prose else _latex_lines(cell)))
+    lines = (
+        line for cell in cells for line in ([_without_sentences(cell).whole] if prose else _latex_lines(cell))
+    )
     return max(map(len, lines), default=0)
 
 
@@ -173,7 +182,7 @@ def _latex_head(table: Table, place: int) -> str:
 
 def _latex_cell(cell: Cell, prose: bool) -> str:
     if prose:
-        return latex_text(cell.whole)
+        return latex_text(_without_sentences(cell).whole)
     first, *others = map(latex_text, _latex_lines(cell))
     return _latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t")
 

@@ -138,12 +138,36 @@ def plain(value: Any) -> str:
     return f"{number:,.{min(max(digits, 0), 6)}f}"
 
 
+def plus_minus(value: float, sd: float, show: Callable[[float], str]) -> str:
+    """A value and its standard deviation of two digits, with as many decimals: `30.49 ± 0.18`.
+
+    `show` writes the value where there is no such deviation.
+    """
+    if not math.isfinite(value + sd) or sd <= 0:
+        return f"{show(value)} ± {show(sd)}"
+    digits = 1 - math.floor(math.log10(float(f"{sd:.1e}")))
+    numbers = (f"{round(number, digits):,.{max(digits, 0)}f}".replace("-", MINUS) for number in (value, sd))
+    return " ± ".join(numbers)
+
+
 def percent(value: Any) -> str:
     """A share as a percentage: `50 %`, `2.4 %`."""
     number = as_float(value) * 100
     if not math.isfinite(number):
         return DASH
     return f"{number:.0f} %" if number == 0 or number >= 9.95 else f"{number:.1f} %"
+
+
+def probability(value: Any) -> str:
+    """A probability, `> 0.99` or `< 0.01` at its ends, as draws of a posterior tell no more."""
+    number = as_float(value)
+    return "> 0.99" if number > 0.99 else "< 0.01" if number < 0.01 else rate(number)
+
+
+def chance_text(value: Any) -> str:
+    """A probability as a sentence has it: `77 %`, `over 99 %`, `under 1 %`."""
+    number = as_float(value)
+    return "over 99 %" if number > 0.99 else "under 1 %" if number < 0.01 else percent(number)
 
 
 def signed(value: Any) -> str:

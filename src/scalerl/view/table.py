@@ -62,6 +62,13 @@ class Table:
     prose: tuple[str, ...] = ()
     """Headings of words, which wrap and stand at the left; numbers do not."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has columns of numbers, and nothing but dashes in them."""
+        places = [place for place, header in enumerate(self.headers) if header not in self.prose]
+        numbers = {row.cells[place].whole for row in self.rows for place in places}
+        return bool(places) and numbers <= {DASH}
+
     def __post_init__(self) -> None:
         assert all(len(row.cells) == len(self.headers) for row in self.rows), self.name
 

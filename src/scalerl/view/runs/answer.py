@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from scalerl.curve.result import Fit
-from scalerl.forecast.comparison import Pair
+from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
-from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words, pair_text
-from scalerl.view.numbers import Unit, percent, rate, rate_interval
+from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
+from scalerl.view.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun
 
@@ -72,8 +72,39 @@ def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
     if view.comparison is not None:
         heading = f"Compared with {view.comparison.base}" if view.target is not None else ""
         pairs = view.comparison.pairs[:MOST]
-        found.append((heading, [(pair.recipe, pair_text(pair)) for pair in pairs], ""))
+        found.append((heading, [(pair.recipe, plain_pair(pair)) for pair in pairs], ""))
     return found
+
+
+def plain_pair(pair: Pair) -> str:
+    """Return what is shown of a pair in one sentence without statistics: the table has these.
+
+    `No difference shown yet (lower by 0.013 ± 0.041 at the compute seen); about 27 seeds of each would show it.`
+    """
+    seen = pair.differences.get("pass_rate_seen")
+    made = [
+        _shown(claim, pair.differences.get(name)) for name, claim in pair.claims.items() if is_made(claim)
+    ]
+    if made:
+        return f"A difference is shown: {'; '.join(made)}."
+    by = "" if seen is None else f" ({_by(seen)} at the compute seen)"
+    if pair.seen.verdict == "inconclusive":
+        return f"Nothing can be said yet{by}: {pair.seen.why}."
+    seeds = "more than 100" if pair.seen.seeds is None else f"about {pair.seen.seeds}"
+    return f"No difference shown yet{by}; {seeds} seeds of each would show it."
+
+
+def _shown(claim: Claim, difference: Difference | None) -> str:
+    """`lower at the compute seen, by 0.096 ± 0.029`; `reaches three quarters of its own gain sooner`."""
+    text = claim.verdict.replace("reaches it", "reaches three quarters of its own gain")
+    is_rate = difference is not None and difference.kind == "difference"
+    return f"{text}, by {_by(difference).partition(' by ')[2]}" if difference and is_rate else text
+
+
+def _by(difference: Difference) -> str:
+    low, high = difference.interval
+    way = "higher" if difference.median > 0 else "lower"
+    return f"{way} by {rate(abs(difference.median))} ± {rate((high - low) / 2)}"
 
 
 def run_answer(view: RunsView, run: OverlayRun) -> str:
@@ -94,16 +125,22 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
     told = f"At {view.unit.show(view.end)} ({view.where}) {about}. "
     if fit.identified:
         return f"{told}Its ceiling is {ceiling_text(fit.to_json())}."
-    return f"{told}Too early to tell its ceiling: {more_text(fit, view.unit)}."
+    more = more_text(fit, view.end, view.unit)
+    tell = fit.compute_to_tell
+    doubt = ", and is not expected to be by then" if tell is None or tell > view.end else ""
+    return f"{told}Its ceiling is not known yet{doubt}. {more}".rstrip()
 
 
-def more_text(fit: Fit, unit: Unit) -> str:
-    """Return how much more compute would tell the ceiling: `about 60 more GPU-hours would`."""
+def more_text(fit: Fit, end: float, unit: Unit) -> str:
+    """Return how much more compute would tell the ceiling, `About 20 more GPU-hours would tell.`
+
+    Empty where that is beyond the compute `end`, or not expected.
+    """
     tell, spent = fit.compute_to_tell, float(fit.points.compute_N[-1])
-    if tell is None or tell <= spent:
-        return "8 times the compute so far is not expected to identify it"
+    if tell is None or not spent < tell <= end:
+        return ""
     amount, _, name = unit.show(tell - spent).partition(" ")
-    return f"about {amount} more {name} would"
+    return f"About {amount} more {name} would tell."
 
 
 def _question(view: RunsView) -> str:
@@ -123,13 +160,14 @@ def _frozen(run: OverlayRun) -> str:
 
 def _verdict(fit: Fit, target: float, budget: float, unit: Unit) -> str:
     chance, forecast = fit.chance(target, budget), fit.forecast(budget)
-    about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
-    share = "under 1 %" if chance.probability < 0.01 else percent(min(chance.probability, 0.99))
-    share = "over 99 %" if chance.probability > 0.99 else share
+    value = f"{rate(forecast.median)} {rate_interval(forecast.prediction)}"
+    about, more = f"about {value}", more_text(fit, budget, unit)
+    share = chance_text(chance.probability)
+    early = f"Not certain yet. Forecast at {unit.show(budget)}: {value}; chance of {rate(target)}: {share}."
     return {
         "go": f"Yes ({share}): {about}.",
         "no-go": f"No ({share}): {about}.",
-        "too close": f"Too close to call ({share}): {about}.",
-        "too early": f"Too early to tell: {more_text(fit, unit)}. So far, {about}.",
+        "too close": f"Too close to call: {about}; chance of reaching it: {share}.",
+        "too early": f"{early} {more}".rstrip(),
         "training reward": f"No verdict, as this is a training reward: {about}.",
     }[chance.verdict]

@@ -6,9 +6,10 @@ runs_document(view)     of one or several
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
@@ -27,14 +28,6 @@ from scalerl.view.runs.tables import runs_tables
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
-
-_NOTE = (
-    "Points are evaluations, their bars one standard deviation of the sampling noise; hollow: not part of "
-    "the fit. Line and band: the median of the mean curve, as the table forecasts it, and its interval; "
-    "thin where no evaluation has been. At the right edge: the ceiling A with its interval. An upright bar "
-    "with caps: a forecast as it was frozen, for one evaluation at its target. Shaded, where one run "
-    "stands out: what its curve was fitted to."
-)
 
 
 def write_report(run: RunRecord | str | Path, out: Path | None = None, *, level: float = 0.95) -> Path:
@@ -75,6 +68,9 @@ def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) 
 def runs_document(view: RunsView) -> Document:
     """Return the page of one run or several."""
     alone = view.runs[0] if len(view.runs) == 1 else None
+    chart = overlay(
+        view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups, tasks=view.tasks
+    )
     return Document(
         kind="Reinforcement learning run" if alone else "Reinforcement learning runs, compared",
         name=view.title,
@@ -82,10 +78,8 @@ def runs_document(view: RunsView) -> Document:
         answers=answers_of(view),
         verdict=_outcome(alone) if alone and view.budget is None else "",
         facts=_facts(view),
-        chart=overlay(
-            view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups, tasks=view.tasks
-        ),
-        chart_note=_chart_note(view),
+        chart=chart,
+        chart_note=_chart_note(view, chart),
         cautions=_cautions(view),
         warnings=_warnings(view),
         sections=[*_tables(view), *(_details(view, alone) if alone else ()), _assumed(view)],
@@ -117,17 +111,35 @@ def _facts(view: RunsView) -> list[Pair]:
     return found
 
 
-def _chart_note(view: RunsView) -> str:
+def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
+    """Return the key to the signs that the chart has, and to no others."""
+    runs = chart["runs"]
+    fits = [run["fit"] for run in runs if run["fit"] is not None]
+    bars = any(noise is not None for run in runs for noise in run["noise"])
+    hollow = any(run["fit"] is not None and not all(run["used"]) for run in runs)
+    said = [
+        f"Points are evaluations{', their bars one standard deviation of the sampling noise' if bars else ''}"
+        f"{'; hollow: not part of the fit' if hollow else ''}."
+    ]
+    if any(fit["curve"] is not None for fit in fits):
+        said.append(
+            "Line and band: the median of the mean curve, as the table forecasts it, and its interval; thin "
+            "where no evaluation has been."
+        )
+    if any(fit["A"] is not None for fit in fits):
+        said.append("At the right edge: the ceiling A with its interval.")
+    if any(forecast["interval"] is not None for run in runs for forecast in run["forecasts"]):
+        said.append(
+            "An upright bar with caps: a forecast as it was frozen, for one evaluation at its target."
+        )
+    if len(view.runs) == 1 and fits:
+        said.append("Shaded: what the curve was fitted to.")
+    if view.tasks:
+        said.append("Thin and labelled: the tasks of the mixture, each with its own fit.")
     record = view.runs[0].record if len(view.runs) == 1 else None
-    note = (
-        f"{_NOTE} Thin and labelled: the tasks of the mixture, each with its own fit."
-        if view.tasks
-        else _NOTE
-    )
-    if record is None or record.task or not ceiling_why(record):
-        return note
-    known = rate(known_ceiling(record))
-    return f"{note} Dotted: the ceiling {known} that was known beforehand ({ceiling_why(record)})."
+    if record is not None and not record.task and (why := ceiling_why(record)):
+        said.append(f"Dotted: the ceiling {rate(known_ceiling(record))} that was known beforehand ({why}).")
+    return " ".join(said)
 
 
 def _cautions(view: RunsView) -> list[Pair]:

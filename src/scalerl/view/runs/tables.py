@@ -21,11 +21,15 @@ from scalerl.view.facts.notices import (
 )
 from scalerl.view.numbers import (
     DASH,
+    Unit,
     as_float,
     as_mapping,
     p_value,
     pair,
     percent,
+    plain,
+    plus_minus,
+    probability,
     rate,
     rate_interval,
     unit_for,
@@ -106,9 +110,9 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
 
 def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     chance = fit.chance(target, budget)
-    beside = f"probability {rate(chance.probability)}"
+    beside = f"probability {probability(chance.probability)}"
     if chance.verdict_rerun != chance.verdict:
-        beside += f"; another seed: {chance.verdict_rerun}, {rate(chance.probability_rerun)}"
+        beside += f"; another seed: {chance.verdict_rerun}, {probability(chance.probability_rerun)}"
     return Cell(chance.verdict, beside)
 
 
@@ -151,14 +155,14 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
     return (
         f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
         f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
-        f"Each interval holds with {percent(found.level)} by itself, and counts that seeds of one recipe "
-        "differ, but for 'these runs'. p is corrected (Holm) over three questions about every recipe, "
+        f"Each interval holds with {percent(found.level)} by itself and includes seed variance, except the "
+        "rows 'these runs'. p is corrected (Holm) over three questions about every recipe, "
         f"{3 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
         "stand beside 'not significant'. How many seeds of each would tell the difference observed is "
         f"at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
         "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
-        "rest is extrapolated. A of both sides is given one family of curves, or the families that either "
-        "favours, as probable as that is, so that its difference is not that of the table above."
+        "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these ceilings "
+        "differ from the table above."
     )
 
 
@@ -290,6 +294,7 @@ def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = No
             _of_seeds(
                 [Estimate(fit.median.C_mid, fit.intervals.C_mid) for fit in own],
                 lambda one: amount_cell(one, unit),
+                unit=unit,
             ),
         ]
         if at is not None:
@@ -299,16 +304,26 @@ def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = No
     level = percent(every[0].intervals.level)
     note = (
         f"One run: posterior median and {level} credible interval; seeds: mean and standard deviation of "
-        "their medians. *: the data do not identify the ceiling."
+        "their medians."
     )
+    if any(cell.text.endswith("*") for one in rows for cell in one.cells[1:]):
+        note += " *: the data do not identify the ceiling."
     return Table("recipes", "Parameters of the curves", tuple(headers), tuple(rows), note, ("recipe",))
 
 
-def _of_seeds(found: Sequence[Estimate], cell: Callable[[Estimate | None], Cell], mark: str = "") -> Cell:
+def _of_seeds(
+    found: Sequence[Estimate],
+    cell: Callable[[Estimate | None], Cell],
+    mark: str = "",
+    unit: Unit | None = None,
+) -> Cell:
     """The median of one run with its interval, or mean and standard deviation of several."""
     if len(found) < 2:
         one = cell(found[0] if found else None)
         return replace(one, text=f"{one.text}{mark if found else ''}")
     median_N = np.array([one.median for one in found])
-    mean, sd = (cell(Estimate(x, (math.nan, math.nan))).text for x in (median_N.mean(), median_N.std(ddof=1)))
-    return Cell(f"{mean} ± {sd}{mark}")
+    mean, sd = float(median_N.mean()), float(median_N.std(ddof=1))
+    if cell is rate_cell:
+        return Cell(f"{rate(mean)} ± {rate(sd)}{mark}")
+    size = unit.size if unit else 1.0
+    return Cell(f"{plus_minus(mean / size, sd / size, plain)}{mark}")

@@ -16,6 +16,8 @@ var scalerlChart = (() => {
   const { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, clock, node, faded, look } = scalerlMarks;
   const MOST_BANDS = 6;
   const MOST_LABELS = 14;
+  const MOST_LABEL = 156;  // width of a label, in pixels
+  const pen = document.createElement("canvas").getContext("2d");
   const FILTERED = 8;  // runs from which on there is a filter
 
   return function scalerlChart(element, data, options = {}) {
@@ -320,7 +322,7 @@ var scalerlChart = (() => {
         found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
-        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 1, xanchor: "right", y: data.target, yanchor: "top" });
+        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" });
       }
       return [...found, ...ceilingNotes(palette, look)];
     }
@@ -353,9 +355,26 @@ var scalerlChart = (() => {
       return plot.clientWidth >= 560 && coloured.length > 1 && coloured.length <= MOST_LABELS ? coloured : [];
     }
 
+    /* The names of labels by entry, without what all begin with where that makes them too long. */
+    function labelTexts() {
+      const whole = labelled().map((entry) => names.of(entry.name));
+      let texts = whole;
+      if (Math.max(0, ...whole.map(textWidth)) > MOST_LABEL) {
+        const differs = [...whole[0]].findIndex((letter, n) => whole.some((name) => name[n] !== letter));
+        const same = whole[0].slice(0, differs < 0 ? whole[0].length : differs).search(/[^-_/.,= ]*$/);
+        if (same > 2) texts = whole.map((name) => `…${name.slice(same)}`);
+      }
+      return new Map(labelled().map((entry, n) => [entry.name, texts[n]]));
+    }
+
+    function textWidth(text) {
+      pen.font = `600 12.5px ${getComputedStyle(document.body).fontFamily}`;
+      return Math.ceil(pen.measureText(text).width);
+    }
+
     function labelWidth() {
-      const longest = Math.max(0, ...labelled().map((entry) => names.of(entry.name).length));
-      return longest ? Math.min(24 + 7 * longest, 170) : 14;
+      const longest = Math.max(0, ...[...labelTexts().values()].map(textWidth));
+      return longest ? Math.min(longest, MOST_LABEL) + 14 : 14;
     }
 
     /* Where the line of an entry leaves the frame: its curve, or its last evaluations. */
@@ -375,9 +394,10 @@ var scalerlChart = (() => {
       for (let n = found.length - 1; n >= 0; n -= 1) {
         found[n].top = Math.min(found[n].top, n < found.length - 1 ? found[n + 1].top - 15 : yaxis._length);
       }
+      const texts = labelTexts();
       labels.replaceChildren(...found.map(({ entry, top }) => node("span", { style:
-        `left: ${xaxis._offset + xaxis._length + 8}px; top: ${yaxis._offset + top}px; max-width: ${labelWidth() - 12}px; ` +
-        `color: var(--${lookOf(entry).colour}, ${LIGHT[lookOf(entry).colour]})` }, names.of(entry.name))));
+        `left: ${xaxis._offset + xaxis._length + 8}px; top: ${yaxis._offset + top}px; max-width: ${labelWidth() - 8}px; ` +
+        `color: var(--${lookOf(entry).colour}, ${LIGHT[lookOf(entry).colour]})` }, texts.get(entry.name))));
     }
 
     function drawBelow(palette = colours()) {
