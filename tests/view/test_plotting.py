@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgba
 
 import scalerl
 from scalerl.errors import InputError
+from scalerl.view.numbers import plain, plus_minus
 
 CUT = 6000.0
 
@@ -212,3 +213,32 @@ def test_the_latex_table_has_the_numbers_of_the_fits(comparison, recipes):
         assert known in rows[2]
     check_latex(text)
     assert "a\\_b\\& " in b.to_latex("a_b&")
+
+
+@pytest.mark.parametrize("size", [(3.3, 2.4), (7.0, 2.6)])
+def test_a_key_too_wide_for_a_column_stands_below_the_axes(recipes, size):
+    figure, panels = plt.subplots(1, 1 if size[0] < 4 else 2, figsize=size, squeeze=False)
+    for ax in panels.ravel():
+        scalerl.plot(recipes, ax=ax, log=True, forecast=12_000)
+    figure.tight_layout()
+    figure.canvas.draw()
+    for ax in panels.ravel():
+        key, name, frame = (one.get_window_extent() for one in (ax.get_legend(), ax.yaxis.label, ax))
+        assert key.y1 < ax.xaxis.label.get_window_extent().y0 < frame.y0
+        assert key.y0 >= 0
+        assert 0 <= name.y0 < name.y1 <= figure.bbox.y1
+        assert frame.height > 0.25 * figure.bbox.height
+    assert scalerl.plot(recipes, legend=False).get_legend() is None
+    wide = scalerl.plot(recipes)
+    assert wide.get_legend().get_window_extent().y0 > wide.get_window_extent().y0  # within the frame
+
+
+def test_an_error_has_two_digits_and_its_value_as_many_decimals():
+    for value, sd, text in (
+        (1.7612, 0.095, "1.761 ± 0.095"),
+        (30.49, 0.1834, "30.49 ± 0.18"),
+        (12_345.0, 996.0, "12,300 ± 1,000"),
+        (2.0, 0.0999, "2.00 ± 0.10"),
+        (3.0, 0.0, "3 ± 0"),
+    ):
+        assert plus_minus(value, sd, plain) == text

@@ -388,6 +388,7 @@ class Fit:
         label: str | None = None,
         ceiling: bool = True,
         forecast: float | Sequence[float] = (),
+        legend: bool = True,
     ) -> Axes:
         """Draw the evaluations, the curve with its interval, and the ceiling: see `scalerl.plot`.
 
@@ -399,7 +400,7 @@ class Fit:
             InputError: a compute of `forecast` is negative or not finite.
         """
         options = {"color": color, "label": label, "ceiling": ceiling, "forecast": forecast}
-        return view("plot", self, log=log, ax=ax, **options)
+        return view("plot", self, log=log, ax=ax, legend=legend, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters as one flat row: `pandas.DataFrame([fit.to_dict() for fit in fits])`.

@@ -145,10 +145,12 @@ class Comparison:
         color: Mapping[str, str] | None = None,
         ceiling: bool = True,
         forecast: float | Sequence[float] | None = None,
+        legend: bool = True,
     ) -> Axes:
         """Draw the recipes by colour, with forecasts at the budget, where there is one: `scalerl.plot`."""
         at = (() if self.budget is None else self.budget) if forecast is None else forecast
-        return view("plot", self.fits, log=log, ax=ax, color=color, ceiling=ceiling, forecast=at)
+        options = {"color": color, "ceiling": ceiling, "forecast": at}
+        return view("plot", self.fits, log=log, ax=ax, legend=legend, **options)
 
     def to_latex(self, at: float | None = None) -> str:
         """Return a small table for a paper: A, B, C_mid and the pass rate at `at`, by default the budget.
@@ -203,7 +205,9 @@ class Comparison:
             f"and {prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
             f"{within if paired else ''}"
             "All runs are assumed to be evaluated on the same prompts. Curves are about those prompts; "
-            "'same prompts' is about other prompts of this kind, and these runs."
+            "'same prompts' is about other prompts of this kind, and these runs. "
+            "Both recipes are mostly assumed to share a family of curves, so their A, B and C_mid differ "
+            "from those of each fit alone."
         )
 
     def counted(self, pair: Pair) -> str:

@@ -38,6 +38,10 @@ _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
 _BOLD: dict[str, Any] = {"lw": 1.8}
 _CROWD = 120
 """Evaluations of a recipe from which on they are faint, so that its curve is seen."""
+_MOST_KEY = (0.75, 0.4)
+"""Shares of the width and height of axes that a key may take up within them."""
+_LEAST_LETTERS = 5.5
+"""Points that the letters of a key have at least."""
 RATE = "pass rate on the held-out prompts"
 
 
@@ -110,13 +114,14 @@ def plot(
     label: str | None = None,
     ceiling: bool = True,
     forecast: float | Sequence[float] = (),
+    legend: bool = True,
 ) -> Axes:
     """Draw fits as the figures of papers have them (arXiv 2510.13786, figures 1 and 2), recipes by colour.
 
     A curve is the posterior median, solid up to the last evaluation that was fitted and dashed beyond.
     Evaluations after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. One fit has its
-    interval as a band and the noise of its evaluations as bars; the seeds of a recipe are thin, with their
-    mean. Of a run that no saturating curve describes, evaluations and the part that holds are drawn.
+    interval as a band and the noise of its evaluations as bars, beside seeds too; the seeds of a recipe are
+    thin, with the mean of their curves, and have neither band nor bars. Of a run that no saturating curve describes, evaluations and the part that holds are drawn.
 
     Args:
         fits: a fit; several, the seeds of one recipe; or a dict from the names of recipes to either. A run,
@@ -129,6 +134,8 @@ def plot(
         label: the text of the key, for a single recipe; "" leaves it out.
         ceiling: whether ceilings are drawn, and given in the key.
         forecast: computes to which the curves go on, with the prediction interval of one evaluation there.
+        legend: whether there is a key. One that would cover the curves stands below the axes, smaller if need
+            be: `fig.tight_layout()` or `layout="constrained"` makes room for it.
 
     Returns:
         The axes. Compute is in the unit of the axis.
@@ -156,7 +163,7 @@ def plot(
             draw(ax, drawn, ceiling)
             for found in (one for seed in asked[name] for one in seed):
                 draw_interval(ax, drawn, found.compute, found.prediction)
-        _finish(ax, next(iter(recipes.values()))[0], log)
+        _finish(ax, next(iter(recipes.values()))[0], log, legend)
     return ax
 
 
@@ -212,10 +219,11 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
         _evaluations(ax, drawn, run)
     look: dict[str, Any] = {"label": drawn.label(ceiling) if drawn.name else "_", "gid": _CURVE, **_BOLD}
     band = drawn.band
+    own = curves if many or band is None else []
+    bands = [Band(drawn.compute_M, *fit.band(drawn.compute_M)) for fit in own]
+    for fit, one in zip(own, bands, strict=True) if many else ():
+        _line(ax, drawn, one, float(fit.points.compute_N.max()), **_THIN)
     if band is None and curves:
-        bands = [Band(drawn.compute_M, *fit.band(drawn.compute_M)) for fit in curves]
-        for fit, one in zip(curves, bands, strict=True) if many else ():
-            _line(ax, drawn, one, float(fit.points.compute_N.max()), **_THIN)
         mean = np.mean([one.median_M for one in bands], axis=0)
         band = Band(drawn.compute_M, mean, *((mean, mean) if many else (bands[0].lo_M, bands[0].hi_M)))
     if band is None:
@@ -309,15 +317,24 @@ def key_of(ax: Axes, later: str = "evaluation after the cut") -> tuple[list[Any]
     return handles, labels
 
 
-def _finish(ax: Axes, fit: Fit, log: bool) -> None:
+def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
     """Labels, scale and key."""
-    what = "training reward" if fit.metric.no_verdict else RATE
+    what = "training reward" if fit.metric.no_verdict else "pass rate"
     ax.set(xlabel=f"training compute ({unit_of(fit.axis)})", ylabel=what)
     plain_rates(ax)
     if log:
         ax.set_xscale("log")
     handles, labels = key_of(ax)
-    if labels:
+    if labels and legend:
         falls = fit.points.pass_rate_N[-1] < fit.points.pass_rate_N[0]
         corner = "upper right" if falls else "lower right"  # the one that the curve leaves empty
-        ax.legend(handles, labels, loc=corner, framealpha=0.85, edgecolor="none")
+        look: dict[str, Any] = {"framealpha": 0.85, "edgecolor": "none"}
+        key = ax.legend(handles, labels, loc=corner, **look)
+        inside, frame = key.get_window_extent(), ax.get_window_extent()
+        if inside.width > _MOST_KEY[0] * frame.width or inside.height > _MOST_KEY[1] * frame.height:
+            letters = key.get_texts()[0].get_fontsize()
+            letters *= min(1.0, max(frame.width / inside.width, _LEAST_LETTERS / letters))
+            below = frame.y0 - ax.xaxis.get_tightbbox().y0  # the numbers and name of the axis
+            gap = below * 72 / ax.figure.dpi / letters + 0.4
+            place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}
+            ax.legend(handles, labels, fontsize=letters, **place, **look)

@@ -286,7 +286,7 @@ def _framed(
         shown = [[first, replace(one, look=run_look(1))] for one in curves[1:]]
     columns = min(len(shown), _COLUMNS)
     rows = math.ceil(len(shown) / columns)
-    look: dict[str, Any] = {"color": MUTED, "lw": 1.0, "ls": ":", "zorder": 1}
+    look: dict[str, Any] = {"color": MUTED, "lw": 1.0, "zorder": 1}
     with style():
         figure = new_figure(10.0, 4.0 if len(shown) == 1 else 2.0 * rows)
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
@@ -296,9 +296,9 @@ def _framed(
             if len(shown) > 1:
                 axes.set_title(key_of(axes)[1][1], loc="left", color=own[1].look[0], fontsize=9)
             if budget is not None:
-                axes.axvline(budget, **look, label=f"budget {unit.show(budget)}")
+                axes.axvline(budget, **look, ls=":", label=f"budget {unit.show(budget)}")
             if target is not None:
-                axes.axhline(target, **look, label=f"target {rate(target)}")
+                axes.axhline(target, **look, ls="-.", label=f"target {rate(target)}")
         if label == RATE:
             plain_rates(panels[0])
         _compute_axis(panels[0], unit, limits, log=True)
