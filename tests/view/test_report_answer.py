@@ -97,6 +97,6 @@ def test_a_pair_is_answered_in_one_sentence_without_statistics():
     assert pair(many) == f"No difference shown yet {by}; more than 100 seeds of each would show it."
     assert pair(claim("inconclusive", why="it jumps")) == f"Nothing can be said yet {by}: it jumps."
     assert pair(claim("lower at the compute seen"), efficiency=claim("reaches it sooner")) == (
-        "A difference is shown: lower at the compute seen, by 0.040 ± 0.040; reaches three quarters of its own "
-        "gain sooner."
+        "A difference is shown: lower at the compute seen, by 0.040 ± 0.040; reaches three quarters of its "
+        "own gain sooner."
     )

@@ -119,9 +119,10 @@ def plot(
     """Draw fits as the figures of papers have them (arXiv 2510.13786, figures 1 and 2), recipes by colour.
 
     A curve is the posterior median, solid up to the last evaluation that was fitted and dashed beyond.
-    Evaluations after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. One fit has its
-    interval as a band and the noise of its evaluations as bars, beside seeds too; the seeds of a recipe are
-    thin, with the mean of their curves, and have neither band nor bars. Of a run that no saturating curve describes, evaluations and the part that holds are drawn.
+    Evaluations after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. A recipe of one fit
+    has its interval as a band and the noise of its evaluations as bars. The seeds of a recipe are thin, with
+    the mean of their curves; they have no band and no bars, also beside a recipe of one fit. Of a run that
+    no saturating curve describes, evaluations and the part that holds are drawn.
 
     Args:
         fits: a fit; several, the seeds of one recipe; or a dict from the names of recipes to either. A run,
@@ -332,9 +333,9 @@ def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
         key = ax.legend(handles, labels, loc=corner, **look)
         inside, frame = key.get_window_extent(), ax.get_window_extent()
         if inside.width > _MOST_KEY[0] * frame.width or inside.height > _MOST_KEY[1] * frame.height:
-            letters = key.get_texts()[0].get_fontsize()
-            letters *= min(1.0, max(frame.width / inside.width, _LEAST_LETTERS / letters))
-            below = frame.y0 - ax.xaxis.get_tightbbox().y0  # the numbers and name of the axis
-            gap = below * 72 / ax.figure.dpi / letters + 0.4
-            place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}
-            ax.legend(handles, labels, fontsize=letters, **place, **look)
+            own = float(key.get_texts()[0].get_fontsize())
+            letters = own * min(1.0, max(frame.width / inside.width, _LEAST_LETTERS / own))
+            axis = ax.xaxis.get_tightbbox() or frame  # its numbers and its name
+            gap = (frame.y0 - axis.y0) * 72 / ax.figure.dpi / letters + 0.4
+            look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}
+            ax.legend(handles, labels, fontsize=letters, **look)

@@ -79,12 +79,12 @@ def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
 def plain_pair(pair: Pair) -> str:
     """Return what is shown of a pair in one sentence without statistics: the table has these.
 
-    `No difference shown yet (lower by 0.013 ± 0.041 at the compute seen); about 27 seeds of each would show it.`
+    `No difference shown yet (lower by 0.013 ± 0.041 at the compute seen); about 27 seeds of each would
+    show it.`
     """
     seen = pair.differences.get("pass_rate_seen")
-    made = [
-        _shown(claim, pair.differences.get(name)) for name, claim in pair.claims.items() if is_made(claim)
-    ]
+    claims = ((claim, pair.differences.get(name)) for name, claim in pair.claims.items())
+    made = [_shown(claim, difference) for claim, difference in claims if is_made(claim)]
     if made:
         return f"A difference is shown: {'; '.join(made)}."
     by = "" if seen is None else f" ({_by(seen)} at the compute seen)"

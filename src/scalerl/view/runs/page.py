@@ -129,10 +129,8 @@ def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
     if any(fit["A"] is not None for fit in fits):
         said.append("At the right edge: the ceiling A with its interval.")
     if any(forecast["interval"] is not None for run in runs for forecast in run["forecasts"]):
-        said.append(
-            "An upright bar with caps: a forecast as it was frozen, for one evaluation at its target."
-        )
-    if len(view.runs) == 1 and fits:
+        said.append("Bar with caps: a forecast as it was frozen, for one evaluation at its target.")
+    if len(runs) == 1 and fits:
         said.append("Shaded: what the curve was fitted to.")
     if view.tasks:
         said.append("Thin and labelled: the tasks of the mixture, each with its own fit.")

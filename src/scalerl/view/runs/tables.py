@@ -161,7 +161,7 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         "stand beside 'not significant'. How many seeds of each would tell the difference observed is "
         f"at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
         "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
-        "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these ceilings "
+        "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these "
         "differ from the table above."
     )
 
