@@ -30,6 +30,7 @@ from scalerl.view.style import LATER, MUTED, inline_svg, new_figure, plain_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import BboxBase
 
 _SIZE = (6.4, 4.0)
 _CURVE, _LATER = "scalerl-curve", "scalerl-later"
@@ -38,8 +39,6 @@ _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
 _BOLD: dict[str, Any] = {"lw": 1.8}
 _CROWD = 120
 """Evaluations of a recipe from which on they are faint, so that its curve is seen."""
-_MOST_KEY = (0.75, 0.4)
-"""Shares of the width and height of axes that a key may take up within them."""
 _LEAST_LETTERS = 5.5
 """Points that the letters of a key have at least."""
 RATE = "pass rate on the held-out prompts"
@@ -173,7 +172,9 @@ def fit_svg(fit: Fit) -> str:
     with style():
         figure = new_figure(*_SIZE)
         figure.subplots_adjust(left=0.09, right=0.985, bottom=0.125, top=0.95)
-        plot(fit, ax=figure.add_subplot())
+        key = plot(fit, ax=figure.add_subplot()).get_legend()
+        if key is not None and (low := key.get_window_extent().y0) < 0:
+            figure.subplots_adjust(bottom=0.14 - low / figure.bbox.height)
     described = f"Pass rate against {fit.axis}, {fit.n_points} evaluations"
     return inline_svg(figure, "fit", described, themed=False)
 
@@ -318,6 +319,14 @@ def key_of(ax: Axes, later: str = "evaluation after the cut") -> tuple[list[Any]
     return handles, labels
 
 
+def _covers(box: BboxBase, ax: Axes) -> bool:
+    """Return whether a curve or an evaluation is in the box, which is in pixels; levels do not count."""
+    ax.get_xlim()  # takes in what was drawn last
+    lines = (np.asarray(line.get_xydata()) for line in ax.lines)
+    shown = (ax.transData.transform(place_N2) for place_N2 in lines if len(place_N2) > 2)
+    return any(box.count_contains(place_N2) > 0 for place_N2 in shown)
+
+
 def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
     """Labels, scale and key."""
     what = "training reward" if fit.metric.no_verdict else "pass rate"
@@ -332,10 +341,10 @@ def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
         look: dict[str, Any] = {"framealpha": 0.85, "edgecolor": "none"}
         key = ax.legend(handles, labels, loc=corner, **look)
         inside, frame = key.get_window_extent(), ax.get_window_extent()
-        if inside.width > _MOST_KEY[0] * frame.width or inside.height > _MOST_KEY[1] * frame.height:
+        if inside.width > frame.width or _covers(inside, ax):
             own = float(key.get_texts()[0].get_fontsize())
             letters = own * min(1.0, max(frame.width / inside.width, _LEAST_LETTERS / own))
-            axis = ax.xaxis.get_tightbbox() or frame  # its numbers and its name
-            gap = (frame.y0 - axis.y0) * 72 / ax.figure.dpi / letters + 0.4
+            # Below the numbers and name of the axis, which are not measured: they are not laid out yet.
+            gap = (12 + 2.6 * float(ax.xaxis.label.get_fontsize())) / letters
             look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}
             ax.legend(handles, labels, fontsize=letters, **look)
