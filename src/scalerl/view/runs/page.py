@@ -113,7 +113,7 @@ def _facts(view: RunsView) -> list[Pair]:
 
 def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
     """Return the key to the signs that the chart has, and to no others."""
-    runs = chart["runs"]
+    runs = chart["runs"][: len(view.runs)]  # tasks of a mixture come after
     fits = [run["fit"] for run in runs if run["fit"] is not None]
     bars = any(noise is not None for run in runs for noise in run["noise"])
     hollow = any(run["fit"] is not None and not all(run["used"]) for run in runs)
