@@ -59,10 +59,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--evaluate-every",
         type=positive,
         metavar="N",
-        help="steps between evaluations (as in recipe or run)",
+        help="steps between evaluations (default: as in recipe or run)",
     )
     more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
-    more.add_argument("--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (0)")
+    more.add_argument(
+        "--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (default: 0)"
+    )
     add_shared(more, "--json")
     plan.set_defaults(run=run)
 
