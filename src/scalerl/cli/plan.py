@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     more = plan.add_argument_group("cost, and the simulation")
     add_shared(more, "--price", "dollars per device-hour")
     add_shared(more, "--target", "with --from: hours until this pass rate")
-    add_shared(more, "--level", "level of the interval (0.95)")
+    add_shared(more, "--level", "level of the interval (default: 0.95)")
     more.add_argument(
         "--evaluate-every",
         type=positive,
