@@ -197,7 +197,10 @@ def test_the_default_axis_is_that_of_the_budget_and_is_stated(tmp_path, capsys):
     assert main(["fit", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "steps"
     assert main(["fit", str(tmp_path), "--x", "gpu_hours"]) == 2
-    assert "logged are tokens, tokens_processed, steps" in capsys.readouterr().err
+    assert (
+        "no times of steps, so no GPU-hours: use --x tokens or tokens_processed or steps"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may not enter")

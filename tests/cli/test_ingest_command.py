@@ -66,9 +66,9 @@ def test_a_log_becomes_a_run_that_fits_as_the_log_does(tmp_path, capsys):
 def test_the_axis_that_is_taken_is_said_where_a_log_has_several_and_no_budget(tmp_path, capsys):
     log = write(tmp_path / "verl.jsonl", verl_rows(last=100))
     assert main(["fit", log, "--devices", "8"]) == 0
-    assert "axis                   gpu_hours (no budget logged); or --x steps\n" in capsys.readouterr().out
+    assert "axis                   GPU-hours (the default); others: --x steps\n" in capsys.readouterr().out
     assert main(["fit", log, "--x", "steps"]) == 0
-    assert "no budget logged" not in capsys.readouterr().out
+    assert "others: --x" not in capsys.readouterr().out
     assert main(["ingest", log, "-o", str(tmp_path / "run"), "--devices", "8"]) == 0
     assert "axes         gpu_hours, steps (fit uses gpu_hours; --x changes it)\n" in capsys.readouterr().out
 
@@ -96,6 +96,11 @@ def test_several_runs_are_written_side_by_side_and_one_is_chosen_to_fit(tmp_path
     assert json.loads(capsys.readouterr().out)["axis"] == "steps"
     assert main(["fit", str(export), "--run", "three"]) == 2
     assert "no run 'three'; there are one/a, two" in capsys.readouterr().err
+    both = [str(export), "--run", "two", "--run", "one/a"]
+    assert main(["fit", *both]) == 2
+    assert "--run is given 2 times, and this command reads one run" in capsys.readouterr().err
+    assert main(["compare", *both]) == 0
+    assert "\none/a against two" in capsys.readouterr().out
 
 
 def test_a_run_that_is_chosen_may_lie_beside_one_without_a_pass_rate(tmp_path, capsys):

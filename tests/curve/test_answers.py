@@ -12,4 +12,21 @@ def test_a_few_evaluations_identify_nothing_however_well_they_lie():
     result = fit(Points.from_arrays(compute_N, rate_N))
     assert not result.identified
     chance = result.chance(0.5, 2400.0)
-    assert (chance.verdict, chance.answer, chance.why) == ("too early", "TOO EARLY", result.why)
+    assert (chance.verdict, chance.why) == ("too early", result.why)
+    assert chance.answer == f"TOO EARLY, probability {chance.probability:.2f}"
+
+
+def test_a_ceiling_that_will_not_be_known_in_time_is_said_with_the_probability():
+    compute_N = np.arange(0.0, 1200.0, 100.0)
+    rate_N = 0.3 + 0.4 / (1 + 1500 / np.maximum(compute_N, 1e-9)) + 0.004 * np.cos(7 * compute_N)
+    result = fit(Points.from_arrays(compute_N, rate_N))
+    budget = 2000.0
+    assert not result.identified
+    assert (result.compute_to_tell or np.inf) > budget
+    target = result.forecast(budget).median
+    chance = result.chance(target, budget)
+    assert chance.why == (
+        f"the ceiling will probably not be known within the budget of 2000; at 2000 the pass rate reaches "
+        f"{target:g} with probability {chance.probability:.2f}"
+    )
+    assert result.chance(target, 20000.0).answer.startswith("TOO EARLY, probability 0.")

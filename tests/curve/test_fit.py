@@ -7,6 +7,7 @@ import pytest
 import scalerl
 from scalerl import CannotAnswerError, InputError
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.fit import _clock_is_uneven, _end
 from scalerl.curve.noise import ar1
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -400,7 +401,47 @@ def test_an_uneven_clock_is_no_misfit_of_the_run():
     assert without.ceiling is None
     known = fit(Points.from_arrays(hours_N, pass_rate_N, step=step_N))
     assert known.lack_of_fit is None
-    assert any("clock ran unevenly" in warning for warning in known.warnings)
+    assert any("but not in steps: its clock ran unevenly" in warning for warning in known.warnings)
+
+
+def test_an_even_clock_is_not_blamed():
+    """GPU-hours between evaluations of .967 to 1.046, of a real run; and of a run that slows down by 1.5."""
+    step_N = np.arange(0.0, 240.0, 10.0)
+    even_N = np.cumsum([0.0, *np.linspace(0.967, 1.046, 23)])
+    assert not _clock_is_uneven(even_N, step_N)
+    assert not _clock_is_uneven(step_N / 3600, step_N)
+    assert _clock_is_uneven(np.cumsum([0.0] + [1.0] * 12 + [1.5] * 11), step_N)
+
+
+@pytest.mark.parametrize("n", [6, 7, 12])
+def test_a_run_that_has_fallen_says_so_first(n):
+    """Also below the eight evaluations that a misfit takes."""
+    rate_N = np.zeros(n)
+    rate_N[:2] = 0.156, 0.408
+    found = fit(Points.from_arrays(np.arange(0.0, 50.0 * n, 50.0), rate_N, axis="steps"))
+    said = "the pass rate has fallen from 0.408 to 0.000 since step 50"
+    assert found.lack_of_fit or (found.warnings[0], found.why[: len(said)]) == (said, said)
+    assert found.lack_of_fit is None or n > 7
+    assert "fallen" not in " ".join(fit(noisy_points()).warnings)
+
+
+def test_too_few_evaluations_within_the_cuts_are_counted_beside_all():
+    points = Points.from_arrays(np.arange(31.0), np.linspace(0.1, 0.5, 31))
+    cut = {"max_compute": 4.0}, {"min_compute": 27.0}, {"min_compute": 9.0, "max_compute": 11.0}
+    said = (
+        "5 of 31 .* up to --max",
+        "5 of 31 .* from --min",
+        "4 of 31 .* from --min-compute on and up to --max",
+    )
+    for options, what in zip(cut, said, strict=True):
+        with pytest.raises(CannotAnswerError, match=f"only {what}.*; a curve needs at least 6"):
+            fit(points, **options)
+
+
+def test_ends_of_a_part_are_printed_whole_where_they_can_be():
+    assert (_end(430.0, 1e-9), _end(1.0, -1e-9)) == ("430", "1")
+    assert float(_end(1 / 3, 1e-9)) >= 1 / 3
+    assert float(_end(2 / 3, -1e-9)) <= 2 / 3
 
 
 def test_a_given_r_0_that_is_not_this_runs_is_warned_of():

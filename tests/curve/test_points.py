@@ -10,7 +10,7 @@ from scalerl.record.reader import DeviceSeconds
 @pytest.mark.parametrize(
     ("compute", "pass_rate", "message"),
     [
-        ([0, 1, 2], [0.1, 45.0, 0.3], "point 2: pass rate 45 is above 1.*percentages are divided by 100"),
+        ([0, 1, 2], [0.1, 45.0, 0.3], "point 2: pass rate 45 is above 1.*add --percent"),
         ([0, 1, 2], [0.1, 0.2, -0.3], "point 3: pass rate -0.3 is below 0"),
         ([0, -1, 2], [0.1, 0.2, 0.3], "point 2: compute -1 is negative"),
         ([0, 1, np.nan], [0.1, 0.2, 0.3], "point 3: compute nan is not a finite"),

@@ -170,6 +170,8 @@ def test_cuts_are_fractions(fractions):
 def test_no_run():
     with pytest.raises(InputError, match="no run"):
         backtest([])
+    with pytest.raises(InputError, match=r"takes runs \(scalerl.load_run.* and points .*, found str"):
+        backtest(["a.csv"])  # type: ignore[list-item]
 
 
 def table(path, run):

@@ -169,6 +169,8 @@ def test_arguments_out_of_range(base, higher, arguments, message):
 
 
 def test_recipes_that_cannot_be_compared(base):
+    with pytest.raises(InputError, match="takes a list of fits for every recipe"):
+        compare({"base": base, "other": base})
     with pytest.raises(InputError, match="two recipes or more, found 1: base"):
         compare({"base": [base]})
     with pytest.raises(InputError, match="recipe 'none' has no runs"):

@@ -278,7 +278,7 @@ def test_what_the_cuts_leave_out_is_named(tmp_path, capsys):
     assert told["reasons"] == {"below min_compute": 3}
     assert [one["step"] for one in told["evaluations"]] == [2, 4, 6]
     assert main(["fit", str(path), "--x", "steps", "--min-compute", "8"]) == 0
-    assert "3 evaluations left out, below min_compute: steps 2, 4, 6" in capsys.readouterr().out
+    assert "left out               3 below --min-compute (steps 2 to 6)" in capsys.readouterr().out
 
 
 def test_a_metric_without_a_single_number_is_named(tmp_path):
@@ -314,4 +314,4 @@ def test_every_reason_has_its_places_where_many_are_left_out(tmp_path):
         found = fit(load_run(tmp_path / path), max_compute=990)
         nan, above = found.left_out.rows()
         assert ("step" in nan, nan.endswith("and 238 more")) == (True, True)
-        assert above.startswith("7 evaluations left out, above max_compute: steps 991")
+        assert above == "7 above --max-compute (steps 991 to 999)"

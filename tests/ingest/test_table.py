@@ -139,7 +139,7 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ("gpu_hours,pass_rate\n,.5\n", "line 2, column 'gpu_hours': empty"),
         (
             "gpu_hours,pass_rate\n1,.5\n\n2,61\n",
-            "line 4: pass rate 61 is above 1.*percentages are divided",
+            "line 4: pass rate 61 is above 1: looks like percent: add --percent",
         ),
         ("gpu_hours,pass_rate\n1,-.5\n", "line 2: pass rate -0.5 is below 0"),
         ("gpu_hours,pass_rate\n-1,.5\n", "line 2: gpu_hours -1 is negative"),
@@ -160,12 +160,19 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ("gpu_hours,pass_rate\n1_000,.5\n", "line 2, column 'gpu_hours'.*without separators, 1000, found"),
         ("gpu_hours,pass_rate\n1,.1_0\n", "line 2, column 'pass_rate'.*a finite number, found"),
         ("gpu_hours,pass_rate\n1,61.0%\n", "line 2, column 'pass_rate'.*not percent, 0.61, found '61.0%'"),
+        (
+            "gpu_hours,pass_rate\n1;.5,2;.6\n",
+            "found '2;.6'; columns must be separated by commas, decimals by",
+        ),
         ("gpu_hours;pass_rate\n1;0,61\n", "line 2, column 'pass_rate'.*decimal point, 0.61, found '0,61'"),
         ("gpu_hours,pass_rate,pass_rate\n1,.5,.6\n", "2 columns are named 'pass_rate'; rename all but one"),
         ("gpu_hours,step,pass_rate,step\n1,1,.5,2\n", "2 columns are named 'step'"),
         ("1,.5\n2,.6\n", "no column 'pass_rate'; the first line holds the names.*here it holds numbers"),
         ('"a\nb",pass_rate\n1,.5\n', r"no column 'gpu_hours'; columns: a\\nb, pass_rate"),
-        (",".join(f"c{i}" for i in range(500)) + "\n", "columns: c0, c1, .*, c19 and 480 more$"),
+        (
+            ",".join(f"c{i}" for i in range(500)) + "\n",
+            "columns: c0, c1, .*, c19 and 480 more; name the pass rate with --y, the compute with --x$",
+        ),
         ('gpu_hours,pass_rate\n"1,.5\n', "line 2: unexpected end of data"),
         (
             "gpu_hours,pass_rate\n1," + "5" * 200_000 + "\n",

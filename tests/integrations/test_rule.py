@@ -150,7 +150,7 @@ def test_bad_options_are_refused(options, says):
 
 
 def test_percent_are_refused_at_the_first_evaluation():
-    with pytest.raises(InputError, match=r"trial 7, point 1: .*percentages are divided"):
+    with pytest.raises(InputError, match=r"trial 7, point 1: .*divide by 100"):
         Sweep(Rule(BUDGET)).hopeless(7, {10: 45.0}, {})
 
 

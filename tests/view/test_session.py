@@ -133,7 +133,7 @@ def test_rows_without_a_pass_rate_are_left_out_and_counted(places):
         (
             lambda f: f,
             {"x": "flops"},
-            "data frame: no column is named 'flops'; columns: gpu_hours, pass_rate",
+            "data frame: no column is named 'flops'; pass x=... for the compute, y=... for",
         ),
         (lambda f: f.assign(pass_rate="high"), {}, "data frame, column 'pass_rate': not all numbers"),
         (

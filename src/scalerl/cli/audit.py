@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     audit.add_argument("task", metavar="TASK|RECIPE", help="a task in one line, a recipe, or a run folder")
     audit.add_argument(
-        "--prompts", type=whole(2), default=64, metavar="N", help="prompts to try answers for (64)"
+        "--prompts", type=whole(2), default=64, metavar="N", help="prompts to try answers for (default: 64)"
     )
     add_shared(audit, "--set", "change one key of the task: task.seed=1")
     add_shared(audit, "--json", "print the findings as JSON")

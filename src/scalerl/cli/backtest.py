@@ -37,13 +37,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help="every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
     )
-    add_data_arguments(test)
+    add_data_arguments(test, several=True)
     add_prior(test)
     test.add_argument(
         "--at",
         type=_fractions,
         metavar="F1,F2",
-        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
+        help="fractions of the compute to cut at (default: 1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
     )
     test.set_defaults(run=run)
 

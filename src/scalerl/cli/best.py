@@ -33,7 +33,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     best.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     best.add_argument(
-        "--y", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (all of them)"
+        "--y", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (default: all)"
     )
     add_shared(best, "--x", "compute axis to smooth over (that of the budget)")
     add_shared(best, "--level")

@@ -12,6 +12,7 @@ from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
     fit_options,
+    name_among,
     paths_of,
     read_each,
     recipes_of,
@@ -51,13 +52,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
     )
     add_shared(compare, "--group", "treat these runs as the seeds of one recipe")
-    add_shared(compare, "--base", "recipe to compare the others with (first group, else first run)")
+    add_shared(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
     compare.add_argument(
         "--paired",
         action="store_true",
         help="compare seed by seed: equal seeds share their base model, prompts and order",
     )
-    add_data_arguments(compare)
+    add_data_arguments(compare, several=True)
     add_shared(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
     add_shared(compare, "--target", "compare the compute that reaches this pass rate")
     compare.set_defaults(run=run)
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
     rules = [_paper_rule(*pair) for pair in pairs]
     whole = [run for runs in recipes.values() for run in runs]
-    warnings = [*far, *(f"{data.path}: {warning}" for data, fit in whole for warning in fit.warnings)]
+    warnings = [*far, *(f"{name_among(found, data)}: {text}" for data, fit in whole for text in fit.warnings)]
     if args.json:
         answer = result.to_json()
         answer["sources"] = {name: [data.path for data, _ in runs] for name, runs in recipes.items()}
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         same += [(f"task {name}", str(one)) for name, one in common.tasks.items()] if common else []
         print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", _in_words(rule))])
         print()
-    print(result.priors())
+    print(result.priors(same_prompts=any(prompts)))
 
 
 def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:

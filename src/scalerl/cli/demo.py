@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     demo.add_argument(
         "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
     )
-    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (default: 0)")
     demo.add_argument("--quick", action="store_true", help="use a fourteenth of the compute")
     add_shared(demo, "--set", "change one key of the recipe: engine.kind=transformers")
     add_shared(demo, "--json", JSON_HELP)

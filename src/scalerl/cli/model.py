@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     model.add_argument("name", metavar="MODEL", choices=_NAMES, help=", ".join(_NAMES))
     model.add_argument(
-        "-o", "--output", metavar="FOLDER", type=Path, help="the folder to make (one in the cache)"
+        "-o", "--output", metavar="FOLDER", type=Path, help="the folder to make (default: one in the cache)"
     )
     model.set_defaults(run=run)
 

@@ -54,15 +54,17 @@ def add(commands: argparse._SubParsersAction) -> None:
     more = plan.add_argument_group("cost, and the simulation")
     add_shared(more, "--price", "dollars per device-hour")
     add_shared(more, "--target", "with --from: hours until this pass rate")
-    add_shared(more, "--level", "level of the interval (0.95)")
+    add_shared(more, "--level", "level of the interval (default: 0.95)")
     more.add_argument(
         "--evaluate-every",
         type=positive,
         metavar="N",
-        help="steps between evaluations (as in recipe or run)",
+        help="steps between evaluations (default: as in recipe or run)",
     )
     more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
-    more.add_argument("--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (0)")
+    more.add_argument(
+        "--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (default: 0)"
+    )
     add_shared(more, "--json")
     plan.set_defaults(run=run)
 

@@ -47,7 +47,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     report.add_argument("runs", metavar="RUN|FILE", nargs="*", help="run folders, or what `fit` reads")
     report.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="file to write (RUN/report.html, or runs.html)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="file to write (default: RUN/report.html, or runs.html)",
     )
     report.add_argument(
         "--figure",
@@ -68,7 +72,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
     )
-    add_data_arguments(report)
+    add_data_arguments(report, several=True)
     report.set_defaults(run=run)
 
 

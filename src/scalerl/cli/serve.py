@@ -24,9 +24,15 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     serve.add_argument("folder", metavar="FOLDER", type=Path, help="folder with runs, at any depth")
-    serve.add_argument("--host", default="127.0.0.1", help="address to bind (127.0.0.1: this machine only)")
     serve.add_argument(
-        "--port", type=whole(0, 65535), default=8787, metavar="N", help="port; 0 for a free one (8787)"
+        "--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)"
+    )
+    serve.add_argument(
+        "--port",
+        type=whole(0, 65535),
+        default=8787,
+        metavar="N",
+        help="port; 0 for a free one (default: 8787)",
     )
     serve.add_argument("--token", action="store_true", help="require a token even from this machine's users")
     serve.add_argument("--open", action="store_true", help="open the page in a browser")

@@ -57,11 +57,15 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add_data_arguments(watch)
     add_shared(watch, "--target", "pass rate to reach at the budget")
-    add_shared(watch, "--budget", "compute at which the run ends (its own budget)")
+    add_shared(watch, "--budget", "compute at which the run ends (default: its own)")
     watch.add_argument("--once", action="store_true", help="print the current state, and exit")
     watch.add_argument("--wait", action="store_true", help="wait for a run that does not exist yet")
     watch.add_argument(
-        "--interval", type=positive, default=2.0, metavar="SECONDS", help="seconds between two reads (2)"
+        "--interval",
+        type=positive,
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between two reads (default: 2)",
     )
     watch.set_defaults(run=run)
 

@@ -36,7 +36,6 @@ FAR, MAX_FAR = 10.0, 0.1
 
 Verdict = Literal["go", "no-go", "too close", "too early", "training reward"]
 """The last where what was fitted is no held-out metric, so that there can be no go and no no-go."""
-_WITHOUT_PROBABILITY = ("too early", "training reward")
 
 
 @dataclass(frozen=True)
@@ -184,20 +183,21 @@ class Chance:
     verdict_rerun: Verdict
     why: str
     """One sentence: why the verdict for this run is what it is."""
+    withheld: bool = False
+    """Whether no curve stands behind the probabilities: a misfit, no held-out metric, or a NaN at the end."""
 
     @property
     def answer(self) -> str:
-        """The verdict in capitals, with the probability where there is one to act on."""
-        return _answer(self.verdict, self.probability)
+        """The verdict in capitals, with the probability unless it is withheld."""
+        return self._answer(self.verdict, self.probability)
 
     @property
     def answer_rerun(self) -> str:
         """The same for a rerun."""
-        return _answer(self.verdict_rerun, self.probability_rerun)
+        return self._answer(self.verdict_rerun, self.probability_rerun)
 
-
-def _answer(verdict: Verdict, probability: float) -> str:
-    return verdict.upper() + ("" if verdict in _WITHOUT_PROBABILITY else f", probability {probability:.2f}")
+    def _answer(self, verdict: Verdict, probability: float) -> str:
+        return verdict.upper() + ("" if self.withheld else f", probability {probability:.2f}")
 
 
 def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:

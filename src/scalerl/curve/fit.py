@@ -14,9 +14,9 @@ from scalerl.curve.campaign import learn
 from scalerl.curve.evidence import outliers
 from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
-from scalerl.curve.misfit import Misfit, find_misfit
+from scalerl.curve.misfit import IN_WORDS, Misfit, find_fall, find_misfit
 from scalerl.curve.own_families import with_extra
-from scalerl.curve.points import Points
+from scalerl.curve.points import Points, place_on
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.prior import FLAT, PRIORS, SD_RANGE, Prior
 from scalerl.curve.result import Fit
@@ -29,6 +29,7 @@ from scalerl.record.reader import RunRecord
 _ROUGH_STEPS = 8
 _FAILED, _LEAST_FAILED = 12.0, 0.05  # times the usual distance from neighbours, and pass rate, of a failure
 _LIKELY_CHANGE = 0.5
+_UNEVEN_CLOCK = 1.2  # times as much compute a step in the slowest tenth of the run as in the fastest
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 
@@ -112,6 +113,8 @@ def fit(
         f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
         for name in best.at_bounds
     )
+    # What has peaked or jumped says so itself.
+    fall = "" if misfit and misfit.kind in ("peaked", "jump") else find_fall(points)
     shape = _misfit_warning(misfit) if misfit else (*_change(post, points.axis), *_other_shape(post))
     result = Fit(
         axis=points.axis,
@@ -125,7 +128,15 @@ def fit(
         prior=prior,
         misfit=misfit,
         basins=basins,
-        warnings=(*points.warnings, *failed, *_start(points, given), *bounds, *clock, *shape),
+        warnings=(
+            *filter(None, [fall]),
+            *points.warnings,
+            *failed,
+            *_start(points, given),
+            *bounds,
+            *clock,
+            *shape,
+        ),
         points=points,
         excluded=excluded,
         sample=sample,
@@ -215,7 +226,7 @@ def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prio
 
 
 def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | None, tuple[str, ...]]:
-    """Return the misfit, or instead a warning where the run has none in its steps: an uneven clock."""
+    """Return the misfit, or instead a warning where the run has none in its steps."""
     misfit = find_misfit(points, found)
     step_N = points.step_N
     if misfit is None or step_N is None or points.axis == "steps" or not (np.diff(step_N) > 0).all():
@@ -227,8 +238,17 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
     sample = make_sample(by_step, None)
     if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
         return misfit, ()
-    what = f"the run is uneven on {points.axis} ({misfit.kind}) but even in steps"
-    return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
+    what = f"{IN_WORDS[misfit.kind]} on {points.axis}, but not in steps"
+    if _clock_is_uneven(points.compute_N, step_N):
+        return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
+    return None, (f"{what}, and its clock ran evenly: it is borderline, so fit it on steps as well",)
+
+
+def _clock_is_uneven(compute_N: np.ndarray, step_N: np.ndarray) -> bool:
+    """Whether the compute of a step varies so much that it can bend a curve."""
+    each_N = np.sort(np.diff(compute_N) / np.diff(step_N))
+    tenth = max(len(each_N) // 10, 1)
+    return bool(each_N[-tenth:].mean() >= _UNEVEN_CLOCK * each_N[:tenth].mean())
 
 
 def _start(points: Points, given: float | None) -> tuple[str, ...]:
@@ -269,10 +289,14 @@ def _choose(
         keep_N &= points.compute_N > 0
     n = len(np.unique(points.compute_N[keep_N]))
     if n < MIN_TO_FIT:
-        raise CannotAnswerError(
-            f"{points.source}: {counted(n, 'evaluation')} (each compute counted once); "
-            f"a curve needs at least {MIN_TO_FIT}"
-        )
+        found = f"{counted(n, 'evaluation')} (each compute counted once)"
+        if min_compute > 0 or max_compute < math.inf:
+            cuts = ["from --min-compute on"] * (min_compute > 0)
+            cuts += ["up to --max-compute"] * (max_compute < math.inf)
+            where = " and ".join(cuts)
+            total = len(np.unique(points.compute_N))
+            found = f"only {n} of {counted(total, 'evaluation')} are {where}"
+        raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")
     return points, keep_N
 
 
@@ -329,7 +353,7 @@ def _change(post: Posterior, axis: str) -> tuple[str, ...]:
     if change is None or probability < _LIKELY_CHANGE:
         return ()
     return (
-        f"the level changes by {size:+.3f} about {axis} {math.exp(change.log_at):.3g} (probability "
+        f"the level changes by {size:+.3f} around {place_on(axis, math.exp(change.log_at))} (probability "
         f"{probability:.2f}): A, B and C_mid are those of the curve after it",
     )
 
@@ -339,10 +363,16 @@ def _misfit_warning(misfit: Misfit) -> tuple[str, ...]:
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
-        # The ends are printed with ten digits: rounding must not cut the evaluations that lie at them.
-        start = f"--r0 free --min-compute {low * (1 - 1e-9):.10g} " if low > 0 else ""
-        offer = f"fit the part that holds with {start}--max-compute {high * (1 + 1e-9):.10g}"
+        start = f"--r0 free --min-compute {_end(low, -1e-9)} " if low > 0 else ""
+        offer = f"fit the part that holds with {start}--max-compute {_end(high, 1e-9)}"
     return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
+
+
+def _end(compute: float, outwards: float) -> str:
+    """Print an end with ten digits, which must not cut the evaluations that lie at it."""
+    text = f"{compute:.10g}"
+    cuts = float(text) > compute if outwards < 0 else float(text) < compute
+    return f"{compute * (1 + outwards):.10g}" if cuts else text
 
 
 def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:

@@ -33,7 +33,7 @@ from scalerl.curve.evidence import (
 )
 from scalerl.curve.families import Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
-from scalerl.curve.points import Points
+from scalerl.curve.points import Points, place_on
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 
 MIN_POINTS = 8
@@ -44,7 +44,16 @@ _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is 
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SURE = 2.0  # a decline is this many times its error
 
+_FALLEN, _LEAST_FALL = 6.0, 0.1
+"""Times the noise, and pass rate, from which on the last values have fallen: .3 % of sound runs do."""
+
 Kind = Literal["peaked", "jump", "regime", "residuals"]
+IN_WORDS: dict[str, str] = {
+    "peaked": "the run has peaked",
+    "jump": "the pass rate jumps",
+    "regime": "the slope changes for good",
+    "residuals": "slow waves around every curve",
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,27 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     if found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; for all else a better curve
         found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
     return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)))
+
+
+def find_fall(points: Points) -> str:
+    """Describe a fall from the maximum that lasts to the end, far beyond the noise; else return "".
+
+    It needs no curve, and so holds in runs of fewer than `MIN_POINTS` evaluations too. `points` are in the
+    order of compute.
+    """
+    rate_N = points.pass_rate_N
+    if len(rate_N) < MIN_TO_FIT:
+        return ""
+    peak = int(np.argmax(rate_N))
+    fall = float(rate_N[peak] - rate_N[-max(2, len(rate_N) // 8) :].max())
+    # Medians, which a single fall does not move; the smaller, as in a short run it moves one of them.
+    bends_N = np.abs(rate_N[1:-1] - 0.5 * (rate_N[:-2] + rate_N[2:]))
+    sd = min(float(np.median(bends_N)) / 0.826, float(np.median(np.abs(np.diff(rate_N)))) / 0.954)
+    known_N = points.noise_sd_N[np.isfinite(points.noise_sd_N)]
+    if fall <= max(_FALLEN * max(sd, float(known_N.max(initial=0.0))), _LEAST_FALL):
+        return ""
+    since = place_on(points.axis, float(points.compute_N[peak]))
+    return f"the pass rate has fallen from {rate_N[peak]:.3f} to {rate_N[-1]:.3f} since {since}"
 
 
 def _beside_a_step(sample: Sample, first: Evidence, changes: Changes) -> Evidence:
@@ -169,20 +199,22 @@ def _describe(
     if stepped:
         at = float(compute_N[first])
         keep, said = _part_that_holds(compute_N, first)
-        why = f"the pass rate jumps by {size:+.3f} at {axis} {at:.4g}, as if evaluated otherwise; {said}"
+        why = f"the pass rate jumps by {size:+.3f} at {place_on(axis, at)}, as if evaluated otherwise; {said}"
         return Misfit("jump", at, size, bayes_factor, why, keep)
     peak, decline, error = _decline(null, *estimate)
     if decline > _SURE * error:
         at = float(compute_N[peak])
         keep = (float(compute_N[0]), at) if peak + 1 >= MIN_TO_FIT else None
         said = "what came before can be fitted" if keep else "too little came before to be fitted"
-        why = f"the run has peaked: from {axis} {at:.4g} on it falls by {decline:.3f} +- {error:.3f}; {said}"
+        since = place_on(axis, at)
+        why = f"the run has peaked: from {since} on it falls by {decline:.3f} +- {error:.3f}; {said}"
         return Misfit("peaked", at, decline, bayes_factor, why, keep)
     if log_hinge >= log_waves:
         at = float(compute_N[first - 1])
         keep, said = _part_that_holds(compute_N, first - 1)
         why = (
-            f"the slope changes for good at {axis} {at:.4g}, by {size:+.3f} up to the last evaluation; {said}"
+            f"the slope changes for good at {place_on(axis, at)}, by {size:+.3f} up to the last evaluation; "
+            f"{said}"
         )
         return Misfit("regime", at, size, bayes_factor, why, keep)
     waves = null.with_waves()

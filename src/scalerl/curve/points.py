@@ -75,8 +75,7 @@ class Points:
         beyond_N = (c_N > 0) & ~((c_N >= low) & (c_N <= high))
         self._check(beyond_N, c_N, axis, f"is outside of {low:g} to {high:g}: choose another unit")
         self._check(~np.isfinite(rate_N), rate_N, "pass rate", "is not a finite number")
-        percent = "is above 1: expected [0, 1]; percentages are divided by 100 (--percent)"
-        self._check(rate_N > 1, rate_N, "pass rate", percent)
+        self._check(rate_N > 1, rate_N, "pass rate", f"is above 1: {_scale(rate_N)}")
         self._check(rate_N < 0, rate_N, "pass rate", "is below 0: expected [0, 1]")
         noise = f"is outside of [0, {_LARGEST_NOISE:g}]: expected the standard deviation of the pass rate"
         self._check((sd_N < 0) | (sd_N > _LARGEST_NOISE), sd_N, "noise sd", noise)
@@ -216,6 +215,19 @@ class Points:
         return warn_of_repeats(points)
 
 
+def place_on(axis: str, compute: float) -> str:
+    """Return a place on an axis as sentences have it: `step 22`, `gpu_hours 21.8`."""
+    return f"step {compute:.0f}" if axis == "steps" else f"{axis} {compute:.4g}"
+
+
+def _scale(rate_N: np.ndarray) -> str:
+    """Say how to scale pass rates that are above 1."""
+    largest = rate_N.max(initial=0.0)
+    if 2 < largest <= 100:
+        return "looks like percent: add --percent (in Python, divide by 100)"
+    return "expected [0, 1]; --max-reward scales rewards (in Python, divide by the largest)"
+
+
 def _doubts(record: RunRecord, noise_measured: bool) -> list[str]:
     """Return warnings about evaluations that carry less information than their number suggests."""
     unknown = not noise_measured and any(point.n_samples == 1 for point in record.evals)
@@ -268,7 +280,10 @@ def _column(frame: Any, name: str) -> np.ndarray:
     names = [str(column) for column in frame.columns]
     if names.count(name) != 1:
         what = f"{names.count(name)} columns are" if name in names else "no column is"
-        raise InputError(f"{_FRAME}: {what} named '{name}'; columns: {', '.join(names)}")
+        raise InputError(
+            f"{_FRAME}: {what} named '{name}'; pass x=... for the compute, y=... for the pass rate; columns: "
+            + ", ".join(names)
+        )
     try:
         return np.array(frame[name].to_numpy(dtype=float, na_value=np.nan))
     except (TypeError, ValueError) as error:

@@ -29,7 +29,7 @@ from scalerl.curve.answers import (
     span,
 )
 from scalerl.curve.families import Curve
-from scalerl.curve.misfit import Misfit
+from scalerl.curve.misfit import Misfit, find_fall
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
@@ -112,7 +112,14 @@ class Fit:
     @property
     def why(self) -> str:
         """One sentence: why the ceiling is identified, or not."""
-        return self.reservation or (self.misfit.why if self.misfit else self.identification.why)
+        if self.reservation or self.misfit:
+            return self.reservation or (self.misfit.why if self.misfit else "")
+        return "; ".join(filter(None, [self.fallen, self.identification.why]))
+
+    @functools.cached_property
+    def fallen(self) -> str:
+        """What is said where the run has fallen far below its maximum and stayed there; else empty."""
+        return find_fall(self.points)
 
     @property
     def ending(self) -> str:
@@ -260,11 +267,16 @@ class Fit:
             why = doubt
         elif self.identified:
             why = f"the ceiling is identified; {why}"
+        elif verdict == "too early" and (self.compute_to_tell or math.inf) > budget:
+            why = (
+                f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
+                f"pass rate reaches {target:g} with probability {here:.2f}"
+            )
         elif verdict == "too early":
             why = f"{why}, and the ceiling is not identified: {self.why}"
         else:
             why = f"{why}, though the ceiling is not identified"
-        return Chance(here, again, verdict, verdict_rerun, why)
+        return Chance(here, again, verdict, verdict_rerun, why, bool(self.reservation or self.misfit))
 
     def _doubt(self, budget: float) -> str:
         """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
@@ -274,10 +286,10 @@ class Fit:
         if self.misfit:
             return self.misfit.why
         if len(self.sample) < MIN_EVALUATIONS:
-            return self.identification.why
+            return self.why
         now = float(self.points.compute_N[-1])
         if not self.identified and budget > FAR * now * (1 + 1e-9):
-            far = f"{budget:g} is beyond {FAR:g} times the compute"
+            far = f"{budget:g} is beyond {FAR:g} times the compute so far"
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 
@@ -377,7 +389,9 @@ class Fit:
     def _target(self, target: float, budget: float) -> dict[str, Any]:
         reached = [_finite(compute) for compute in self.compute_to(target)]
         asked = {"reward": target, "budget": budget, "compute_to_target": reached}
-        return asked | asdict(self.chance(target, budget))
+        chance = asdict(self.chance(target, budget))
+        del chance["withheld"]  # `lack_of_fit`, `metric` and `left_out` say it
+        return asked | chance
 
     def plot(
         self,

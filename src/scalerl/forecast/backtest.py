@@ -70,6 +70,12 @@ def backtest(
         raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {list(fractions)}")
     if not runs:
         raise InputError("no run to test: give at least one run or file")
+    for run in runs:
+        if not isinstance(run, RunRecord | Points):
+            raise InputError(
+                "backtest takes runs (scalerl.load_run(path)) and points (scalerl.read_table(path)), found "
+                + type(run).__name__
+            )
     points = [
         Points.from_record(run, x or run.default_axis, price) if isinstance(run, RunRecord) else run
         for run in runs

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from scalerl.curve.answers import check_level
 from scalerl.curve.quantiles import draw_quantiles, tails
+from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import InputError
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict
@@ -227,6 +228,9 @@ def _checked(
     recipes: Recipes, base: str | None, budget: float | None, target: float | None, level: float
 ) -> str:
     """Check all arguments, and return the name of the base."""
+    lists = isinstance(recipes, Mapping) and all(isinstance(fits, Sequence) for fits in recipes.values())
+    if not lists or not all(isinstance(fit, Fit) for fits in recipes.values() for fit in fits):
+        raise InputError("compare takes a list of fits for every recipe: {'old': [fit], 'new': [fit, fit]}")
     names = list(recipes)
     if len(names) < 2:
         raise InputError(f"a comparison needs two recipes or more, found {len(names)}: {', '.join(names)}")

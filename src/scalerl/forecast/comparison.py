@@ -195,19 +195,20 @@ class Comparison:
     def _repr_html_(self) -> str:
         return view("comparison_html", self)
 
-    def priors(self) -> str:
-        """Return the assumptions of the answer as text."""
+    def priors(self, same_prompts: bool = False) -> str:
+        """Return the assumptions of the answer as text; `same_prompts`: there is a row of that name."""
         prior = self.seed_prior
         paired = any(pair.common_seeds for pair in self.pairs)
         within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
+        similar = (
+            " Intervals hold for these held-out prompts; 'same prompts' extends them to similar prompts."
+        )
         return (
             f"Seeds of one recipe are assumed to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B "
-            f"and {prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
-            f"{within if paired else ''}"
-            "All runs are assumed to be evaluated on the same prompts. Curves are about those prompts; "
-            "'same prompts' is about other prompts of this kind, and these runs. "
-            "Both recipes are mostly assumed to share a family of curves, so their A, B and C_mid differ "
-            "from those of each fit alone."
+            f"and {prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves seed variance "
+            f"out. {within if paired else ''}All runs are assumed to be evaluated on the same prompts."
+            f"{similar if same_prompts else ''} Both recipes are mostly assumed to share a family of curves, "
+            "so their A, B and C_mid differ from those of each fit alone."
         )
 
     def counted(self, pair: Pair) -> str:

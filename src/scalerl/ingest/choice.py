@@ -183,8 +183,8 @@ def _unasked(
         chosen = _largest(usable, asked, warnings)
         if chosen.name not in vocabulary.held_out([chosen.name]):
             warnings.append(
-                f"'{chosen.name}' is taken for a held-out pass rate by its name alone, which no trainer is "
-                f"known to log ({asked.option} NAME)"
+                f"'{chosen.name}' is assumed to be the held-out pass rate by its name; confirm it with "
+                f"{asked.option}{' ' * asked.option.startswith('--')}{chosen.name}"
             )
         return chosen
     parts = [one for one in found if vocabulary.matches("reward_parts", [one.name])]

@@ -35,6 +35,5 @@ def check_devices(runs: Named, axis: str) -> None:
     """Raise an InputError if hours of one device would stand beside hours of all: see `mixed_devices`."""
     if mixed := mixed_devices(runs, axis):
         raise InputError(
-            f"'{mixed[0]}' does not say on how many devices it ran: its {axis} are those of one, beside all "
-            f"those of '{mixed[1]}'; give --devices N, or another axis (--x steps)"
+            f"run '{mixed[0]}' does not say on how many devices it ran: give --devices N or --x steps"
         )

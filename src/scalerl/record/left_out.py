@@ -34,8 +34,8 @@ _WHY = {
     REPEATED: "repeated at a step, of which the last one counts",
     SUPERSEDED: "superseded, as the run was restarted from an earlier step",
     NO_STEP: "whose step is not a whole number of 0 or more",
-    BELOW: "below min_compute",
-    ABOVE: "above max_compute",
+    BELOW: "below --min-compute",
+    ABOVE: "above --max-compute",
     AT_START: "at compute 0, whose place the given R_0 takes",
     FAILED: "far off its neighbours, as if it had failed",
 }
@@ -138,7 +138,10 @@ class LeftOut:
             return (
                 f"{counted(n, 'row')} left out, without an evaluation{of}: NaN in most rows stands for none"
             )
-        places = _places([one for one in self.items if one.reason == reason], n)
+        items = [one for one in self.items if one.reason == reason]
+        if reason in (BELOW, ABOVE):  # cut by the reader, who needs no list
+            return f"{n}{of} {_WHY[reason]}{_range(items, n)}"
+        places = _places(items, n)
         return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}{': ' * bool(places)}{places}"
 
     def to_json(self) -> dict[str, Any]:
@@ -196,6 +199,16 @@ def _places(items: Sequence[Omitted], total: int) -> str:
         word = "line"
     more = f" and {total - len(shown)} more" if total > len(shown) else ""
     return f"{word}{'s' * (total != 1)} {', '.join(names)}{more}"
+
+
+def _range(items: Sequence[Omitted], total: int) -> str:
+    """Return the steps, else the lines, of all: ` (steps 65 to 430)`; empty where not all are known."""
+    for word in ("step", "line"):
+        places = [at for one in items if (at := getattr(one, word)) is not None]
+        if len(places) == total:
+            low, high = min(places), max(places)
+            return f" ({word}s {low} to {high})" if low < high else f" ({word} {low})"
+    return ""
 
 
 def _shared(found: Sequence[Omitted]) -> list[Omitted]:

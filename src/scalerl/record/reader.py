@@ -336,6 +336,9 @@ class RunRecord:
         compute = self._axis(axis)
         if np.isnan(compute).any():
             logged = ", ".join(self.logged_axes())
+            if axis == "gpu_hours":
+                what = "this log has no times of steps, so no GPU-hours"
+                raise InputError(f"{self.evals_file}: {what}: use --x {' or '.join(self.logged_axes())}")
             raise InputError(
                 f"{self.evals_file}: the counters behind the axis '{axis}' are missing; logged are {logged}"
             )

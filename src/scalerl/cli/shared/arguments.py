@@ -171,7 +171,12 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--budget": {"type": amount(), "metavar": "C"},
     "--group": {"type": _group, "action": "append", "default": [], "metavar": "NAME=RUN,RUN"},
     "--json": {"action": "store_true", "help": "print one JSON object and nothing else"},
-    "--level": {"type": level, "default": 0.95, "metavar": "P", "help": "level of the intervals (0.95)"},
+    "--level": {
+        "type": level,
+        "default": 0.95,
+        "metavar": "P",
+        "help": "level of the intervals (default: 0.95)",
+    },
     "--price": {"type": positive, "metavar": "USD"},
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE"},
     "--target": {"type": pass_rate, "metavar": "R"},

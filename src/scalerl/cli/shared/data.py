@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False) -> None:
+def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, several: bool = False) -> None:
     """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price.
 
-    With `auto` the start may be left to the fit: `--min-compute auto`.
+    With `auto` the start may be left to the fit: `--min-compute auto`; `several` as below.
     """
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
-    add_shared(command, "--x", f"compute axis: {axes}; or a column of FILE (axis of the budget; gpu_hours)")
+    add_shared(
+        command,
+        "--x",
+        f"compute axis: {axes}; or a column of FILE (default: that of the budget, else gpu_hours)",
+    )
     command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates; * is any text")
     command.add_argument(
         "--r0",
@@ -47,7 +51,7 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False) -> 
     add_shared(command, "--level")
     add_shared(command, "--price", "dollars per GPU-hour; measures compute in dollars")
     add_shared(command, "--json")
-    add_source_arguments(command)
+    add_source_arguments(command, several)
 
 
 def add_prior(command: argparse.ArgumentParser) -> None:
@@ -60,12 +64,20 @@ def add_prior(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_source_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of all commands that read logs of other trainers: what such a log does not say."""
+def add_source_arguments(command: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the arguments of all commands that read logs of other trainers: what such a log does not say.
+
+    With `several` the command reads by `read_each`, several runs of a log.
+    """
     source = command.add_argument_group("the log of another trainer")
-    source.add_argument("--format", metavar="FORMAT", help="format of the log (detected)")
-    source.add_argument("--trainer", metavar="TRAINER", help="trainer that named the metrics (detected)")
-    source.add_argument("--run", dest="run_name", metavar="NAME", help="which run to read, of several")
+    source.add_argument("--format", metavar="FORMAT", help="format of the log (default: detected)")
+    source.add_argument(
+        "--trainer", metavar="TRAINER", help="trainer that named the metrics (default: detected)"
+    )
+    source.add_argument(
+        "--run", dest="run_names", action="append", default=[], metavar="NAME",
+        help=f"which run to read, of several{'; repeatable' * several}",
+    )  # fmt: skip
     source.add_argument("--devices", type=positive, metavar="N", help="devices used, if they are not logged")
     source.add_argument(
         "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"
@@ -78,8 +90,12 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
         const=100.0,
         help="the metric is in percent",
     )
-    scale.add_argument("--max-reward", type=positive, metavar="X", help="what a right answer earns (1)")
-    source.add_argument("--min-reward", type=finite, metavar="X", help="what a wrong answer earns (0)")
+    scale.add_argument(
+        "--max-reward", type=positive, metavar="X", help="what a right answer earns (default: 1)"
+    )
+    source.add_argument(
+        "--min-reward", type=finite, metavar="X", help="what a wrong answer earns (default: 0)"
+    )
     source.add_argument("--pooled", action="store_true", help="mean of data sets, weighted by prompts")
     source.add_argument(
         "--prompts", type=_prompts, default={}, metavar="N|SET=N,...", help="held-out prompts, if not logged"
@@ -87,12 +103,25 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
-    """Return how a log is to be read, from `add_source_arguments` and --y."""
+    """Return how a log is to be read, from `add_source_arguments` and --y.
+
+    Raises:
+        InputError: --run is given twice.
+    """
+    first, *others = _options_of_runs(args)
+    if others:
+        raise InputError(f"--run is given {1 + len(others)} times, and this command reads one run")
+    return first
+
+
+def _options_of_runs(args: argparse.Namespace) -> list[ReadOptions]:
+    """Return the same for every --run."""
     from scalerl.ingest.options import ReadOptions
 
     names = ("format", "trainer", "devices", "model", "max_reward", "min_reward", "pooled", "prompts")
     given = {name: getattr(args, name) for name in names}
-    return ReadOptions(metric=args.y, run=args.run_name, each=getattr(args, "each", False), **given)
+    shared = ReadOptions(metric=args.y, each=getattr(args, "each", False), **given)
+    return [replace(shared, run=name) for name in dict.fromkeys(args.run_names)] or [shared]
 
 
 def _prompts(text: str) -> dict[str, int]:
@@ -113,8 +142,8 @@ def read_each(
 ) -> tuple[list[Data], list[Unread]]:
     """Read the runs at several paths; a run that cannot be read is returned as `Unread`, and stops no other.
 
-    A folder of run folders stands for those in it, and a log may hold several runs. With `once` a path that
-    is given twice is an error.
+    A folder of run folders stands for those in it, and a log may hold several runs, of which each --run
+    names one. With `once` a path that is given twice is an error.
 
     Raises:
         InputError: there is nothing at a path, or fewer than `least` runs can be read, or an option is for
@@ -132,14 +161,15 @@ def read_each(
             if once and Path(one).resolve() in seen:
                 raise InputError(f"{one}: given twice; list every run only once")
             seen.add(Path(one).resolve())
-            try:
-                read = read_all(one, args.x, read_options(args), args.price)
-                found += [replace(data, given=path) for data in read]
-            except InputError as error:
-                if one != STANDARD_INPUT and not os.path.lexists(one):
-                    raise
-                errors.append(error)
-                unread.append(Unread(one, "", str(error)))
+            for options in _options_of_runs(args):
+                try:
+                    read = read_all(one, args.x, options, args.price)
+                    found += [replace(data, given=path) for data in read]
+                except InputError as error:
+                    if one != STANDARD_INPUT and not os.path.lexists(one):
+                        raise
+                    errors.append(error)
+                    unread.append(Unread(one, options.run or "", str(error)))
     if errors and len(found) < least:
         raise errors[0]
     check_options(args, found)
@@ -242,7 +272,13 @@ def recipes_of(args: argparse.Namespace, runs: Sequence[tuple[Data, T]]) -> dict
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
     """Raise an InputError if an option for logs of other trainers was given, and there is none."""
     paths, is_table = [data.path for data in found], any(data.record is None for data in found)
-    read_options(args).check_used(paths, any(data.foreign for data in found), is_table=is_table)
+    _options_of_runs(args)[0].check_used(paths, any(data.foreign for data in found), is_table=is_table)
+
+
+def name_among(found: Sequence[Data], data: Data) -> str:
+    """Return the path of one of several runs, or its own name where others are at that path too."""
+    is_shared = sum(other.path == data.path for other in found) > 1
+    return data.record.name if is_shared and data.record else data.path
 
 
 def check_one_axis(found: Sequence[Data]) -> None:
@@ -251,7 +287,7 @@ def check_one_axis(found: Sequence[Data]) -> None:
 
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
-    runs = [(data.path, data.record) for data in found]
+    runs = [(name_among(found, data), data.record) for data in found]
     if first is None or other is None:
         return check_devices(runs, first.points.axis if first else "")
     one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))

@@ -103,7 +103,9 @@ class _Table:
             if _is_empty(cells[row]):
                 raise InputError(f"{where}: empty, expected a number")
             cell = cells[row]
-            raise InputError(f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}")
+            raise InputError(
+                f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}{_apart(cell)}"
+            )
         return number_N
 
     def require(self, column: str) -> None:
@@ -118,7 +120,8 @@ class _Table:
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
         names = listed([name[:60] for name in self.columns], most=20)
-        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}")
+        how = "" if "numbers" in hint else "; name the pass rate with --y, the compute with --x"
+        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}{how}")
 
     def compute(self, rows: Sequence[int], price: float | None) -> np.ndarray:
         """Return the compute of rows; errors as of `numbers`."""
@@ -308,6 +311,12 @@ def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
 
 def _is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _apart(cell: Any) -> str:
+    """Suggest how to separate columns, where a cell holds two numbers."""
+    is_two = isinstance(cell, str) and re.fullmatch(r"[^;\t]*\d[;\t].*", cell.strip())
+    return "; columns must be separated by commas, decimals by a point" if is_two else ""
 
 
 def _instead(cell: Any) -> str:

@@ -101,8 +101,8 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
     if not result.identified and not result.misfit and not result.reservation:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
-        expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
-        place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
+        sure = "it moves as the run goes on" if result.identification.ratio >= 1 else "a rough guess"
+        place = f"about {_shown(float(f'{tell:.2g}'))} {unit}; {sure}" if tell else _FAR_TO_TELL
         rows.append(("identified from", place))
     return rows
 
@@ -111,6 +111,9 @@ def _wander(result: Fit) -> list[tuple[str, str]]:
     """How far the run is off its curve, where that is as much as the noise of an evaluation."""
     wander = result.noise.wander
     return [("wander", f"{wander:+.3f} so far")] if abs(wander) > result.noise.sd else []
+
+
+_FAR_TO_TELL = "more than 8 times the compute so far, by a rough guess"
 
 
 def _shown(amount: float) -> str:
@@ -123,7 +126,8 @@ def _answers(
 ) -> list[tuple[str, str]]:
     """Forecasts and the verdict."""
     rows, unit = [], unit_of(result.axis)
-    for amount in at:
+    asked_at = [budget] if target is not None and budget is not None and budget not in at else []
+    for amount in (*at, *asked_at):
         f = result.forecast(amount)
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
         rows.append((f"at {_shown(amount)} {unit}", f"{f.median:.3f}   {spans}"))
@@ -150,7 +154,7 @@ def beyond(amounts: Iterable[float], runs: Sequence[tuple[Points, RunRecord | No
     if not far or reach <= 0:
         return ""
     named = " and ".join(dict.fromkeys(f"{amount:.10g}" for amount in (far[0], far[-1])))
-    times = f"{'is' if len(far) == 1 else 'are up to'} {far[-1] / reach:,.3g} times beyond"
+    times = f"{'is' if len(far) == 1 else 'are up to'} {float(f'{far[-1] / reach:.3g}'):,.10g} times beyond"
     unit = unit_of(axis)
     return f"{named} {unit} {times} the data, which reach {reach:.4g} {unit}{_meant(far[-1], axis, runs)}"
 

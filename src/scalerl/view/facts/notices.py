@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from scalerl.curve.misfit import IN_WORDS
 from scalerl.errors import CannotAnswerError, counted
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.record.alarms import Alarm
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from scalerl.curve import Fit
 
 
-_KINDS = {
-    "peaked": "the run has peaked",
-    "jump": "the pass rate jumps",
-    "regime": "the slope changes for good",
-    "residuals": "slow waves around every curve",
-}
 _ROUNDING = 1e-9
 """The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""
 
@@ -70,7 +65,7 @@ def ceiling_text(fit_json: Mapping[str, Any], known: float = math.nan) -> str:
 
 def misfit_in_words(kind: str | None) -> str:
     """Return why no family describes the run, by `Fit.lack_of_fit`; empty where one does."""
-    return _KINDS.get(str(kind), str(kind)) if kind else ""
+    return IN_WORDS.get(str(kind), str(kind)) if kind else ""
 
 
 def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.nan) -> str:
