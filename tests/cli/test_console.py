@@ -84,6 +84,10 @@ def test_a_pipe_gets_a_line_now_and_then_on_the_runs_of_a_study(monkeypatch):
         monkeypatch.setattr("scalerl.cli.console._QUIET", 0.0)
         progress.update(now)
     assert stream.getvalue() == "sums  1 of 6 runs  base/seed0 25%, 0.298  grpo/seed0 20%, –\n"
+    stream.truncate(0)
+    with StudyProgressBar("sums") as progress:
+        progress.update(StudyProgress(0, 1, (("base/seed0", 0.25, 0.0),)))
+    assert stream.getvalue().endswith("base/seed0 25%, 0.000, no held-out prompt solved\n")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

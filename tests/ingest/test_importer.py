@@ -35,6 +35,20 @@ def test_plain_names_of_compute_make_its_axes(tmp_path, monkeypatch):
     assert [compute_of(run.evals[-1], axis) for axis in ("gpu_hours", "tokens")] == [24.0, 8e6]
 
 
+def test_a_run_is_called_as_its_file_whatever_that_is(tmp_path, monkeypatch):
+    read(tmp_path, monkeypatch, ROWS)
+    (tmp_path / "run.theirs").touch()
+    assert load_run("run.theirs", format="theirs.py:Theirs").name == "run"
+
+
+def test_values_that_are_texts_are_suspected_where_no_metric_has_a_number(tmp_path, monkeypatch):
+    (tmp_path / "x.bin").touch()
+    (tmp_path / "theirs.py").write_text(IMPORTER.format("yield {'step': 1, 'acc': '0.5'}"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no metric 'acc' .*is a number \(does the importer yield text\?\)"):
+        load_run("x.bin", format="theirs.py:Theirs", metric="acc")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -12,7 +12,9 @@ from scalerl.forecast import Pair
 from scalerl.forecast.comparison import Claim
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import EvalPoint
+from scalerl.study.page.page import study_document
 from scalerl.study.record import StudyRecord
+from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.arm_fits import below_best, summarise
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
 from scalerl.study.verdict.verdict import WORDS, judge_study, kind_of
@@ -327,3 +329,49 @@ def test_an_arm_whose_change_never_acted_is_named(studies, tmp_path):
     assert verdict.kind("third") != "never acted"
     (said,) = [text for text in verdict.cautions if "for evaluation" in text]
     assert said.startswith("The runs of fourth and third are the same")
+
+    # The same evaluations by other steps: what they differ in has acted.
+    studies.lines(path / "runs" / "twin" / "seed1" / "steps.jsonl", [{"step": 1, "loss": 0.2}])
+    assert judge_study(StudyRecord.read(path)).kind("twin") != "never acted"
+
+
+def test_of_arms_that_stay_at_0_nothing_is_said_but_that(studies, tmp_path):
+    steps = [({"step": 1, "reward_mean": -1.0, "loss": loss, "mean_length": 9.0},) for loss in (0.1, 0.2)]
+    arms = {
+        "base": studies.Truth(steps=steps[0]),
+        "other loss": studies.Truth(steps=steps[1]),
+        "as base": studies.Truth(steps=steps[0]),
+        "learns": studies.Truth(),
+    }
+    path = studies.write(tmp_path, arms, seeds=2)
+    for run in StudyRecord.read(path).runs:
+        (path / run.plan.folder / "config.json").write_text('{"ceiling": {"value": 1.0}}')
+        rows = studies.evaluations(path / run.plan.folder)
+        if run.plan.arm != "learns":
+            rows = [row | {"pass_rate": 0.0, "mean_p_1mp": 0.0} for row in rows]
+        studies.lines(path / run.plan.folder / "evals.jsonl", rows)
+    verdict = judge_study(StudyRecord.read(path))
+    said = {one.arm: one.text for one in answers(verdict)}
+    still = "no pass rate ever left 0.000"
+    assert said["other loss"] == said["as base"] == f"{still}: the study says nothing of the arm."
+    assert said["base"] == f"what the others are compared with: {still}."
+    assert set(verdict.pairs) == {"learns"}
+    assert verdict.kind("as base") == verdict.kind("other loss") == "not compared"
+    assert verdict.measured["learns"].claim.verdict == "higher as measured"
+    unsolved, *others = verdict.cautions
+    assert unsolved.startswith("No held-out prompt was ever solved in base, other loss and as base: ")
+    others = " ".join(others)
+    assert "evaluation for evaluation" not in others
+    assert not any(f"{name}: the runs reach" in others for name in ("base", "other loss", "as base"))
+    assert "lies below the one known beforehand in learns (" in others
+
+    # Without an arm that moved there is no comparison at all.
+    plan = json.loads((path / "study.json").read_text())
+    plan |= {"arms": plan["arms"][:3], "runs": [run for run in plan["runs"] if run["arm"] != "learns"]}
+    (path / "study.json").write_text(json.dumps(plan))
+    verdict = judge_study(StudyRecord.read(path))
+    assert verdict.comparison is None
+    assert verdict.not_compared == dict.fromkeys(("base", "other loss", "as base"), still)
+    page = study_document(verdict, path, []).html()
+    assert "No held-out prompt was ever solved" in page
+    assert "C_mid, less than" not in page

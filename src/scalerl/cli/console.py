@@ -194,7 +194,7 @@ class StudyProgressBar(_Bar):
         if not self._live:
             if progress.running and time.monotonic() - self._printed >= _QUIET:
                 self._printed = time.monotonic()
-                runs = (f"{name} {share:.0%}, {rate(found)}" for name, share, found in progress.running)
+                runs = (f"{name} {share:.0%}, {_solved(found)}" for name, share, found in progress.running)
                 print("  ".join([self._name, count, *runs]), file=sys.stderr, flush=True)
             return
         under_way = sum(share for _, share, _ in progress.running)
@@ -205,7 +205,12 @@ class StudyProgressBar(_Bar):
         for name, share, pass_rate in progress.running:
             if name not in self._runs:
                 self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
-            self._bar.update(self._runs[name], completed=share, text=f"pass rate {rate(pass_rate)}")
+            self._bar.update(self._runs[name], completed=share, text=f"pass rate {_solved(pass_rate)}")
+
+
+def _solved(pass_rate: float) -> str:
+    """The pass rate of a run under way, and in words that it is 0: such a run may never learn."""
+    return f"{rate(pass_rate)}{', no held-out prompt solved' if pass_rate == 0 else ''}"
 
 
 @contextmanager

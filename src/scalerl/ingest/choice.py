@@ -128,9 +128,11 @@ def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> l
                 f"{log.source}: no metric like '{one}' is known for a pass rate or reward; write one of "
                 f"{listed(like)} after {asked.option} to take it"
             )
+    there = f"there are {listed(_likely(log.names))}"
+    if not log.names:
+        there = "no value of any metric is a number (does the importer yield text?)"
     raise InputError(
-        f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [told])}there are "
-        f"{listed(_likely(log.names))}"
+        f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [told])}{there}"
     )
 
 

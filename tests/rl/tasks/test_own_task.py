@@ -3,7 +3,7 @@
 import re
 import sys
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -80,6 +80,26 @@ def test_prompts_that_no_run_can_use_are_a_line_at_its_start(llama_folder, tmp_p
 def test_a_word_for_padding_may_be_meant(llama_folder):
     recipe = recipe_of(llama_folder, train=(("t/1", "<pad> 2 + 1 ="),))
     assert check_prompts(recipe, llama_folder) is recipe
+
+
+def test_answers_that_would_be_cut_are_warned_of(llama_folder, caplog):
+    """One digit takes two tokens with its end, four take five, which the tokenizer knows one by one."""
+    recipe = recipe_of(llama_folder)
+    short = replace(recipe, context=replace(recipe.context, answer=1))
+    check_prompts(replace(recipe, context=replace(recipe.context, answer=2)), llama_folder)
+    assert not caplog.messages
+    check_prompts(short, llama_folder)
+    of_four = [Prompt("h/1", "1 + 1 =", "1234"), Prompt("h/2", "1 + 2 =", "2")]
+    check_prompts(
+        replace(recipe_of(llama_folder, heldout=of_four), context=replace(recipe.context, answer=4)),
+        llama_folder,
+    )
+    assert caplog.messages == [
+        "context.answer: 1 tokens are sampled of an answer, and that of prompt h/1 takes 2 with its end "
+        "token; 2 of 2 held-out prompts have such answers, which are cut and count as wrong",
+        "context.answer: 4 tokens are sampled of an answer, and that of prompt h/1 takes 5 with its end "
+        "token; 1 of 2 held-out prompts have such answers, which are cut and count as wrong",
+    ]
 
 
 def test_the_base_model_of_the_demonstration_serves_any_task_of_its_words(monkeypatch, tmp_path):

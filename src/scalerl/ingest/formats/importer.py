@@ -61,7 +61,8 @@ def announced() -> tuple[Format, ...]:
 
 
 def _read(importer: Importer, kind: str, path: Path, wanted: Wanted) -> list[Log]:
-    reader = RowReader(str(path), kind, name_of(path), wanted)
+    # `run` is a name that says nothing of a log's own endings alone: `run.theirs` is called as its user did.
+    reader = RowReader(str(path), kind, path.stem if path.is_file() else name_of(path), wanted)
     reader.begin_file()
     for row in _rows(importer, kind, path):
         reader.add(row)

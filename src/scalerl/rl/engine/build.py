@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from scalerl.errors import InputError, brief
@@ -109,7 +110,7 @@ def _check_attention(model: nn.Module, name: str | Path) -> None:
 def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     """Return the recipe, without the prompts longer than `context.prompt` where its tasks drop those.
 
-    Prompts of a downstream suite that are trained on are a warning.
+    Prompts of a downstream suite that are trained on are a warning, and right answers that would be cut.
 
     Raises:
         InputError: the prompts are not what `check_task` demands; one has no tokens, or a word that the
@@ -119,6 +120,7 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     check_task(task)
     train = task.prompts("train")
     kept = _check_lengths(tokenizer, task, [*task.prompts("heldout"), *train], most)
+    _check_answers(tokenizer, recipe)
     suites, trained = recipe.evaluation.downstream, {prompt.asked for prompt in train}
     checked = []
     for suite in suites:
@@ -161,3 +163,27 @@ def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: 
     raise InputError(
         f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"
     )
+
+
+def _check_answers(tokenizer: Any, recipe: Recipe) -> None:
+    """Warn where the right answers of held-out prompts, as far as known, are longer than what is sampled."""
+    task, prompts = recipe.task, recipe.task.prompts("heldout")
+    name, most = "context.answer", recipe.context.answer
+    if recipe.length.interruption() is None:  # an answer may take what the thinking leaves
+        name, most = "context", recipe.context.sampled
+    answers = {prompt.id: task.reference(prompt) for prompt in prompts} if task.turns == 1 else {}
+    lengths = {id: _answer_length(tokenizer, text) for id, text in answers.items() if text}
+    if long := [id for id, length in lengths.items() if length > most]:
+        _LOG.warning(
+            "%s: %d tokens are sampled of an answer, and that of prompt %s takes %d with its end token; "
+            "%d of %d held-out prompts have such answers, which are cut and count as wrong",
+            *(name, most, long[0], lengths[long[0]], len(long), len(prompts)),
+        )
+
+
+def _answer_length(tokenizer: Any, text: str) -> int:
+    """Return the tokens of an answer and its end."""
+    token_T = np.array(tokenizer(text, add_special_tokens=False)["input_ids"])
+    # What a tokenizer of few words does not know is written of their letters, a token each.
+    is_spelt = unknown_word(tokenizer, Prompt("answer", text, text), token_T) is not None
+    return 1 + (len("".join(text.split())) if is_spelt else len(token_T))

@@ -227,8 +227,9 @@ def before_training(point: EvalPoint) -> list[str]:
     lines: list[str] = []
     if point.pass_rate == 0:
         lines.append(
-            f"the model solves none of {point.n_prompts:,} held-out prompts: nothing is learnt from groups "
-            "that are all wrong; look at samples.jsonl, and try easier problems or another template"
+            f"the model solves none of {point.n_prompts:,} held-out prompts: where rewards are only right or "
+            "wrong, nothing is learnt from groups that are all wrong; look at samples.jsonl, and try easier "
+            "problems or another template"
         )
     if point.truncated >= _MANY_CUT:
         lines.append(

@@ -221,7 +221,9 @@ class _Runner:
         text = f"{task.run.key}: {outcome}"
         if outcome == "done":
             self._tidy(task.run)
-            return f"{text} in {job.seconds:.0f} s, pass rate {job.progress[1]:.3f}"
+            unsolved = "; it solves no held-out prompt (look at its samples.jsonl)"
+            solved = job.progress[1]
+            return f"{text} in {job.seconds:.0f} s, pass rate {solved:.3f}{unsolved * (solved == 0)}"
         again = "" if self._ended(task) else "; it is tried again"
         return f"{text} ({cause}){again}"
 
@@ -257,7 +259,7 @@ class _Runner:
         if not built:
             return
         text = f"building {len(built)} base model{'s' * (len(built) > 1)} first"
-        self._report(0, len(self.plan.runs), (), text)
+        self._report(self._finished(), len(self.plan.runs), (), text)
         # The run that needs the model reports what is wrong with it.
         jobs = [
             Job("base model", i, target=_build, arguments=lambda cores, recipe=recipe: [recipe])
@@ -280,7 +282,12 @@ class _Runner:
         for kind, code in now.items():
             if any(codes.get(kind, [code])[-1] != code for codes in ran):
                 text = f"{kind} has changed since runs of this study were made, which are kept as they are"
-                self._report(0, len(configs), (), f"{text}; -o FOLDER runs all by the new code")
+                text += "; -o FOLDER runs all by the new code"
+                self._report(self._finished(), len(self.plan.runs), (), text)
+
+    def _finished(self) -> int:
+        """Count the runs of the plan that have come to their last budget."""
+        return sum(final_folder(self.folder / run.folder).is_dir() for run in self.plan.runs)
 
     def _tuned(self) -> dict[str, Arm]:
         """Return the arms, each with the learning rate that the rule of the study chooses."""

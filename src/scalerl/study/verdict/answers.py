@@ -44,8 +44,10 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
         return Answer(
             arm.name,
             kind,
-            "the runs of the base, evaluation for evaluation: what it changes never acted.",
+            "the runs of the base, evaluation for evaluation and step for step: what it changes never acted.",
         )
+    if why := verdict.still.get(arm.name):
+        return Answer(arm.name, kind, f"{why}: the study says nothing of the arm.")
     measured = _measured(verdict, arm)
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
@@ -62,6 +64,8 @@ def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:
 
 
 def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
+    if why := verdict.still.get(arm.name):  # a ceiling would be that of the prior
+        return f"what the others are compared with: {why}."
     found = [
         f"{label} {rate_cell(arm.quantities[key]).whole}"
         for key, label in (("A", "ceiling A"), ("pass_rate", f"pass rate at {budget_text(verdict)}"))

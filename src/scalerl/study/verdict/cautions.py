@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.kinds import codes_in
+from scalerl.record.reader import RunRecord
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.view.numbers import as_float, as_mapping, rate_interval
@@ -20,6 +22,9 @@ RATIO_IS_ONE = 1.01
 FEWEST_SEEDS = 3
 ENOUGH_C_MID = 3.0
 """Times C_mid that a run should reach: below, A is seldom identified (docs/explanation/compare.md)."""
+
+_OF_STEPS = ("step", "reward_mean", "loss", "mean_length")
+"""Fields of steps.jsonl in which two runs differ as soon as what they differ in acts."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,12 @@ class Ratios:
 
 
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
-    """Return the cautions that apply to a study; those about the losses come first."""
+    """Return the cautions that apply to a study; what was never solved and the losses come first."""
     ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
+    unsolved = [name for name, pass_rate in unmoved(study).items() if pass_rate == 0]
+    told = [arm for arm in arms if arm.name not in unsolved]
     return (
+        *_unsolved(unsolved),
         *_on_policy(study, ratios),
         *_idle_bound(study, ratios),
         *_few_seeds(arms),
@@ -44,10 +52,29 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_combined(study),
         *_unlike_before(study),
         *_above_known(arms),
-        *_below_known(arms),
+        *_below_known(told),
         *_inert(study),
-        *(text for arm in arms for text in _short(arm, axis)),
+        *(text for arm in told for text in _short(arm, axis)),
     )
+
+
+def unmoved(study: StudyRecord) -> dict[str, float]:
+    """Return the arms all of whose evaluations have one pass rate, and that; two evaluations are needed."""
+    found: dict[str, float] = {}
+    for arm in study.arms:
+        runs = [run.record.evals for run in study.of_arm(arm.name) if run.record is not None]
+        rates = {point.pass_rate for evals in runs for point in evals}
+        if len(rates) == 1 and max(map(len, runs)) > 1:
+            found[arm.name] = rates.pop()
+    return found
+
+
+def _unsolved(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield (
+            f"No held-out prompt was ever solved in {_listed(names)}: the study says nothing of what they "
+            "change. Look at samples.jsonl of a run, and try easier problems or another template."
+        )
 
 
 def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
@@ -231,26 +258,39 @@ def _inert(study: StudyRecord) -> Iterator[str]:
     base = study.plan["base"]
     if twins := [f"{name} and {other}" for other, name in same_runs(study) if base not in (name, other)]:
         yield (
-            f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in "
-            "never acted."
+            f"The runs of {_listed(twins)} are the same, evaluation for evaluation and step for step: what "
+            "they differ in never acted."
         )
 
 
 def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
-    """Return pairs of arms whose runs have the same evaluations: what they differ in has had no effect."""
-    rates = {
-        arm.name: [
-            [(point.step, point.pass_rate) for point in run.record.evals] if run.record else []
-            for run in study.of_arm(arm.name)
-        ]
+    """Return pairs of arms whose runs have the same evaluations and steps: what they differ in never acted.
+
+    Arms whose pass rate never moved are left out: their evaluations are the same whatever they change.
+    """
+    still = unmoved(study)
+    records = {
+        arm.name: [run.record for run in study.of_arm(arm.name)]
         for arm in study.arms
+        if arm.name not in still
     }
+    rates = {
+        name: [[(point.step, point.pass_rate) for point in one.evals] if one else [] for one in of_arm]
+        for name, of_arm in records.items()
+    }
+    steps = functools.cache(lambda name: [_logged(one) for one in records[name]])
     # Exactly equal: a difference that acts once changes all later samples.
     return [
         (one, other)
         for one, other in itertools.combinations(rates, 2)
-        if rates[one] == rates[other] and any(rates[one])
+        if rates[one] == rates[other] and any(rates[one]) and steps(one) == steps(other)
     ]
+
+
+def _logged(record: RunRecord | None) -> list[tuple[str, ...]]:
+    """Return what the steps of a run were: as texts, since a NaN equals no other."""
+    rows = record.steps() if record is not None else []
+    return [tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows]
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:

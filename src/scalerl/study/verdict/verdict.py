@@ -16,7 +16,7 @@ from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
-from scalerl.study.verdict.cautions import cautions, same_runs
+from scalerl.study.verdict.cautions import cautions, same_runs, unmoved
 from scalerl.study.verdict.differences import MeasuredDifference, measured_differences
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
@@ -26,6 +26,7 @@ from scalerl.study.verdict.forecast_scores import (
 )
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.notices import is_made
+from scalerl.view.numbers import rate
 
 Kind = Literal[
     "base",
@@ -85,6 +86,8 @@ class StudyVerdict:
     """Of the arms that could be fitted, with the base."""
     not_compared: Mapping[str, str]
     """Arms that are not in the comparison, and why."""
+    still: Mapping[str, str]
+    """The base and the arms whose pass rate never left one value, which they share, and that in words."""
     forecasts: tuple[JudgedForecast, ...]
     scores: tuple[ForecastScore, ...]
     cautions: tuple[str, ...] = field(default=())
@@ -106,7 +109,7 @@ class StudyVerdict:
 
     @functools.cached_property
     def _never_acted(self) -> set[str]:
-        """The arms whose runs are those of the base, evaluation for evaluation."""
+        """The arms whose runs are those of the base, evaluation for evaluation and step for step."""
         base = str(self.study.plan["base"])
         return {name for pair in same_runs(self.study) if base in pair for name in pair} - {base}
 
@@ -190,9 +193,13 @@ def judge_study(
         # On another axis the budget means nothing, and beyond the shortest arm pass rates are forecasts.
         budget = float(plan["budgets"][-1]) if axis == plan["axis"] or not reached else min(reached)
     arms = summarise(runs, budget, target, level)
+    still = _still(study, base)
+    # The base stays, for arms that moved.
+    fits = {name: of_arm for name, of_arm in fits.items() if name == base or name not in still}
+    blocks = {name: seeds[name] for name in fits}
     comparison = None
     if base in fits and len(fits) > 1:
-        found = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
+        found = compare(fits, base=base, budget=budget, target=target, level=level, blocks=blocks)
         comparison = _possible(found, {arm.name: arm for arm in arms})
     forecasts = judged_forecasts(study)
     fitted = [(run.fit.points, run.run.record) for arm in arms for run in arm.runs if run.fit is not None]
@@ -203,7 +210,8 @@ def judge_study(
         budget=budget,
         arms=arms,
         comparison=comparison,
-        not_compared=_not_compared(arms, base),
+        still=still,
+        not_compared=_not_compared(arms, base, still),
         forecasts=forecasts,
         scores=score_forecasts(forecasts),
         cautions=(*cautions(study, arms, axis), *filter(None, [far])),
@@ -231,14 +239,25 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
     return replace(comparison, pairs=tuple(pairs))
 
 
-def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
-    """Return the arms without a fit and why; all arms where the base or all of the others have no fit."""
+def _still(study: StudyRecord, base: str) -> dict[str, str]:
+    """Return the arms whose pass rate never left that of the base, which never moved either, and a reason."""
+    rates = unmoved(study)
+    return {
+        name: f"no pass rate ever left {rate(value)}"
+        for name, value in rates.items()
+        if value == rates.get(base)
+    }
+
+
+def _not_compared(arms: tuple[ArmSummary, ...], base: str, still: Mapping[str, str]) -> dict[str, str]:
+    """Return the arms without a comparison and why; the base where it or all of the others have none."""
     without = {arm.name: arm.why for arm in arms if not arm.fits}
     if base in without:
         # Without the base there is nothing to compare with, so that every arm needs a reason.
         return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
+    without |= {name: why for name, why in still.items() if name != base}
     if len(without) == len(arms) - 1:
-        return without | {base: "no other arm could be fitted"}
+        return without | {base: still.get(base, "no other arm could be fitted")}
     return without
 
 
