@@ -173,9 +173,11 @@ def test_the_default_axis_is_that_of_the_budget_else_the_first_logged(tmp_path, 
 
 def test_an_axis_that_was_not_logged_names_those_that_were(tmp_path):
     record = RunRecord.read(folder(tmp_path, *counters(tokens=("generated", "trained"))))
-    logged = "logged are tokens, tokens_processed, steps$"
-    with pytest.raises(InputError, match=f"behind the axis 'gpu_hours' are missing; {logged}"):
+    others = "use --x tokens or tokens_processed or steps$"
+    with pytest.raises(InputError, match=f"no times of steps, so no GPU-hours: {others}"):
         record.compute()
+    with pytest.raises(InputError, match=f"behind the axis 'flops' are missing: {others}"):
+        record.compute("flops")
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])

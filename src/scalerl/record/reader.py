@@ -335,13 +335,10 @@ class RunRecord:
             raise InputError(f"unknown compute axis {axis!r}: {hint}choose one of {', '.join(AXES)}")
         compute = self._axis(axis)
         if np.isnan(compute).any():
-            logged = ", ".join(self.logged_axes())
+            what = f"the counters behind the axis '{axis}' are missing"
             if axis == "gpu_hours":
                 what = "this log has no times of steps, so no GPU-hours"
-                raise InputError(f"{self.evals_file}: {what}: use --x {' or '.join(self.logged_axes())}")
-            raise InputError(
-                f"{self.evals_file}: the counters behind the axis '{axis}' are missing; logged are {logged}"
-            )
+            raise InputError(f"{self.evals_file}: {what}: use --x {' or '.join(self.logged_axes())}")
         return in_dollars(compute, price) if axis == "dollars" else compute
 
     def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
