@@ -153,14 +153,18 @@ class Parcels:
         while True:
             parcel, version = self.offered.get()
             if parcel is not None:
-                try:
-                    newest = parcel.fetch(), version
-                except Exception as error:
-                    self._channel.send("behind", brief_error(error))
-                else:
-                    with self._lock:
-                        self._newest = newest
+                self.fetch(parcel, version)
             inbox.put(None)
+
+    def fetch(self, parcel: Any, version: int) -> None:
+        """Fetch some weights; where that fails, say that this worker stays behind."""
+        try:
+            newest = parcel.fetch(), version
+        except Exception as error:
+            self._channel.send("behind", brief_error(error))
+        else:
+            with self._lock:
+                self._newest = newest
 
     def newer(self, version: int) -> tuple[Weights, int] | None:
         """Return weights that were fetched and are not `version`, once."""
