@@ -100,16 +100,6 @@ def test_devices_of_the_past_stay_those_that_there_were():
     assert gpu_hours(resumed) == pytest.approx(4 + 1 + 2 + 2)
 
 
-def test_a_checkpoint_from_before_devices_were_counted_goes_on_where_it_was():
-    counters = RunCounters(2, 1, apart=True)
-    counters.add(step_of(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=3600)
-    state = {name: value for name, value in counters.state().items() if name != "seen"}
-    resumed = RunCounters(2, 1, apart=True)
-    resumed.restore(state)
-    resumed.add(step_of(0, 0), Counters(seconds=10, held=7200, startup=5), wall_seconds=0)
-    assert gpu_hours(resumed) == pytest.approx(3)
-
-
 def test_roles_that_take_turns_hold_one_device():
     counters = RunCounters()
     counters.add(step_of(1000, 0), Counters(seconds=2000), wall_seconds=3600)

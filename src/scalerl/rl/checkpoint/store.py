@@ -36,7 +36,7 @@ from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
-FORMAT = 7
+FORMAT = 8
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
