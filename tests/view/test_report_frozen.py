@@ -82,7 +82,7 @@ def test_without_an_interval_nothing_is_inside():
 
 
 def test_counters_of_another_axis_are_an_error():
-    with pytest.raises(InputError, match="gpu_hours"):
+    with pytest.raises(InputError, match="no GPU-hours"):
         judge(RUN, dataclasses.replace(HALF, axis="gpu_hours"))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from scalerl.errors import InputError
 from scalerl.rl.tasks.verifiers import Verifier, load_function
 from scalerl.rl.types import Prompt, Reward
 
@@ -130,5 +131,5 @@ def _row(prompt: Prompt) -> dict[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise ValueError("the verifier needs the whole row: task.answer must be '*'")
+        raise InputError("the verifier needs the whole row: task.answer must be '*'")
     return row

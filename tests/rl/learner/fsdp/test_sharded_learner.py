@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_loaded_is_told_on_all_ranks(ranks, fsdp_recipe, 
 def test_half_a_checkpoint_is_none(ranks, fsdp_recipe, sampled_batches, tmp_path):
     batches, folder = sampled_batches(fsdp_recipe.model, 2), tmp_path / "saved"
     ranks(2, learner_work.train_and_save, fsdp_recipe, batches, folder)
-    (folder / ".metadata").unlink()
+    (folder / learner_work.DISK / ".metadata").unlink()
     for error in ranks(2, learner_work.load_and_train, fsdp_recipe, batches[0], folder, allow_failure=True):
         assert "no whole checkpoint" in error
 
