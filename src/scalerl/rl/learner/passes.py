@@ -79,5 +79,6 @@ def of_rank(
 
 
 def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
-    """Return a completion of weight 0, for a rank that has none left in this pass."""
-    return replace(batch, weight_NT=np.zeros_like(batch.weight_NT)), np.zeros(1, dtype=np.int64)
+    """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
+    one = {"weight_NT": np.zeros((1, 2)), "length_N": np.array([2]), "prompt_N": np.array([1])}
+    return replace(batch, **one), np.zeros(1, dtype=np.int64)
