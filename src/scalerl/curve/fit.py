@@ -126,6 +126,7 @@ def fit(
         rmse=rmse,
         **_answers(post, sample, level, points),
         prior=prior,
+        fallen=fall,
         misfit=misfit,
         basins=basins,
         warnings=(

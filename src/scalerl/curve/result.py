@@ -29,7 +29,7 @@ from scalerl.curve.answers import (
     span,
 )
 from scalerl.curve.families import Curve
-from scalerl.curve.misfit import Misfit, find_fall
+from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
@@ -67,6 +67,8 @@ class Fit:
     """Posterior weight of every family."""
     noise: NoiseEstimate
     identification: Identification
+    fallen: str
+    """What is said where the run has fallen far below its maximum and stayed there; else empty."""
     misfit: Misfit | None
     """Why no family describes the run, if none does; its ceiling is then withheld."""
     basins: tuple[tuple[Curve, float], ...]
@@ -112,14 +114,11 @@ class Fit:
     @property
     def why(self) -> str:
         """One sentence: why the ceiling is identified, or not."""
-        if self.reservation or self.misfit:
-            return self.reservation or (self.misfit.why if self.misfit else "")
+        if self.reservation:
+            return self.reservation
+        if self.misfit:
+            return self.misfit.why
         return "; ".join(filter(None, [self.fallen, self.identification.why]))
-
-    @functools.cached_property
-    def fallen(self) -> str:
-        """What is said where the run has fallen far below its maximum and stayed there; else empty."""
-        return find_fall(self.points)
 
     @property
     def ending(self) -> str:
