@@ -5,7 +5,6 @@ The exit statuses are in `_EPILOG`. One line on standard error says what is wron
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
@@ -14,14 +13,30 @@ from contextlib import redirect_stderr
 from typing import TextIO, cast
 
 from scalerl._version import __version__
-from scalerl.cli import completion
+from scalerl.cli import (
+    audit,
+    backtest,
+    best,
+    compare,
+    completion,
+    demo,
+    fit,
+    ingest,
+    model,
+    plan,
+    report,
+    serve,
+    study,
+    train,
+    watch,
+)
 from scalerl.cli.shared.arguments import Parser, examples
 from scalerl.errors import ScalerlError
 from scalerl.tty import Unfailing
 
 _COMMANDS = (
-    *("fit", "compare", "backtest", "report", "ingest", "train", "study"),
-    *("plan", "watch", "serve", "best", "demo", "model", "audit"),
+    *(fit, compare, backtest, report, ingest, train, study),
+    *(plan, watch, serve, best, demo, model, audit),
 )
 _EPILOG = (
     examples("""
@@ -102,6 +117,6 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     for command in _COMMANDS:
-        importlib.import_module(f"scalerl.cli.{command}").add(commands)
+        command.add(commands)
     completion.add(commands, parser)
     return parser

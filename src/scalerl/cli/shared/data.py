@@ -75,9 +75,13 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
         "--trainer", metavar="TRAINER", help="trainer that named the metrics (default: detected)"
     )
     source.add_argument(
-        "--run", dest="run_names", action="append", default=[], metavar="NAME",
+        "--run",
+        dest="run_names",
+        action="append",
+        default=[],
+        metavar="NAME",
         help=f"which run to read, of several{'; repeatable' * several}",
-    )  # fmt: skip
+    )
     source.add_argument("--devices", type=positive, metavar="N", help="devices used, if they are not logged")
     source.add_argument(
         "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,23 +59,29 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
                 raise
             unread.append(Unread(str(path), file.stem.removeprefix("run-"), str(error)))
         else:
-            # Unknown starts come last, by their folders, which hold a date.
-            runs.setdefault(run_id, []).append(
-                (math.inf if math.isnan(start) else start, str(file), name, start)
-            )
+            known = math.inf if math.isnan(start) else start
+            runs.setdefault(run_id, []).append(_Part(known, str(file), name, start))
     missing = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
-    by_file = {Path(parts[0][1]): parts for parts in sorted(map(sorted, runs.values()))}
+    by_file = {Path(parts[0].path): parts for parts in sorted(map(sorted, runs.values()))}
     room = Room(str(path))
     # A run that was renamed when it was resumed has its latest name.
-    names = ((file, parts[-1][2]) for file, parts in by_file.items())
+    names = ((file, parts[-1].name) for file, parts in by_file.items())
     read_one = lambda file, _: [_read_run(by_file[file], wanted, room)]  # noqa: E731
     return [*each_run(path, names, read_one, missing, room), *unread]
 
 
-_Part = tuple[float, str, str, float]
-"""One file of a run: what it is sorted by, its path, the display name or the id, and its start."""
-
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
+
+
+class _Part(NamedTuple):
+    """One file of a run, in the order of time."""
+
+    known_start: float
+    """Its start; unknown ones come last, by their paths, which hold a date."""
+    path: str
+    name: str
+    """The display name, or the id."""
+    start: float
 
 
 def _files(path: Path) -> list[Path]:
@@ -95,12 +101,12 @@ def _files(path: Path) -> list[Path]:
 
 def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     """Read one run, whose files are given in the order of time."""
-    source = parts[-1][1]
-    builder = LogBuilder(source, _NAME, parts[0][2], lambda name: wanted(name) or is_own_step(name), room)
+    source = parts[-1].path
+    builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or is_own_step(name), room)
     config: dict[str, Any] = {}
     segments: list[Segment] = []
-    for _, path, _, start in parts:  # one process after another: one file, as far as the order goes
-        reader, first = WandbReader(Path(path), start, builder, config), builder.n_rows
+    for part in parts:  # one process after another: one file, as far as the order goes
+        reader, first = WandbReader(Path(part.path), part.start, builder, config), builder.n_rows
         reader.read()
         builder.name = reader.name or builder.name
         segments.append(Segment(first, builder.n_rows, reader.has_own_steps))
