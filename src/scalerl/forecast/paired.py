@@ -10,7 +10,7 @@ Shapes: P prompts, R runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,10 @@ class PairedPrompts:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, and `tasks` where there are some."""
-        found = asdict(replace(self, tasks={}))
-        del found["tasks"]
-        return found | (
-            {"tasks": {name: one.to_json() for name, one in self.tasks.items()}} if self.tasks else {}
-        )
+        found = {name: value for name, value in vars(self).items() if name != "tasks"}
+        if self.tasks:
+            found["tasks"] = {name: one.to_json() for name, one in self.tasks.items()}
+        return found
 
 
 def paired_prompts(

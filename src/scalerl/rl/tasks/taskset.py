@@ -83,7 +83,7 @@ class VerifiersTaskset(Task):
 
     def _play(self, task: Any, turns: Sequence[str], scored: bool = False) -> tuple[list[str], Replay]:
         """Return what follows some turns of a task, and how they were played."""
-        replay = Replay(self._loaded[0], *self._loaded[1:], task, scored)
+        replay = Replay(*self._loaded, task, scored)
         shown = []
         for text in turns:
             _, thought, answer = text.partition(self.after)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -289,17 +289,13 @@ def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = No
         star = "" if all(fit.identified for fit in sound) else "*"
         cells: list[Cell | str] = [
             f"{name} ({len(own)} seeds)" if len(own) > 1 else name,
-            _of_seeds([Estimate(fit.median.A, fit.intervals.A) for fit in sound], rate_cell, star),
-            _of_seeds([Estimate(fit.median.B, fit.intervals.B) for fit in own], amount_cell),
-            _of_seeds(
-                [Estimate(fit.median.C_mid, fit.intervals.C_mid) for fit in own],
-                lambda one: amount_cell(one, unit),
-                unit=unit,
-            ),
+            _of_seeds([Estimate(fit.median.A, fit.intervals.A) for fit in sound], mark=star),
+            _of_seeds([Estimate(fit.median.B, fit.intervals.B) for fit in own], Unit(1.0, "")),
+            _of_seeds([Estimate(fit.median.C_mid, fit.intervals.C_mid) for fit in own], unit),
         ]
         if at is not None:
             found = [fit.forecast(at) for fit in own]
-            cells.append(_of_seeds([Estimate(one.median, one.interval) for one in found], rate_cell))
+            cells.append(_of_seeds([Estimate(one.median, one.interval) for one in found]))
         rows.append(row(*cells))
     level = percent(every[0].intervals.level)
     note = (
@@ -311,19 +307,17 @@ def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = No
     return Table("recipes", "Parameters of the curves", tuple(headers), tuple(rows), note, ("recipe",))
 
 
-def _of_seeds(
-    found: Sequence[Estimate],
-    cell: Callable[[Estimate | None], Cell],
-    mark: str = "",
-    unit: Unit | None = None,
-) -> Cell:
-    """The median of one run with its interval, or mean and standard deviation of several."""
+def _of_seeds(found: Sequence[Estimate], unit: Unit | None = None, mark: str = "") -> Cell:
+    """The median of one run with its interval, or mean and standard deviation of several.
+
+    Without a unit they are rates.
+    """
     if len(found) < 2:
-        one = cell(found[0] if found else None)
+        first = found[0] if found else None
+        one = rate_cell(first) if unit is None else amount_cell(first, unit)
         return replace(one, text=f"{one.text}{mark if found else ''}")
     median_N = np.array([one.median for one in found])
     mean, sd = float(median_N.mean()), float(median_N.std(ddof=1))
-    if cell is rate_cell:
+    if unit is None:
         return Cell(f"{rate(mean)} ± {rate(sd)}{mark}")
-    size = unit.size if unit else 1.0
-    return Cell(f"{plus_minus(mean / size, sd / size, plain)}{mark}")
+    return Cell(f"{plus_minus(mean / unit.size, sd / unit.size, plain)}{mark}")
