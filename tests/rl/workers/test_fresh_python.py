@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import echoing
@@ -12,7 +14,7 @@ import pytest
 from echoing import ended, is_running
 
 import scalerl
-from scalerl.rl.workers.fresh_python import FreshPython
+from scalerl.rl.workers.fresh_python import FreshPython, _GroupLeader
 from scalerl.rl.workers.supervision import WorkerLostError
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
@@ -97,3 +99,13 @@ def test_an_error_is_in_its_log_and_reported(backend, tmp_path):
     assert (kind, why) == ("lost", "ValueError: as asked")
     process.kill()
     assert "ValueError: as asked" in (tmp_path / "vllm-1.log").read_text()
+
+
+def test_threads_may_ask_at_once_whether_it_has_ended():
+    """One of them waits for the process, and the others find it gone."""
+    for _ in range(60):
+        leader = _GroupLeader(subprocess.Popen(["true"], start_new_session=True))
+        with ThreadPoolExecutor(4) as threads:
+            asked = [threads.submit(leader.join) for _ in range(4)]
+        assert [one.result() for one in asked] == [None] * 4
+        assert leader.exitcode == 0

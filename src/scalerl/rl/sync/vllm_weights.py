@@ -286,7 +286,8 @@ async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any],
 
     threading.Thread(target=run, name="nccl", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(future)
     except TimeoutError as error:
         raise ServerLostError(f"{server.name}: NCCL took longer than {seconds:g} s") from error
     except LearnerLostError:

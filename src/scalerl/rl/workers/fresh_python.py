@@ -111,8 +111,9 @@ class _GroupLeader:
     @property
     def exitcode(self) -> int | None:
         exited = _LINUX and os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if exited and self._popen.returncode is None and os.waitid(os.P_PID, self.pid, exited):
-            self.kill()  # what it has left; once it is waited for, another group may have its number
+        with suppress(ChildProcessError):  # another thread has waited for it meanwhile
+            if exited and self._popen.returncode is None and os.waitid(os.P_PID, self.pid, exited):
+                self.kill()  # what it has left; once it is waited for, another group may have its number
         return self._popen.poll()
 
     def is_alive(self) -> bool:

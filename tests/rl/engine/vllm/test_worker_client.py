@@ -76,3 +76,21 @@ def test_one_that_never_starts_is_given_up_and_killed(tmp_path):
         assert ended(pid)
 
     asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_as_its_answer_arrives_is_cancelled(tmp_path):
+    """Who cancels it has dealt with the loss: its task must not report that once more."""
+
+    async def main():
+        client = client_of(echoing.answer, tmp_path)
+        await client.reach(LONG)
+        call = asyncio.create_task(client.call("ignore", seconds=LONG))
+        await asyncio.sleep(0)
+        number = next(reversed(client._calls))
+        client._calls[number].set_exception(ServerLostError("lost"))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await client.close()
+
+    asyncio.run(main())

@@ -347,7 +347,8 @@ class ServerPool:
                 continue
             self._send_waiting()
             with suppress(TimeoutError):
-                await asyncio.wait_for(server.wake.wait(), CHECK_EVERY)
+                async with asyncio.timeout(CHECK_EVERY):
+                    await server.wake.wait()
                 continue
             await self._check(server)
 

@@ -110,7 +110,9 @@ class WorkerClient(VllmClient):
 
     async def _answer(self, number: int, what: str, seconds: float) -> Any:
         try:
-            return await asyncio.wait_for(self._calls[number], seconds)
+            # Not wait_for, which in Python 3.11 drops a cancellation where the call is settled already.
+            async with asyncio.timeout(seconds):
+                return await self._calls[number]
         except TimeoutError as error:
             raise ServerLostError(f"{self.name}: {what} took longer than {seconds:g} s") from error
         finally:
