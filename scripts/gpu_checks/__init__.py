@@ -3,6 +3,7 @@
 lab.py        the device, shapes and models of a check; how things are timed
 numerics.py   imports; the LM head; the learner's step on the device against the CPU
 engine.py     log-probabilities, replay across updates of the weights, decoding speed
+vllm_engine.py  vLLM beside the learner: completions over versions loaded in flight, and its speed
 training.py   speed, MFU and peak memory of a trainer step
 runs.py       `scalerl train` killed and resumed, in one process, under torchrun and under Ray
 peers.py      several processes: collectives, a peer that is lost, memory shared between processes
@@ -45,6 +46,8 @@ CHECKS = (
     Check(
         "decode", "engine.decode", 420, "tokens/s at 16 and 64 slots, 512 and 4,096 tokens, against the floor"
     ),
+    Check("vllm", "vllm_engine.updates_in_flight", 300, "vLLM beside the learner, updates in flight"),
+    Check("vllm_decode", "vllm_engine.decode", 400, "tokens/s of vLLM at 16 and 64 slots, 0.6B shape"),
     Check("run", "runs.killed_and_resumed", 300, "scalerl train: killed, resumed, and equal to a whole run"),
     Check("sharded", "runs.sharded", 300, "the same under torchrun with FSDP2, sharded checkpoints"),
     Check("ray", "runs.under_ray", 300, "roles as Ray actors with fractions of a GPU"),

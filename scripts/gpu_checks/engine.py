@@ -54,11 +54,7 @@ def _gap(model: Any, rollout: Rollout) -> np.ndarray:
 def replay_updates(lab: Lab) -> dict[str, Any]:
     """Completions over nine versions of the weights, against a replay by version with one stale cache."""
     model = lab.model(torch.float32, small=True)
-    generator, versions = generator_of(model, 4, 40, 6), [_weights(model)]
-    torch.manual_seed(1)
-    for _ in range(8):
-        base = versions[0]
-        versions.append({name: w + 0.05 * w.std() * torch.randn_like(w) for name, w in base.items()})
+    generator, versions = generator_of(model, 4, 40, 6), weights_of_versions(model, 8)
     for version, weights in enumerate(versions):
         generator.update(WeightStream.of(weights), version)
         for _ in range(4):
@@ -67,19 +63,23 @@ def replay_updates(lab: Lab) -> dict[str, Any]:
     spanning = [rollout for rollout in rollouts if len(set(rollout.version_T.tolist())) > 1]
     figures = {
         "completions": len(spanning),
-        "error": max(_replay_error(model, versions, rollout, 0) for rollout in spanning),
-        "error_one_version_late": min(_replay_error(model, versions, rollout, 1) for rollout in spanning),
+        "error": max(replay_error(model, versions, rollout, 0) for rollout in spanning),
+        "error_one_version_late": min(replay_error(model, versions, rollout, 1) for rollout in spanning),
     }
     assert figures["error_one_version_late"] > 20 * figures["error"], figures
     return within(figures, error=1e-3)
 
 
-def _weights(model: Any) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+def weights_of_versions(model: Any, updates: int) -> list[dict[str, torch.Tensor]]:
+    """Return copies of the weights of `model`, and `updates` more with noise of their own."""
+    base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    torch.manual_seed(1)
+    noisy = [{n: w + 0.05 * w.std() * torch.randn_like(w) for n, w in base.items()} for _ in range(updates)]
+    return [base, *noisy]
 
 
 @torch.no_grad()
-def _replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: Rollout, late: int) -> float:
+def replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: Rollout, late: int) -> float:
     """Return the largest difference, token by token; `late` plants an error in the versions."""
     from transformers import DynamicCache
 

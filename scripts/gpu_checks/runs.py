@@ -77,13 +77,19 @@ def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any
                 raise AssertionError(f"the run ended with {process.returncode} before it was killed")
             time.sleep(0.05)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in [process.pid, *_descendants(process.pid)]:  # torchrun's ranks are in sessions of their own
+            os.kill(pid, signal.SIGKILL)
         process.wait()
     killed_at, started = _steps(run), time.monotonic()
     subprocess.run([*command, "--resume"], check=True, stdout=subprocess.DEVNULL)
     figures = {"killed_at": killed_at, "resumed_seconds": time.monotonic() - started, "steps": _steps(run)}
     assert figures["steps"] == STEPS, figures
     return figures | _sound(run)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
 def _sound(run: Path) -> dict[str, Any]:
