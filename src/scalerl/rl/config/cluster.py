@@ -61,7 +61,7 @@ class Vllm:
     is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
     transport: Literal["file", "ipc", "nccl"] = "file"
     """How weights get there: safetensors files in memory that both see, or vLLM's own transfer, by CUDA IPC
-    to workers on the GPUs of this machine, or by NCCL. The latter two were never run."""
+    to workers on the GPUs of this machine, or by NCCL, which was never run."""
     weights_folder: str = "/dev/shm"
     """Where those files are; for servers at `urls`, a folder that they can read."""
     start_seconds: float = 600.0

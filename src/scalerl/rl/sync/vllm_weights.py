@@ -140,8 +140,7 @@ class FileTransport(_HeldVersions):
 class IpcTransport(_HeldVersions):
     """Hands weights to workers of this machine in the memory of their GPUs; methods as of `FileTransport`.
 
-    Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/ipc_engine.py`), and never run:
-    no machine with vLLM and GPUs was at hand. vLLM opens a buffer only on the GPU of its own rank: this
+    By vLLM's API of 0.32 (`vllm/distributed/weight_transfer/ipc_engine.py`); run with one GPU. vLLM opens a buffer only on the GPU of its own rank: this
     process copies each bucket to every GPU of the worker, and vLLM copies it from there into its model.
 
     Raises:
