@@ -37,10 +37,12 @@ from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment
 from scalerl.rl.engine.vllm.requirements import Requirements
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
@@ -234,6 +236,34 @@ def test_turns_find_the_cache_of_those_before_and_go_on_across_updates(base, bas
     print(f"{generator.cached} tokens found in the cache")
     assert max(found) < 1e-4
     assert max(fresh) > 1e-3
+
+
+def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_same(
+    connect, base, base_weights
+):
+    """Beside training that goes on to newer weights; what tools answer is not sampled."""
+    environment = TaskEnvironment(Answering(pause=0.05), load_tokenizer(base))
+    generator = connect(NO_INTERRUPTION, slots=5, environment=environment)
+    updated = perturbed(base_weights, 1, 0.05)
+    turns = TurnsThread(environment, generator.sampling)
+    factory = RequestFactory(load_tokenizer(base), replace(generator.sampling, seed=7))
+    prompts = [replace(prompt_of(n, "e"), answer=" ".join(SYMBOLS)) for n in range(1, 7)]
+    requests = [r for i, prompt in enumerate(prompts) for r in factory.requests(i, (prompt, 0, 2))]
+    evaluations = [generator.evaluate(requests, base_weights, 0, turns)]
+    generator.update(updated, 1)
+    for n in range(1, 7):
+        generator.submit(replace(prompt_of(n), answer=" ".join(SYMBOLS)), 0, 2)
+    trained = collect(generator, 6)
+    evaluations.append(generator.evaluate(requests, base_weights, 0, turns))
+    first, second = ([r for group in found.result(300) for r in group] for found in evaluations)
+    turns.close()
+    models = models_of(base, [base_weights, updated])
+    assert {v for r in [*first, *second] for v in r.version_T.tolist()} == {0}
+    assert 1 in {v for r in trained for v in r.version_T.tolist()}
+    assert sum(len(r.turns) == 3 for r in first) >= 6
+    for rollout, again in zip(first, second, strict=True):
+        assert difference(rollout, replay(models, rollout, rollout.version_T)) < 1e-4
+        np.testing.assert_array_equal(rollout.token_T, again.token_T)
 
 
 def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
