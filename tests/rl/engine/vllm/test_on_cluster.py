@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
+import answering
 import numpy as np
 import psutil
 import pytest
@@ -144,3 +145,23 @@ def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_pat
     assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM worker 0"}
     assert sum("is lost" in line.get("event", "") for line in lines) == 1
     assert not servers()
+
+
+def test_turns_are_trained_and_evaluated_over_ray(recipe, base, tmp_path):
+    """The task is a class of a file; what its tools answer is no sampled token."""
+    small = [
+        *(f"task={answering.__file__}:Answering", "length.kind=none", "batch.prompts=2", "batch.samples=4"),
+        *("context.prompt=8", "context.thinking=60", "context.answer=60", "decode_slots=16", "schedule.k=2"),
+        *("budget.kind=steps", "budget.amount=4", "evaluation.count=2", "evaluation.samples=2"),
+        *("samples.every=1", "curriculum.kind=uniform"),
+    ]
+    folder = tmp_path / "run"
+    with simulated(2, 1):
+        train(replace(load_recipe("demo", small), cluster=recipe.cluster), folder, base)
+    record = check_record(folder, 4)
+    assert [point.version for point in record.evals] == [0, 2, 4]
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    # Its reward is the number of turns; the text has what the tool answered.
+    turned = [line for line in lines if line["reward"] == 3.0]
+    assert {line["source"] for line in turned} == {"evaluation", "training"}
+    assert all("1+2" in line["completion"].replace(" ", "") for line in turned)
