@@ -1,6 +1,7 @@
 """SmolLM2 from its package: what can go wrong before it is there, and, slowly, the model itself."""
 
 import importlib.util
+from itertools import product
 from typing import Any
 
 import pytest
@@ -49,11 +50,15 @@ def test_the_model_of_the_package_adds_and_ends_its_turn(tmp_path):
     model: Any = load_model(folder)
     tokenizer = load_tokenizer(folder)
     assert end_tokens(tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
-    shots = "2 + 3 = 5\n4 + 1 = 5\n7 + 2 = 9\n3 + 3 = "
-    ids = torch.tensor([tokenizer(shots)["input_ids"]])
-    assert tokenizer.decode(model(input_ids=ids).logits[0, -1].argmax()) == "6"
+    right = 0
+    for a, b in product(range(1, 7), range(1, 4)):
+        ids = torch.tensor([tokenizer(f"2 + 3 = 5\n4 + 1 = 5\n7 + 2 = 9\n{a} + {b} = ")["input_ids"]])
+        right += tokenizer.decode(model(input_ids=ids).logits[0, -1].argmax()) == str(a + b)
+    assert right >= 14  # of 18; a wrong layout of the weights leaves none
     chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Say yes."}], add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_dict=False,
     )
     out = model.generate(torch.tensor([chat]), max_new_tokens=40, do_sample=False)
-    assert out[0, -1] == tokenizer.eos_token_id
+    assert tokenizer.decode(out[0, len(chat) :]) == "The capital of France is Paris.<|im_end|>"
