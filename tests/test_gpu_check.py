@@ -45,6 +45,7 @@ def test_every_check_is_run_by_these_tests(checks):
     assert sum(check.seconds for check in checks.CHECKS) <= 45 * 60
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch hides it by itself
 @pytest.mark.parametrize("name", QUICK)
 def test_a_check_passes_on_a_cpu(checks, lab, name):
     figures = next(check for check in checks.CHECKS if check.name == name).run(lab)

@@ -14,6 +14,7 @@ from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.learner.batch import Batch, make_batch
+from scalerl.rl.learner.blocks import compile_blocks
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.types import Group, Prompt, Reward, Rollout
@@ -23,7 +24,10 @@ MICRO = (1, 4, 16)
 
 
 def step(lab: Lab) -> dict[str, Any]:
-    """Steps of 32 completions of 512 tokens: by completions of a forward pass, as a share of the floor."""
+    """Steps of 32 completions of 512 tokens, by completions of a forward pass, and with compiled layers.
+
+    The time to compile is that of the first step, which is not counted.
+    """
     model = lab.model(tied=True)
     completions, tokens = lab.size(32, 8), lab.size(512, 16)
     batch = batch_of(completions, tokens, model.config.vocab_size)
@@ -31,17 +35,22 @@ def step(lab: Lab) -> dict[str, Any]:
     flops = 3 * FlopCount.of(model).forward(completions * read, completions * read * (read + 1) / 2)
     peak_rate = lab.flops_per_second()
     figures: dict[str, Any] = {"bf16_tflops": peak_rate / 1e12}
-    for micro in MICRO:
-        learner = Learner(model, load_recipe("demo", [f"batch.micro={micro}"]))
+    rows = {f"micro_{micro}": [f"batch.micro={micro}"] for micro in MICRO}
+    rows["compiled"] = [f"batch.micro={MICRO[-1]}", "learner.compile=true"]
+    for row, settings in rows.items():
+        recipe = load_recipe("demo", settings)
+        if recipe.learner.compile:
+            compile_blocks(model, "eager" if lab.tiny else "inductor")
+        learner = Learner(model, recipe)
         lab.forget_peak()
         took = lab.best_seconds(lambda learner=learner: learner.step(batch), times=3)
-        figures[f"micro_{micro}"] = {
+        figures[row] = {
             "tokens_per_second": int(batch.sampled_NT.sum()) / took,
             "mfu": flops / took / peak_rate,
             "peak_gib": lab.peak_gib(),
         }
         del learner
-    assert max(figures[f"micro_{micro}"]["mfu"] for micro in MICRO) > 0
+    assert max(figures[row]["mfu"] for row in rows) > 0
     return figures
 
 

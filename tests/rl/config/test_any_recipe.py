@@ -38,6 +38,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "temperature": [1.0, 0.6, 2.0],
     "routing_replay": [False],  # the model has no experts
     "decode_slots": [1, 7, 64],
+    "learner.compile": [False],  # which takes longer than these runs
     "threads": [0, 1, 2],
     "task.k_max": [1, 3],
     "task.skip": [[], [2]],

@@ -326,6 +326,11 @@ class LearnerSettings:
 
     activation_checkpointing: bool = False
     """Keep only the inputs of every block for the backward pass: less memory, a third more time."""
+    compile: bool = False
+    """Compile every layer by torch.compile: 1.7 times the tokens/s of a step of 0.6B on an H200. The first
+    steps take minutes: lengths that vary are compiled a few times, until they are variables. Not for mixtures
+    of experts, nor with `tensor_parallel`. It was never run over several GPUs. On a CPU it takes the place of
+    the kernels in C."""
     offload_optimiser: bool = False
     """Keep the optimiser's moments in the memory of the CPU, and on the device one tensor's at a time: 8
     bytes less per trained weight, which travel there and back once a step."""
@@ -346,6 +351,8 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         at_least(1, chunk=self.chunk, tensor_parallel=self.tensor_parallel)
         positive(timeout=self.timeout)
+        if self.compile and self.tensor_parallel > 1:
+            raise ValueError("compile cannot be had with tensor_parallel: leave one of them as it is")
 
 
 def _listed(value: Any) -> Any:

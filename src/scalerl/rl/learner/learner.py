@@ -119,7 +119,7 @@ class Learner:
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = Optimiser(recipe.optimiser, self._masters, recipe.learner.offload_optimiser)
         how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed}
-        kernels = recipe.engine.kind != "transformers"
+        kernels = recipe.engine.kind != "transformers" and not recipe.learner.compile
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
         self._base_score = self.score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(self.model)

@@ -16,9 +16,10 @@ from scalerl.errors import InputError
 from scalerl.rl.config.memory import trainer_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_training
+from scalerl.rl.learner.blocks import blocks_of, check_compiled, compile_blocks
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.score import packs
-from scalerl.rl.learner.sharding import blocks_of, check_plan, shard
+from scalerl.rl.learner.sharding import check_plan, plain_of, shard
 from scalerl.rl.model.causal_lm import (
     checkpoint_activations,
     compute_device,
@@ -63,6 +64,16 @@ def _placed(
     recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
 ) -> tuple[nn.Module, bool]:
     """Return a model on its device, or its shards, and whether its attention is one for packed sequences."""
+    model, packed = _read(recipe, model_folder, mesh, trained)
+    if recipe.learner.compile:
+        compile_blocks(plain_of(model))
+    return model, packed
+
+
+def _read(
+    recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
+) -> tuple[nn.Module, bool]:
+    """Return the same before anything is compiled."""
     device, read = compute_device(), partial(_model, recipe, model_folder, trained, mesh)
     attention = _attention(recipe, device)
     if mesh is None:
@@ -118,6 +129,8 @@ def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: Device
         without_dropout(model)
     if mesh is not None:
         _check_sharding(model, recipe)
+    if recipe.learner.compile:
+        check_compiled(model, recipe.model)
     if recipe.routing_replay:
         check_replay(model, recipe.model)
     if not trained:

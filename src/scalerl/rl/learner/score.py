@@ -2,9 +2,9 @@
 
 Three ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed
 tokens: no padding, and the prompt that a group shares once, its gradient the sum over the group. Every other
-model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing, shards), and every model where
-there is no C compiler, is run through its own modules: over packed tokens where it has an attention for them
-(`scalerl.rl.model.packed_attention`), else padded.
+model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing, compiled blocks, shards), and any
+where there is no C compiler, is run through its own modules: over packed tokens where it has an attention for
+them (`scalerl.rl.model.packed_attention`), else padded.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
 tokens, R distinct places at which they are predicted, H heads, L layers with experts, K experts of a token.

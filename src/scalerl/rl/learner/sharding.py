@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from scalerl.errors import InputError
+from scalerl.rl.learner.blocks import blocks_of
 from scalerl.rl.model.lora import merged_parameters
 
 T = TypeVar("T")
@@ -50,19 +51,6 @@ class Whole(nn.Module):
     def forward(self, compute: Callable[[nn.Module], T]) -> T:
         """Return what `compute` returns for the model; its tensors take part in the backward pass."""
         return compute(self.model)
-
-
-def blocks_of(model: Any) -> list[nn.Module]:
-    """Return the blocks of a model, in order: the modules that transformers never splits over devices.
-
-    Raises:
-        InputError: the model does not name its blocks.
-    """
-    names = set(model._no_split_modules or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    if not blocks:
-        raise InputError(f"a model of type {model.config.model_type} cannot be sharded: it names no blocks")
-    return blocks
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: torch.dtype) -> Whole:

@@ -67,13 +67,22 @@ def _attention(
         ends, most = cu_seq_lens_q, max_length_q
         how: Any = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": True}
         return varlen_attn(*heads, ends, ends, most, most, **how)[None], None  # pyright: ignore
-    cuts = cu_seq_lens_q.diff().tolist()
+    heads = query_1HFE, key_1XFE, value_1XFE
+    return _one_by_one(*heads, cu_seq_lens_q, scaling), None  # pyright: ignore[reportCallIssue]
+
+
+@torch.compiler.disable  # the lengths of sequences are no constants of a graph
+def _one_by_one(
+    query_1HFE: Tensor, key_1XFE: Tensor, value_1XFE: Tensor, ends: Tensor, scaling: float | None
+) -> Tensor:
+    """Return what each sequence attends to by a product of its own, (1, F, H, E)."""
+    cuts = ends.diff().tolist()
     each = (heads_1.split(cuts, 2) for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
     parts = [
         scaled_dot_product_attention(*of_one, is_causal=True, scale=scaling, enable_gqa=True)
         for of_one in zip(*each, strict=True)
     ]
-    return torch.cat(parts, 2).transpose(1, 2), None
+    return torch.cat(parts, 2).transpose(1, 2)
 
 
 _OTHERS = ("sliding_window", "softcap", "s_aux", "position_bias")

@@ -97,9 +97,14 @@ class Routers:
         return logits_PE, weight_PK, expert_PK
 
 
+def has_routers(model: nn.Module) -> bool:
+    """Return whether `Routers.of` finds any."""
+    return any(type(module).__name__ in _KNOWN for module in model.modules())
+
+
 def check_replay(model: nn.Module, name: str) -> None:
     """Raise an InputError where the experts of a model cannot be recorded and given back."""
-    if not any(type(module).__name__ in _KNOWN for module in model.modules()):
+    if not has_routers(model):
         known = ", ".join(kind.removesuffix("TopKRouter") for kind in _KNOWN)
         raise InputError(
             f"routing_replay: {name} has no routers that can be replayed ({known} have): leave it false"

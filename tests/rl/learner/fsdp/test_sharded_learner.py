@@ -152,6 +152,21 @@ def test_ranks_equal_one_process(ranks, fsdp_recipe, save_model, sampled_batches
             assert np.array_equal(weight, first[name]), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_ranks_equal_one_process(ranks, fsdp_recipe, sampled_batches, tmp_path, checkpointed):
+    batches = sampled_batches(fsdp_recipe.model, 1) * 3
+    recipe = replace(fsdp_recipe, batch=BatchSize(micro=64))  # one shape, as each takes half a minute
+    expected = plain(recipe, batches)
+    settings = LearnerSettings(compile=True, activation_checkpointing=checkpointed)
+    recipe = replace(recipe, learner=settings)
+    for found, weights in ranks(2, learner_work.train, recipe, batches):
+        assert_equal(found, expected, 1e-5)
+        assert weights.keys() == arrays(load_learner(fsdp_recipe, fsdp_recipe.model).weights()).keys()
+    ranks(2, learner_work.save_hf, recipe, batches[:1], tmp_path / "hf")
+    assert keys_on_disk(tmp_path / "hf") == keys_on_disk(recipe.model)
+
+
 def some_rows(batch, rows):
     arrays = {name: getattr(batch, name)[rows] for name in vars(batch) if name[-2:] in ("_N", "NT")}
     return replace(batch, **arrays)
