@@ -124,6 +124,35 @@ def test_the_gpus_of_a_local_cluster_are_told_by_role(model, monkeypatch, capsys
     assert rows == ["GPU of each of 4 trainers", "GPU of each of 7 generators", "GPU of the last generator"]
 
 
+def test_one_gpu_is_shared_with_vllm_and_no_plan_of_more_shares_it(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "1x80")
+    how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
+    how += ("--set", "cluster.address=local", "--set", "cluster.engine.kind=vllm")
+    found = dry_run(capsys, *how, "--gpus", 1, "--set", "cluster.engine.gpu_memory=0.3")
+    assert [device["name"] for device in found["devices"]] == [
+        "of the trainer, beside vLLM",
+        "of 1 vLLM server, 1 each",
+    ]
+    assert sum(device["free_bytes"] for device in found["devices"]) == 80 * 2**30
+    plan = [
+        "plan",
+        *how,
+        "--rates",
+        "h100-8b",
+        "--steps",
+        "2",
+        "--generators",
+        "1",
+        "--trainers",
+        "1",
+        "--json",
+    ]
+    assert main(plan) == 0
+    trainer, server = json.loads(capsys.readouterr().out)["memory"]
+    assert trainer["free_bytes"] == 80 * 2**30
+    assert server["name"] == "of 1 vLLM server, 1 each"
+
+
 def test_more_gpus_than_there_are_is_an_error(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "2x80")
     assert main(["train", "demo", "--gpus", "4", "--dry-run"]) == 2

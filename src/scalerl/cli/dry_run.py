@@ -58,7 +58,7 @@ def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[Devic
     Raises:
         InputError: the shape of the model is not known.
     """
-    gpus = visible_gpus()
+    gpus = visible_gpus()[:1] * (generators + trainers)
     if not gpus:
         return []
     cluster = recipe.cluster or Cluster()

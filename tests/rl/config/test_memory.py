@@ -1,5 +1,6 @@
 """Memory from a recipe and a shape: worked out by hand, and against what the package allocates."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,35 @@ def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
     assert server.processes[0][0].role == "vLLM server"
     assert server.capacity == round(0.85 * 24 * GIB)
     assert all(device.fits for device in (server, trainer))
+
+
+def test_a_server_of_vllm_and_the_trainer_add_up_on_a_single_gpu():
+    """What vLLM takes is not free for the trainer; an error has the share that fits, and it does fit."""
+
+    def on(gpus, share):
+        keys = ("address=local", "engine.kind=vllm", f"engine.gpu_memory={share}")
+        of = recipe("batch.micro=400", *(f"cluster.{key}" for key in keys))
+        return memory_of(of, shape(), gpus)
+
+    (one,) = of_gpus(4 * GIB)
+    trainer, server = on([one], 0.2)
+    needed = trainer.total / one.memory
+    assert (trainer.capacity, server.capacity) == (one.free - server.capacity, round(0.2 * one.memory))
+    assert trainer.fits
+    assert server.fits
+    found = [re.escape(f"({int(100 * (1 - needed)) / 100:g} or less fits)"), "or less fits"]
+    with pytest.raises(
+        InputError, match=rf"beside vLLM has 0\.6 GiB .*cluster\.engine\.gpu_memory {found[0]}"
+    ):
+        check_memory(on([one], 0.85))
+    check_memory(on([one], int(100 * (1 - needed)) / 100))
+    with pytest.raises(InputError, match="beside vLLM"):
+        check_memory(on([one], int(100 * (1 - needed)) / 100 + 0.01))
+    # On two GPUs each has its own; on one that is too small for both no share is named.
+    check_memory(on([one, one], 0.85))
+    with pytest.raises(InputError) as error:
+        check_memory(on(of_gpus(trainer.total + 2**20), 0.1))
+    assert found[1] not in str(error.value)
 
 
 def test_a_model_of_another_form_is_refused_with_those_that_are_known():

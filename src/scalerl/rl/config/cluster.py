@@ -49,9 +49,10 @@ class Vllm:
     """The environment variable with the key of the servers at `urls`."""
     tensor_parallel: int = 1
     """GPUs of each, as GPU-hours count them. Workers get the last of the machine, as the trainer has the
-    first; the servers at `urls` must have as many."""
+    first, and one worker shares the only GPU with it; the servers at `urls` must have as many."""
     gpu_memory: float = 0.85
-    """The share of a GPU's memory that a worker takes."""
+    """The share of a GPU's memory that a worker takes. On a shared GPU the rest is the trainer's: where that
+    is too little, an error says what share fits."""
     cpu_cache_gib: int = 1
     """Of KV cache, where a worker computes on CPUs."""
     arguments: tuple[str, ...] = ()
@@ -204,6 +205,11 @@ class Cluster:
         if isinstance(engine, Vllm) and not engine.urls:
             last = engine.servers * engine.tensor_parallel
         return int(self.learner.kind == "one"), last
+
+    def shares_gpu(self, here: float) -> bool:
+        """Return whether a learner in the driver and a worker of vLLM share the only one of `here` GPUs."""
+        nccl = isinstance(self.engine, Vllm) and self.engine.transport == "nccl"  # which needs two
+        return here == 1 and self.beside_ray == (1, 1) and not nccl
 
     def with_gpus(self, there: float) -> Cluster:
         """Return the same with a number in place of every `auto`, on a cluster of `there` GPUs.

@@ -8,7 +8,7 @@ A device is a GPU. On a machine without any, and on a cluster whose actors reque
 
 A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
 generators the next, and evaluations one that is left over, or else that of the last generator. On too few
-devices generators share: with each other, or on a single device with the trainer.
+devices generators share: with each other, or on a single device with the trainer, as a worker of vLLM does.
 """
 
 from __future__ import annotations
@@ -54,10 +54,15 @@ class HeldDevices:
     evaluator: float = 1.0
 
     @classmethod
-    def on_cluster(cls, cluster: Cluster) -> HeldDevices:
-        """Return those of actors, by their resource requests, and of servers of vLLM."""
+    def on_cluster(cls, cluster: Cluster, here: int = 0) -> HeldDevices:
+        """Return those of actors, by their resource requests, and of servers of vLLM.
+
+        The driver's machine has `here` GPUs.
+        """
         sharded = cluster.learner.kind != "one"
         trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
+        if cluster.shares_gpu(here):
+            return cls(generator=0.5, trainer=0.5, evaluator=0.5)
         if isinstance(engine := cluster.engine, Vllm):
             each = float(engine.tensor_parallel)
             return cls(generator=each, trainer=trainer, evaluator=each * cluster.processes)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalerl.errors import InputError, counted
 from scalerl.model_config import ModelShape
@@ -291,16 +291,36 @@ def _on_cluster(
     )
     generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if isinstance(engine := cluster.engine, Vllm):
-        s, one = number_bytes(recipe.precision), positions_of(recipe)
-        held = {
-            "weights": shape.parameters * s // engine.tensor_parallel,
-            "KV cache of a completion": one * shape.cache_per_position(s) // engine.tensor_parallel,
-        }
-        keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
-        server = RoleMemory("vLLM server", held, {}, keys)
-        name = f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each"
-        return [*devices, DeviceMemory(name, round(memory * engine.gpu_memory), ((server,),))]
+        server = _server_memory(recipe, shape, engine)
+        share = DeviceMemory(
+            f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each",
+            round(gpus[0].memory * engine.gpu_memory),
+            ((server,),),
+        )
+        if cluster.address == "local" and cluster.shares_gpu(len(gpus)):
+            return [_beside_server(gpus[0], trainer, share), share]
+        return [*devices, share]
     return [*devices, *[generating] * (alone > 0), last]
+
+
+def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:
+    """Return what a server of vLLM needs at least, on each of its GPUs."""
+    cache = positions_of(recipe) * shape.cache_per_position(number_bytes(recipe.precision))
+    held = {
+        "weights": shape.parameters * number_bytes(recipe.precision) // engine.tensor_parallel,
+        "KV cache of a completion": cache // engine.tensor_parallel,
+    }
+    keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
+    return RoleMemory("vLLM server", held, {}, keys)
+
+
+def _beside_server(gpu: Gpu, trainer: RoleMemory, share: DeviceMemory) -> DeviceMemory:
+    """Return what the trainer has of a GPU of which a server of vLLM takes a share."""
+    needed = DeviceMemory("", 0, ((trainer,),)).total
+    most = math.floor(100 * (gpu.free - needed) / gpu.memory) / 100
+    if most * gpu.memory >= share.total:  # else no share is enough for both
+        trainer = replace(trainer, keys=f"cluster.engine.gpu_memory ({most:g} or less fits), {trainer.keys}")
+    return DeviceMemory("of the trainer, beside vLLM", gpu.free - share.capacity, ((trainer,),))
 
 
 def _of_each(n: int, role: str) -> str:

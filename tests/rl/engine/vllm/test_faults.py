@@ -505,6 +505,8 @@ def test_workers_take_the_last_gpus(servers, each, visible, devices, monkeypatch
     assert gpus_of_workers(settings, gpus=0) == [None] * servers
     with pytest.raises(InputError, match="this machine has 1"):
         gpus_of_workers(settings, gpus=1)
+    alone = replace(settings, servers=1, tensor_parallel=1)
+    assert gpus_of_workers(alone, gpus=1) == [visible.split(",")[0] or "0"]  # which the trainer has, too
     if servers * each == 8:
         with pytest.raises(InputError, match="one for the trainer"):
             gpus_of_workers(replace(settings, transport="nccl"), gpus=8)

@@ -10,6 +10,7 @@ from ray_nodes import simulated
 
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport, Vllm
+from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session, connected, requests_of
 
@@ -59,6 +60,42 @@ def test_servers_of_vllm_are_beside_ray_and_evaluate():
     assert gpus_of(cluster, 4) == {"trainers": [1] * 4}
 
 
+ONE = Cluster(engine=Vllm(transport="ipc"), address="local")
+
+
+def test_a_server_and_the_learner_share_a_single_gpu_which_is_counted_once():
+    assert ONE.shares_gpu(1)
+    held = HeldDevices.on_cluster(ONE, 1)
+    assert (held.trainer, held.generator, held.evaluator) == (0.5, 0.5, 0.5)
+    apart = HeldDevices.on_cluster(ONE, 2)
+    assert (apart.trainer, apart.generator, apart.evaluator) == (1, 1, 1)
+    two = replace(ONE, engine=Vllm(servers=2))
+    assert not any(other.shares_gpu(1) for other in (two, replace(ONE, engine=Vllm(transport="nccl"))))
+    assert not replace(ONE, learner=Fsdp2()).shares_gpu(1)  # whose GPU is one that Ray gives
+
+
+@pytest.mark.parametrize(
+    ("engine", "complaint"),
+    [
+        (Vllm(servers=2), r"takes 1 and vLLM's servers 2 GPUs, .* has 1: lower cluster.engine.servers"),
+        (Vllm(tensor_parallel=2), "lower cluster.engine.servers or cluster.engine.tensor_parallel"),
+        (Vllm(transport="nccl"), '.* has 1: cluster.engine.transport "file" and "ipc" let them share one'),
+    ],
+)
+def test_what_cannot_share_a_single_gpu_is_refused_in_a_line(monkeypatch, engine, complaint):
+    monkeypatch.setenv("SCALERL_GPUS", "1x80")
+    with pytest.raises(InputError, match=complaint), connected(replace(ONE, engine=engine)):
+        pass
+
+
+@pytest.mark.slow
+def test_ray_has_no_gpu_that_the_learner_shares_with_a_server(monkeypatch):
+    monkeypatch.setenv("SCALERL_GPUS", "1x80")
+    with connected(ONE):
+        assert ray.cluster_resources().get("GPU", 0) == 0
+        Session(ONE).close()
+
+
 @pytest.fixture
 def own_modules(monkeypatch):
     """Has actors import what a test imports."""
@@ -105,10 +142,13 @@ def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modul
 @pytest.mark.slow
 def test_actors_have_no_gpu_of_the_learner_in_the_driver_or_of_vllm(monkeypatch, own_modules):
     monkeypatch.setenv("SCALERL_GPUS", "4x80")
-    cluster = Cluster(engine=Vllm(servers=1, tensor_parallel=2), address="local")
+    verifier = Resources(gpus=1)
+    cluster = Cluster(
+        engine=Vllm(servers=1, tensor_parallel=2), address="local", verifiers=1, verifier=verifier
+    )
     with connected(cluster):
         session = Session(cluster)
-        assert devices(session, {"evaluation": 1}) == {"evaluation": ["1"]}
+        assert devices(session, {"verifiers": 1}) == {"verifiers": ["1"]}
         session.close()
 
 

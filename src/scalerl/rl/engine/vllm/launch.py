@@ -90,7 +90,7 @@ def place_workers(
 def gpus_of_workers(settings: Vllm, gpus: int) -> list[str | None]:
     """Return the GPUs of each worker, as in CUDA_VISIBLE_DEVICES; None where the machine has none.
 
-    They get the last ones: the trainer computes on the first.
+    They get the last ones: the trainer computes on the first. Where that is the only one, a worker shares it.
 
     Raises:
         InputError: there are not enough.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
-from scalerl.rl.config.devices import HeldDevices
+from scalerl.rl.config.devices import HeldDevices, visible_gpus
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.ordered import Generator
@@ -50,7 +50,7 @@ class RayParts:
         self._model_folder, self._closing, self._folder = model_folder, closing, folder
         self._session = Session(recipe.on_cluster)
         self._recipe = replace(recipe, cluster=self._session.cluster)
-        self.held = HeldDevices.on_cluster(self._session.cluster)
+        self.held = HeldDevices.on_cluster(self._session.cluster, len(visible_gpus()))
         """What a process of each role is counted with."""
         self.timeline = Timeline()
         closing.callback(self._session.close)

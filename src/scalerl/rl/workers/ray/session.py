@@ -141,10 +141,13 @@ def _gpus_for_actors(cluster: Cluster) -> Iterator[dict[str, int]]:
     if not gpus:
         yield {}
         return
-    if len(gpus) < first + last:
+    if len(gpus) < first + last and not cluster.shares_gpu(len(gpus)):
+        how = "lower cluster.engine.servers or cluster.engine.tensor_parallel"
+        if last == 1:
+            how = 'cluster.engine.transport "file" and "ipc" let them share one'
         raise InputError(
             f"[cluster]: the learner takes {first} and vLLM's servers {last} GPUs, and this machine has "
-            f"{len(gpus)}: lower cluster.engine.servers or cluster.engine.tensor_parallel"
+            f"{len(gpus)}: {how}"
         )
     before = os.environ.get(VISIBLE)
     left = gpus[first : len(gpus) - last]
