@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpu_checks.lab import Lab
+from scalerl.model_config import ModelShape
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
+from scalerl.rl.config.memory import trainer_memory
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.blocks import compile_blocks
@@ -19,12 +21,13 @@ from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.types import Group, Prompt, Reward, Rollout
 
-MICRO = (1, 4, 16)
+MICRO = (1, 4, 16, 32)
 """Completions of a forward pass."""
 
 
 def step(lab: Lab) -> dict[str, Any]:
-    """Steps of 32 completions of 512 tokens, by completions of a forward pass, and with compiled layers.
+    """Steps of 32 completions of 512 tokens, by completions of a forward pass, and with compiled layers; the
+    peak of memory beside what `--dry-run` says of it.
 
     The time to compile is that of the first step, which is not counted.
     """
@@ -33,12 +36,14 @@ def step(lab: Lab) -> dict[str, Any]:
     batch = batch_of(completions, tokens, model.config.vocab_size)
     read = tokens - 1.0  # the last token is predicted, never read
     flops = 3 * FlopCount.of(model).forward(completions * read, completions * read * (read + 1) / 2)
-    peak_rate = lab.flops_per_second()
+    peak_rate, shape = lab.flops_per_second(), ModelShape.of(model.config.to_dict(), "random")
+    lengths = [f"context.prompt={tokens // 4}", f"context.thinking={tokens - tokens // 4 - 1}"]
+    lengths += ["context.answer=1", "length.kind=none", "precision=bfloat16"]
     figures: dict[str, Any] = {"bf16_tflops": peak_rate / 1e12}
     rows = {f"micro_{micro}": [f"batch.micro={micro}"] for micro in MICRO}
     rows["compiled"] = [f"batch.micro={MICRO[-1]}", "learner.compile=true"]
     for row, settings in rows.items():
-        recipe = load_recipe("demo", settings)
+        recipe = load_recipe("demo", [*lengths, *settings])
         if recipe.learner.compile:
             compile_blocks(model, "eager" if lab.tiny else "inductor")
         learner = Learner(model, recipe)
@@ -48,6 +53,7 @@ def step(lab: Lab) -> dict[str, Any]:
             "tokens_per_second": int(batch.sampled_NT.sum()) / took,
             "mfu": flops / took / peak_rate,
             "peak_gib": lab.peak_gib(),
+            "formula_gib": trainer_memory(recipe, shape).total / 2**30,
         }
         del learner
     assert max(figures[row]["mfu"] for row in rows) > 0

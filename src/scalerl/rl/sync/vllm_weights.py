@@ -140,8 +140,9 @@ class FileTransport(_HeldVersions):
 class IpcTransport(_HeldVersions):
     """Hands weights to workers of this machine in the memory of their GPUs; methods as of `FileTransport`.
 
-    By vLLM's API of 0.32 (`vllm/distributed/weight_transfer/ipc_engine.py`); run with one GPU. vLLM opens a buffer only on the GPU of its own rank: this
-    process copies each bucket to every GPU of the worker, and vLLM copies it from there into its model.
+    By vLLM's API of 0.32 (`vllm/distributed/weight_transfer/ipc_engine.py`); run with one GPU. vLLM opens a
+    buffer only on the GPU of its own rank: this process copies each bucket to every GPU of the worker, and
+    vLLM copies it from there into its model.
 
     Raises:
         InputError: there is no GPU here.
