@@ -23,10 +23,10 @@ def printed(code, *more):
 
 def test_the_examples_print_what_the_readme_shows():
     command, rows, shown = re.findall(
-        r"    scalerl ([^\n]*) \| tail -n (\d)\n\n```\n(.*?)```", README, re.DOTALL
+        r"    scalerl ([^\n]*) \| head -n (\d)\n\n```\n(.*?)```", README, re.DOTALL
     )[0]
     output = printed("import sys; from scalerl.cli.main import main; sys.exit(main())", *command.split())
-    assert "".join(output.splitlines(keepends=True)[-int(rows) :]) == shown
+    assert "".join(output.splitlines(keepends=True)[: int(rows)]) == shown
     code, shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)[0]
     assert printed(code) == shown
 

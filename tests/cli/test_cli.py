@@ -42,7 +42,7 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert f"{data['fit']['A']:.3f}" in text
-    rows = dict(line.split("  ", 1) for line in text.splitlines())
+    rows = dict(line.split("  ", 1) for line in text.replace("\n\n", "\n").splitlines())
     (low, high), A = data["intervals"]["A"], data["median"]["A"]
     assert rows["ceiling A"].strip() == f"{A:.3f}   95% [{low:.3f}, {high:.3f}]"
     for name in ("B", "C_mid"):
@@ -57,6 +57,26 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert data["target"]["verdict"].upper() in text
     assert "0.9 at 16000 GPU-hours" in rows
     assert "\x1b" not in text
+
+
+def test_the_answer_comes_before_what_it_rests_on(log, capsys):
+    """The ceiling in the first line, the verdict and a stop before the blank line, statistics after it."""
+    asked = ["--at", "12000", "--target", ".6", "--budget", "16000", "--worth", "1e-6"]
+    assert main(["fit", str(log), *asked]) == 0
+    answer, basis = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    labels = [line.split("  ")[0] for line in answer]
+    assert labels[:2] == ["ceiling A", "ceiling identified"]
+    assert {"at 12000 GPU-hours", "0.6 at 16000 GPU-hours", "because", "stop"} < set(labels)
+    assert [line.split("  ")[0] for line in basis][:3] == ["metric", "points", "efficiency B"]
+
+
+def test_a_verdict_has_the_colour_of_a_light(log, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for target, colour in ((".5", "32mGO, "), (".9", "31mNO-GO, ")):
+        assert main(["fit", str(log), "--target", target, "--budget", "16000"]) == 0
+        assert f"\x1b[{colour}probability" in capsys.readouterr().out
 
 
 def test_auto_leaves_out_the_start_before_a_jump_for_all_that_is_printed(tmp_path, capsys):

@@ -5,7 +5,10 @@ Every run has the same curve over 240 steps and an evaluation before the first a
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import runpy
 import shutil
 import sqlite3
 import struct
@@ -21,6 +24,7 @@ import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CURVE = Curve(LOG_LOGISTIC, 0.61, 1.9, 60.0, 0.35)
 """Over steps."""
 LAST, EVERY, SECONDS, START = 240, 10, 900.0, 1.76e9
@@ -241,7 +245,7 @@ def recipes() -> None:
 
 def runs() -> None:
     """The tables in examples/runs."""
-    for path in (Path(__file__).parents[2] / "examples" / "runs").glob("*.csv"):
+    for path in (EXAMPLES / "runs").glob("*.csv"):
         shutil.copy(path, ".")
 
 
@@ -301,10 +305,19 @@ def in_blocks(records: list[bytes]) -> bytes:
     return bytes(out)
 
 
+def fourteen() -> None:
+    """The evaluations of examples/fit_a_log.py."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = runpy.run_path(str(EXAMPLES / "fit_a_log.py"))
+    rows = zip(found["gpu_hours"], found["pass_rate"], strict=True)
+    lines = [f"{compute},{rate}" for compute, rate in rows]
+    Path("log.csv").write_text("\n".join(["gpu_hours,pass_rate", *lines]))
+
+
 MAKERS: dict[str, Callable[[], None]] = {
     **{"trl": trl, "verl": verl, "prime-rl": prime_rl, "pipeline-rl": pipeline_rl, "skyrl": skyrl},
     **{"openrlhf": openrlhf, "nemo-rl": nemo_rl, "open-instruct": open_instruct, "wandb": wandb_run},
     **{"tensorboard": tensorboard_run, "mlflow": mlflow, "trackio": trackio, "tables": tables},
-    **{"slime": slime, "recipes": recipes, "runs": runs, "nothing": nothing},
+    **{"slime": slime, "recipes": recipes, "runs": runs, "fourteen": fourteen, "nothing": nothing},
 }
 """By the names that pages give them; each writes into the current folder."""

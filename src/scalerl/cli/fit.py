@@ -138,12 +138,16 @@ def run(args: argparse.Namespace) -> None:
         return
     told = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
     print_warnings([*(text for text in result.warnings if text not in told), *warnings])
-    from scalerl.view.facts.fit_rows import fit_rows, task_row, worth_rows
+    from scalerl.view.facts.fit_rows import answer_rows, basis_rows, task_row, worth_rows
 
-    metric_row, *rows = fit_rows(result, args.at, args.target, args.budget)
-    worth = worth_rows(result, args.worth) if args.worth else []
+    answers = answer_rows(result, args.at, args.target, args.budget)
+    answers += worth_rows(result, args.worth) if args.worth else []
+    metric_row, *basis = basis_rows(result)
     of_tasks = [task_row(name, run.fit, run.reason, args.at) for name, run in tasks.items()]
-    print_table([metric_row, *_axis(args, data), *rows, *worth, *([("", "")] if tasks else []), *of_tasks])
+    between = ("", "")
+    print_table(
+        [*answers, between, metric_row, *_axis(args, data), *basis, *([between] if tasks else []), *of_tasks]
+    )
     for value in more.values():
         print(f"\n{value}")
 

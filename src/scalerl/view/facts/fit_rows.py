@@ -24,7 +24,26 @@ if TYPE_CHECKING:
 def fit_rows(
     result: Fit, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
 ) -> list[tuple[str, str]]:
-    """All of a fit, forecasts at the computes `at`, and the verdict where it is asked for."""
+    """All of a fit: its answer first, then what that rests on."""
+    return [*answer_rows(result, at, target, budget), *basis_rows(result)]
+
+
+def answer_rows(
+    result: Fit, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
+) -> list[tuple[str, str]]:
+    """The ceiling, forecasts at the computes `at`, and the verdict where it is asked for.
+
+    With the prior of siblings the same follows once more.
+    """
+    rows = [_ceiling(result), *_identified(result), *_answers(result, at, target, budget)]
+    if result.campaign:
+        informed = result.campaign
+        rows += [("", ""), ("prior", informed.prior), *answer_rows(informed, at, target, budget)]
+    return rows
+
+
+def basis_rows(result: Fit) -> list[tuple[str, str]]:
+    """What was fitted, the metric first, and the other statistics of the fit."""
     median, intervals = result.median, result.intervals
     left_out = result.left_out
     cut = f", {len(left_out) or 'none'} left out"
@@ -35,7 +54,6 @@ def fit_rows(
         *metric_rows(result.metric),
         ("points", f"{result.n_points} on {axis_name(result.axis)}{cut}"),
         *(("left out", text) for text in left_out.rows()),
-        _ceiling(result),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
         ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')} {unit}"),
         ("least squares (paper)", result.least_squares),
@@ -43,15 +61,9 @@ def fit_rows(
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
         *_wander(result),
         ("families", family_weights(result.families)),
-        *_identified(result),
     ]
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
-    rows += _answers(result, at, target, budget)
-    if result.campaign:
-        informed = result.campaign
-        rows += [("", ""), ("prior", informed.prior), _ceiling(informed), *_identified(informed)]
-        rows += _answers(informed, at, target, budget)
     return rows
 
 

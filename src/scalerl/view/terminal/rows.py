@@ -11,7 +11,7 @@ from scalerl.tty import console_for
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLOURS = {"GO:": "green", "NO-GO:": "red", "open:": "bold yellow"}
+_COLOURS = {"GO,": "green", "NO-GO,": "red", "open:": "bold yellow"}
 """Of texts by how they begin: verdicts, and alarms that go on."""
 
 

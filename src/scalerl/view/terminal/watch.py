@@ -95,7 +95,7 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     ]
     if run.chance is not None:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
-        rows.append(("verdict", f"{asked}: {run.chance.answer}"))
+        rows.append(("verdict", f"{run.chance.answer}: {asked}"))
     rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
     speeds = [f"{run.unit.show(3600 * run.speed)} per hour"] if run.speed > 0 else []
     if speeds := [*speeds, *_token_speed(run)]:
