@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +183,27 @@ def test_usage_errors_are_one_line(capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_folder_names_all_that_can_be_read_in_it(log, capsys, monkeypatch):
+    """Logs of every format, tables, and runs; no page that quotes a console, and nothing that is empty."""
+    monkeypatch.chdir(log.parent)
+    console = "".join(
+        f"step:{step} - val-core/openai/gsm8k/reward/mean@1:0.{step + 10}\n" for step in range(0, 30, 5)
+    )
+    for name in ("verl.log", "notes.md"):
+        Path(name).write_text(console)
+    Path("empty.log").touch()
+    Path("notes.txt").write_text("nothing of a run\n")
+    Path("rows.jsonl").write_text('{"step": 1, "eval/pass_rate": 0.1}\n')
+    assert main(["fit", "."]) == 2
+    assert capsys.readouterr().err.endswith("; name one of those in it: log.csv, rows.jsonl, verl.log\n")
+    Path("mine").mkdir()
+    Path("mine", "evals.jsonl").touch()
+    Path("hf", "checkpoint-5").mkdir(parents=True)
+    Path("hf", "checkpoint-5", "trainer_state.json").write_text('{"log_history": []}')
+    assert main(["fit", "."]) == 2
+    assert capsys.readouterr().err.endswith("in it: hf, log.csv, mine, rows.jsonl, verl.log\n")
 
 
 @pytest.mark.parametrize(

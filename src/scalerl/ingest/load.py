@@ -11,9 +11,11 @@ from pathlib import Path
 from scalerl import limits
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, listed
-from scalerl.files import reading
+from scalerl.files import check_input, reading
 from scalerl.ingest.choice import candidates
+from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
+from scalerl.ingest.formats.lines import HEAD
 from scalerl.ingest.formats.table import parse_table, read_table
 from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import Log
@@ -27,8 +29,10 @@ from scalerl.record.metric import is_held_out_share
 from scalerl.record.prompts import of_task
 from scalerl.record.reader import RunRecord
 
-_MOST_FILES = 50
-"""Of a folder that is no run, looked into for logs."""
+_MOST_LOOKED_AT = 50
+"""Files and folders of a folder that is no run, which are looked at for logs."""
+_TABLES = (".csv", ".tsv", ".jsonl")
+"""How tables are called, which have no format of their own."""
 STANDARD_INPUT = "-"
 
 
@@ -126,7 +130,7 @@ def read_source(
     asked = replace(asked, model=asked.cost())
     found = format or on_server(path, asked.format) or recognise(path, asked.format)
     if found is None:
-        _check_names_no_logs(path)
+        _check_holds_no_logs(path)
         raise InputError(
             f"{path}: unknown log format; known: {', '.join(one.name for one in formats())} (--format); "
             "a table of compute and pass rates needs none: use scalerl fit"
@@ -325,8 +329,8 @@ def _records(
         return list(found.runs), True, found.unread
     if not is_folder:
         return None, False, ()
-    if not is_own:
-        _check_names_no_logs(place)
+    if not holds_run(place):
+        _check_holds_no_logs(place)
     record = RunRecord.read(path)
     if source.task is not None:
         record = of_task(record, source.task)
@@ -338,15 +342,39 @@ def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
     return replace(record, warnings=(*record.warnings, *map(str, unread)))
 
 
-def _check_names_no_logs(folder: Path) -> None:
-    """Raise an InputError that names the logs in a folder, if it has some among its files."""
+def _check_holds_no_logs(folder: Path) -> None:
+    """Raise an InputError that names what can be read in a folder, if there is a log or a table in it."""
     try:
-        files = sorted(one for one in folder.iterdir() if one.is_file())[:_MOST_FILES]
-        names = [one.name for one in files if recognise(one) is not None]
-    except (OSError, InputError):  # what is wrong with the folder itself is said by its reader
+        found = sorted(one for one in folder.iterdir() if not one.name.startswith("."))[:_MOST_LOOKED_AT]
+        logs = [one.name for one in found if _is_log(one)]
+        names = sorted({*logs, *runs_below(folder)})
+    except OSError:  # what is wrong with the folder itself is said by its reader
         return
-    if names:
-        raise InputError(f"{folder}: a folder, and no run; name one of the logs in it: {listed(names)}")
+    if logs:
+        raise InputError(f"{folder}: a folder, and no run; name one of those in it: {listed(names)}")
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        return bool(log_format(path)) or (path.suffix in _TABLES and path.is_file())
+    except (InputError, OSError):  # it may not be read, or is a pipe
+        return False
+
+
+def log_format(path: Path) -> str:
+    """Return the name of the format of one among many files or folders; empty where it is no log.
+
+    It is as `recognise` tells it, but a text is a console only once a row is in it: pages quote such rows.
+
+    Raises:
+        InputError, OSError: it cannot be read.
+    """
+    check_input(path)
+    for one in formats():
+        is_console = one.name == "console"
+        if (path.suffix in CONSOLE_SUFFIXES and has_rows(path, HEAD)) if is_console else one.recognises(path):
+            return one.name
+    return ""
 
 
 def _check_one(records: Sequence[RunRecord], path: str | Path, unread: Sequence[Unread] = ()) -> None:

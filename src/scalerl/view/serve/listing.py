@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.files import check_input
-from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
+from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES
 from scalerl.ingest.formats.format import formats
 from scalerl.ingest.formats.lines import HEAD
+from scalerl.ingest.load import log_format
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
@@ -250,20 +250,10 @@ class _LogFiles:
         if time.monotonic() >= self._due:
             return format
         try:
-            self._known[path] = state, _recognised(Path(path))
+            self._known[path] = state, log_format(Path(path))
         except (InputError, OSError):  # it may be read later
             return format
         return self._known[path][1]
-
-
-def _recognised(path: Path) -> str:
-    """The format of a file as `recognise` tells it, but a text is a console only once a row is in it."""
-    check_input(path)
-    for one in formats():
-        is_console = one.name == "console"
-        if (path.suffix in CONSOLE_SUFFIXES and has_rows(path, HEAD)) if is_console else one.recognises(path):
-            return one.name
-    return ""
 
 
 def _listed(path: str) -> _Folder:

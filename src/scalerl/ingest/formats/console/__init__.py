@@ -9,7 +9,7 @@
 
 Every form names the source that it is from. Lines of other processes may stand between those of a row.
 
-Imported by `view`.
+Imported by `ingest`, `view`.
 """
 
 from scalerl.ingest.formats.console.reader import FORMAT
