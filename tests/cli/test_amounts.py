@@ -105,6 +105,19 @@ def test_a_comma_within_a_number_is_refused_with_what_to_write(text, one):
         ("3M completions", "samples", 3e6),
         ("5 hours", "hours", 5),
         ("7 x", "gpu_hours", 1050),
+        ("300GFLOP", "flops", 3e11),
+        ("300 GFLOPs", "flops", 3e11),
+        ("300G", "flops", 3e11),
+        ("1e18FLOP", "flops", 1e18),
+        ("2TFLOP", "flops", 2e12),
+        ("1.5 EFLOP", "flops", 1.5e18),
+        ("12h", "gpu_hours", 12),
+        ("90 GPU-minutes", "gpu_hours", 1.5),
+        ("7200s", "gpu_hours", 2),
+        ("1.2ksteps", "steps", 1200),
+        ("1.5 billion tokens", "tokens", 1.5e9),
+        ("2 million processed tokens", "tokens_processed", 2e6),
+        ("300 GFLOP", "GFLOP", 300),
     ],
 )
 def test_an_amount_on_its_axis(text, axis, value):
@@ -116,8 +129,10 @@ def test_an_amount_on_its_axis(text, axis, value):
     [
         ("600 steps", "gpu_hours", 150.0, "for an answer in steps add --x steps"),
         ("1e9 tokens", "gpu_hours", 150.0, "tokens are not logged; axes here: gpu_hours, steps"),
-        ("12 bananas", "gpu_hours", 150.0, "'bananas' is neither an axis nor k, M, B or T"),
-        ("12m", "gpu_hours", 150.0, "'m' is neither an axis nor k, M, B or T"),
+        ("12 bananas", "gpu_hours", 150.0, "'bananas' is neither a unit of an axis nor k, M, G, B or T"),
+        ("12m", "gpu_hours", 150.0, "'m' is neither a unit of an axis nor k, M, G, B or T"),
+        ("300GFLOP", "gpu_hours", 150.0, "compute is on the axis gpu_hours here, and flops are not logged"),
+        ("12h", "steps", 150.0, "compute is on the axis steps here, to which gpu_hours have no fixed rate"),
         (
             "12 GPU-hours",
             "dollars",

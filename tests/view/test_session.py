@@ -1,5 +1,6 @@
 """What people do in a Python session: load, fit, look, and go on with pandas."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -186,6 +187,20 @@ def test_a_comparison_and_a_backtest_as_frames(places):
     assert set(frame.source) == set(test.sources)
 
 
+def test_a_forecast_takes_an_amount_as_the_command_does(places, capsys):
+    """Twice the data is twice all that was measured, also where the fit leaves some of it out."""
+    words = ["fit", "runs/mine", "--max-compute", "8k", "--at", "2x,12 kh,12k", "--json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)["forecast"]
+    part = scalerl.fit(scalerl.load_run("runs/mine"), max_compute=8000)
+    assert [part.forecast(text).to_json() for text in ("2x", "12 kh", "12k")] == said
+    assert part.forecast(["2x", 100]).compute.tolist() == [20_000, 100]
+    assert part.plot(forecast="2x").get_xlim()[1] > 20_000
+    asked = r"^forecast '3TFLOP': compute is on the axis gpu_hours here, and not on flops$"
+    with pytest.raises(scalerl.InputError, match=asked):
+        part.forecast("3TFLOP")
+
+
 def test_amounts_of_compute_stand_with_their_unit(fitted):
     rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
     assert rows["C_mid"].endswith("] GPU-hours")
@@ -215,7 +230,7 @@ def test_a_frame_has_no_numbers_where_nothing_is_known(places):
 
 def test_what_is_no_number_is_refused_by_name(fitted):
     """Not by what numpy or Python would say of it."""
-    asked = "a compute to forecast at must be a number, found 'x'"
+    asked = "a compute to forecast at: expected a number, found 'x'"
     for ask in (
         lambda: fitted.plot(forecast=[1, "x"]),
         lambda: fitted.forecast([1, "x"]),
@@ -279,7 +294,7 @@ def test_what_cannot_be_answered_is_said_as_everywhere(places):
 def test_a_folder_of_runs_is_not_read_as_one_of_them(places):
     shutil.copytree("runs/mine", "runs/tensorboard-like")
     (places / "runs" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
-    with pytest.raises(scalerl.InputError, match=r"runs: a folder of runs; name one of them \(.*mine"):
+    with pytest.raises(scalerl.InputError, match=r"runs: a folder, and no run; .*mine, .*verl"):
         scalerl.load_run("runs")
 
 

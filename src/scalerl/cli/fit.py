@@ -59,7 +59,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="extend",
         default=[],
         metavar="C1,C2",
-        help="amounts of compute to forecast at: 16000, 12k, 2x (twice the data), '600 steps'",
+        help="amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
     )
     add_shared(fit, "--target", "pass rate to reach at --budget")
     add_shared(fit, "--budget", "compute at which --target must be reached")

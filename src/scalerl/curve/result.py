@@ -38,6 +38,7 @@ from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
+from scalerl.record.amounts import parse_amount
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
 from scalerl.record.metric import Metric
 
@@ -152,23 +153,29 @@ class Fit:
         return f"A {ceiling}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
 
     @overload
-    def forecast(self, compute: float) -> Forecast: ...
+    def forecast(self, compute: float | str) -> Forecast: ...
     @overload
-    def forecast(self, compute: Sequence[float] | np.ndarray) -> Forecasts: ...
-    def forecast(self, compute: float | Sequence[float] | np.ndarray) -> Forecast | Forecasts:
+    def forecast(self, compute: Sequence[float | str] | np.ndarray) -> Forecasts: ...
+    def forecast(self, compute: float | str | Sequence[float | str] | np.ndarray) -> Forecast | Forecasts:
         """Forecast at `compute`, in the unit of the axis; of several computes, arrays of the same.
+
+        A text is an amount as `scalerl fit --at` takes it: `"2x"` (twice the data), `"300 GFLOP"`, `"12k"`.
 
         The point is the posterior median of the mean curve, all families averaged; `paper_curve` is the
         least-squares curve of one family, and another number.
 
         Raises:
-            InputError: a compute is negative or not finite.
+            InputError: a compute is negative or not finite, or a text that is no amount on the fit's axis.
         """
         if np.ndim(compute):  # not by its type: a column of a data frame is no sequence
             return Forecasts.of([self._forecast_at(one) for one in list(compute)], self.axis)  # pyright: ignore[reportArgumentType]
         return self._forecast_at(compute)  # pyright: ignore[reportArgumentType]
 
-    def _forecast_at(self, compute: float) -> Forecast:
+    def _forecast_at(self, compute: float | str) -> Forecast:
+        if isinstance(compute, str):
+            reach = max(float(one.compute_N.max(initial=0.0)) for one in (self.points, self.excluded))
+            asked = parse_amount(compute, what="a compute to forecast at: ")
+            compute = asked.on("forecast", self.axis, reach, ())
         at_Q = tails(self.intervals.level)
         median, (least, most) = self.predicted(compute, at_Q)
         prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
@@ -400,7 +407,7 @@ class Fit:
         color: str | None = None,
         label: str | None = None,
         ceiling: bool = True,
-        forecast: float | Sequence[float] = (),
+        forecast: float | str | Sequence[float | str] = (),
         legend: bool = True,
     ) -> Axes:
         """Draw the evaluations, the curve with its interval, and the ceiling: see `scalerl.plot`.

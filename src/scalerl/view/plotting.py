@@ -112,7 +112,7 @@ def plot(
     color: str | Mapping[str, str] | None = None,
     label: str | None = None,
     ceiling: bool = True,
-    forecast: float | Sequence[float] = (),
+    forecast: float | str | Sequence[float | str] = (),
     legend: bool = True,
 ) -> Axes:
     """Draw fits as the figures of papers have them (arXiv 2510.13786, figures 1 and 2), recipes by colour.
@@ -146,9 +146,7 @@ def plot(
     """
     recipes = _recipes(fits, x, label)
     at: list[Any] = list(cast(Sequence[float], forecast)) if np.ndim(forecast) else [forecast]
-    asked = {
-        name: [[fit.forecast(compute) for compute in at] for fit in own] for name, own in recipes.items()
-    }
+    asked = {name: [fit.forecast(compute) for fit in own for compute in at] for name, own in recipes.items()}
     # On axes of a user's own his settings hold.
     with style() if ax is None else nullcontext():
         if ax is None:
@@ -159,9 +157,10 @@ def plot(
         for place, (name, own) in enumerate(recipes.items(), start=taken):
             colour, *look = run_look(place)
             chosen = color.get(name) if isinstance(color, Mapping) else color
-            drawn = DrawnCurve(name, own, (chosen or colour, look[0], "-"), _places(own, at, log))
+            places_M = _places(own, [one.compute for one in asked[name]], log)
+            drawn = DrawnCurve(name, own, (chosen or colour, look[0], "-"), places_M)
             draw(ax, drawn, ceiling)
-            for found in (one for seed in asked[name] for one in seed):
+            for found in asked[name]:
                 draw_interval(ax, drawn, found.compute, found.prediction)
         _finish(ax, next(iter(recipes.values()))[0], log, legend)
     return ax

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli.shared.amounts import Amount, amount
+from scalerl.cli.shared.amounts import amount
 from scalerl.cli.shared.arguments import add_shared, finite, pass_rate, positive, whole
 from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.record.amounts import Amount
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
