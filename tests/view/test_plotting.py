@@ -90,7 +90,23 @@ def test_evaluations_after_the_cut_are_hollow_and_every_one_is_drawn(recipes, ru
         for e, r in zip(run.compute("gpu_hours"), run.to_frame().pass_rate, strict=True)
     ]
     assert sorted(points["filled"] + points["hollow"]) == sorted(every)
-    assert texts(ax)[-1] == "evaluation after the cut"
+
+
+def test_the_key_explains_each_sign_that_is_drawn_and_no_other(recipes, places):
+    """Two recipes share a grey sign; one alone has its colour. Dashes begin where the fit ends."""
+    ax = scalerl.plot(recipes)
+    assert texts(ax)[2:] == ["evaluation", "evaluation after the cut", "forecast", "ceiling A"]
+    (fit,) = recipes["b"]
+    ax = fit.plot(forecast=20_000)
+    signs = dict(zip(texts(ax), ax.get_legend().get_lines(), strict=True))
+    solid, dashed = curves(ax)
+    assert signs["forecast"].get_linestyle() == dashed.get_linestyle() != solid.get_linestyle()
+    assert signs["forecast"].get_color() == dashed.get_color()
+    assert dashed.get_xdata()[0] == solid.get_xdata()[-1] <= CUT
+    whole = scalerl.fit(scalerl.load_run(places / "runs" / "mine"))
+    assert texts(whole.plot())[1:] == ["evaluation", "ceiling A"]
+    assert texts(whole.plot(ceiling=False))[1:] == ["evaluation"]
+    assert whole.plot(label="").get_legend() is None
 
 
 def test_recipes_have_colours_and_seeds_are_thin_around_their_mean(recipes):
@@ -136,7 +152,7 @@ def test_a_second_fit_on_the_same_axes_takes_the_next_colour(recipes):
 def test_what_is_no_fit_yet_is_fitted_on_the_axis_that_is_named(places, runs):
     frame = pd.read_csv(places / "log.csv")
     ax = scalerl.plot({"table": frame, "run": runs["b-seed0"]}, x="gpu_hours", log=True)
-    assert [text.split(":")[0] for text in texts(ax)] == ["table", "run"]
+    assert [text.split(":")[0] for text in texts(ax)[:2]] == ["table", "run"]
 
 
 def test_a_misfit_has_its_evaluations_and_its_change_and_no_ceiling(places):

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 _SIZE = (6.4, 4.0)
 _CURVE, _LATER = "scalerl-curve", "scalerl-later"
 """The gids of each recipe's line and of evaluations beyond a cut, by which later calls find them."""
+_SEEN, _AHEAD, _LEVEL = "scalerl-seen", "scalerl-ahead", "scalerl-level"
+"""Those of evaluations that were fitted, of curves beyond them, and of ceilings, which the key explains."""
 _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
 _BOLD: dict[str, Any] = {"lw": 1.8}
+_DASHED, _DOTTED = (0, (4, 2)), (0, (1, 2))
 _CROWD = 120
 """Evaluations of a recipe from which on they are faint, so that its curve is seen."""
 _LEAST_LETTERS = 5.5
@@ -237,7 +240,7 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
     _changes(ax, drawn)
     if ceiling and curves:
         A = float(np.mean([fit.median.A for fit in curves]))
-        ax.axhline(A, color=colour, lw=1.0, ls=(0, (1, 2)), zorder=1)
+        ax.axhline(A, color=colour, lw=1.0, ls=_DOTTED, zorder=1, gid=_LEVEL)
 
 
 def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
@@ -250,6 +253,7 @@ def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
     many = len(drawn.runs) > 1
     crowd = sum(map(len, drawn.points)) > _CROWD
     look = {"color": colour, "ms": 2.6 if many else 3.8, "alpha": 0.32 if crowd else 0.6 if many else 1.0}
+    look["gid"] = _SEEN
     late = LATER if math.isfinite(drawn.cut) else colour
     hollow = look | {"color": late, "mfc": "none", "mew": 0.9, "alpha": 0.9, "gid": _LATER}
     crosses = {"color": MUTED, "ms": 4, "fmt": "x"}
@@ -277,7 +281,7 @@ def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) ->
     seen, beyond = slice(0, until), slice(max(until - 1, 0), None)
     ax.plot(band.compute_M[seen], band.median_M[seen], color=colour, ls=dashes, **look)
     if len(band.compute_M[beyond]) > 1:
-        later = look | {"gid": None, "ls": (0, (4, 2)), "label": "_"}
+        later = look | {"gid": _AHEAD, "ls": _DASHED, "label": "_"}
         ax.plot(band.compute_M[beyond], band.median_M[beyond], color=colour, **later)
 
 
@@ -306,15 +310,30 @@ def draw_interval(ax: Axes, drawn: DrawnCurve, compute: float, interval: tuple[f
     ax.errorbar([compute], [(low + high) / 2], yerr=[(high - low) / 2], **bar)
 
 
-def key_of(ax: Axes, later: str = "evaluation after the cut") -> tuple[list[Any], list[str]]:
-    """Return the signs and texts of the key of these axes; `later` is the text of hollow evaluations."""
+def key_of(
+    ax: Axes, later: str = "evaluation after the cut", brief: bool = False
+) -> tuple[list[Any], list[str]]:
+    """Return the signs and texts of the key of these axes; `later` is the text of hollow evaluations.
+
+    A sign that all curves share has their colour, or is grey where they have several. A `brief` key has only
+    the hollow evaluations of these.
+    """
     from matplotlib.lines import Line2D
 
     handles, labels = ax.get_legend_handles_labels()
-    if found := {line.get_color() for line in ax.lines if line.get_gid() == _LATER}:
-        colour = found.pop() if len(found) == 1 else MUTED
-        handles.append(Line2D([], [], ls="", marker="o", mfc="none", mec=colour, ms=3.8))
-        labels.append(later)
+    dot: dict[str, Any] = {"ls": "", "marker": "o", "ms": 3.8}
+    signs: dict[str, tuple[str, dict[str, Any]]] = {
+        _SEEN: ("evaluation", dot),
+        _LATER: (later, dot | {"mfc": "none"}),
+        _AHEAD: ("forecast", {"ls": _DASHED}),
+        _LEVEL: ("ceiling A", {"ls": _DOTTED, "lw": 1.0}),
+    }
+    for gid, (text, look) in signs.items() if labels else ():
+        if brief and gid != _LATER:
+            continue
+        if found := {str(line.get_color()) for line in ax.lines if line.get_gid() == gid}:
+            handles.append(Line2D([], [], color=found.pop() if len(found) == 1 else MUTED, **look))
+            labels.append(text)
     return handles, labels
 
 
@@ -342,7 +361,13 @@ def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
         inside, frame = key.get_window_extent(), ax.get_window_extent()
         if inside.width > frame.width or _covers(inside, ax):
             own = float(key.get_texts()[0].get_fontsize())
-            letters = own * min(1.0, max(frame.width / inside.width, _LEAST_LETTERS / own))
+            # Two columns take less of the height; where they do not fit, it is brief.
+            for look["ncols"], brief in ((2, False), (1, True)):
+                handles, labels = key_of(ax, brief=brief)
+                width = ax.legend(handles, labels, **look).get_window_extent().width
+                letters = own * min(1.0, max(frame.width / width, _LEAST_LETTERS / own))
+                if letters > _LEAST_LETTERS:
+                    break
             # Below the numbers and name of the axis, which are not measured: they are not laid out yet.
             gap = (12 + 2.6 * float(ax.xaxis.label.get_fontsize())) / letters
             look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}

@@ -296,7 +296,7 @@ def _framed(
             if len(shown) > 1:
                 axes.set_title(key_of(axes)[1][1], loc="left", color=own[1].look[0], fontsize=9)
             if budget is not None:
-                axes.axvline(budget, **look, ls=":", label=f"budget {unit.show(budget)}")
+                axes.axvline(budget, **look, label=f"budget {unit.show(budget)}")
             if target is not None:
                 axes.axhline(target, **look, ls="-.", label=f"target {rate(target)}")
         if label == RATE:

@@ -293,6 +293,7 @@ var scalerlChart = (() => {
       return found;
     }
 
+    const CLEAR = { bgcolor: "rgba(0,0,0,0)" };
     const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
     const changeOf = ({ runs, fit }) => (known(fit.change) ? along(runs)(fit.change) : null);
 
@@ -302,7 +303,10 @@ var scalerlChart = (() => {
       const { A, identified, misfit } = only.fit;
       const ceiling = knownCeiling(only);
       const found = [];
-      if (A) found.push({ ...look, xref: "paper", x: 0.985, xanchor: "right", y: A[0], yanchor: known(ceiling) && ceiling > A[0] ? "top" : "bottom", font: { color: palette.ceiling, size: 12 },
+      // At the left, where the curve is far below it, beside the text of a target, and off its own line.
+      const below = known(ceiling) && ceiling > A?.[0];
+      if (A) found.push({ ...look, ...CLEAR, xref: "paper", x: data.target === null ? 0 : 0.1, xanchor: "left", y: A[0],
+        yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2, font: { color: palette.ceiling, size: 12 },
         text: `ceiling A ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}` });
       const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
@@ -322,7 +326,7 @@ var scalerlChart = (() => {
         found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
-        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" });
+        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", ...CLEAR });
       }
       return [...found, ...ceilingNotes(palette, look)];
     }
