@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from hostile_study import check_latex
@@ -13,8 +14,12 @@ from scalerl.cli.main import main
 from scalerl.curve import fit
 from scalerl.forecast import compare
 from scalerl.forecast.recipes import distinct
+from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
 from scalerl.view.numbers import plain, probability, rate, rate_interval
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.runs.tables import health_table
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +144,31 @@ def test_alarms_stand_in_the_table_of_health(runs, tmp_path):
     words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tables)]
     assert main(["report", str(runs / "a0"), str(run), *words]) == 0
     assert "1 alarm: truncated 0.2 (threshold 0.1), from step 9 on" in tables.read_text()
+
+
+def test_a_run_with_an_alarm_stands_out_and_one_with_a_warning_does_not(runs):
+    """By the level on record, whatever the words are."""
+    record, points = RunRecord.read(runs / "b"), fit(RunRecord.read(runs / "b")).points
+    found = [Alarm("entropy", level, 9, None, 0.2, 0.1) for level in ("alarm", "warning")]
+    kept = [replace(record, alarms=(alarm,)) for alarm in found]
+    shown = RunsView(tuple(OverlayRun(str(n), points, one) for n, one in enumerate([*kept, None])))
+    assert [row.mark for row in health_table(shown).rows] == ["open", "", ""]
+
+
+def test_a_page_of_half_a_run_says_what_fit_says_of_it(runs, tmp_path, capsys):
+    """`--max-compute`, in any unit, of a table and of a run folder; the rest of the run is drawn hollow."""
+    for source, cut in (("tab.csv", "0.5x"), ("b", "0.5x")):
+        words = [str(runs / source), "--max-compute", cut, "--budget", "2x", "--json"]
+        page = tmp_path / "half.html"
+        assert main(["report", *words, "-o", str(page)]) == 0
+        (shown,) = json.loads(capsys.readouterr().out)["runs"]
+        assert main(["fit", *words[:3], "--at", "2x", "--json"]) == 0
+        fitted = json.loads(capsys.readouterr().out)
+        assert shown["fit"]["intervals"] == fitted["intervals"]
+        assert shown["fit"]["forecast"] == fitted["forecast"]
+        (drawn,) = data_of(page.read_text())["runs"]
+        assert 0 < sum(drawn["used"]) < len(drawn["used"])
+        assert "are not fitted." in page.read_text()
 
 
 def test_names_are_told_apart_by_as_much_of_the_path_as_it_takes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
     )
+    report.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")
     add_data_arguments(report, several=True)
     report.set_defaults(run=run)
 
@@ -183,7 +185,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     settle_amounts(args, found)
     paths = [data.path for data in found]
     names = distinct([run_name(data.record, data.path) for data in found], paths)
-    options = {**fit_options(args), "level": args.level}
+    end = math.inf if args.max_compute is None else args.max_compute
+    options = {**fit_options(args), "max_compute": end, "level": args.level}
     runs = []
     for name, data in zip(names, found, strict=True):
         run = OverlayRun(name, data.points, data.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +51,7 @@ class RunsView:
     """Pass rate to reach at the budget."""
     r0: float | Literal["free"] | None = None
     min_compute: float = 0.0
+    max_compute: float = math.inf
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the runs of every recipe that is compared, by the name of the recipe."""
     comparison: Comparison | None = None
@@ -115,7 +117,7 @@ class RunsView:
         if len(self.runs) > 1 or record is None or record.task:
             return {}
         names = [*record.tasks, *last_of_each(record.downstream())]
-        options = {"level": self.level, "r0": self.r0, "min_compute": self.min_compute}
+        options = {name: getattr(self, name) for name in ("level", "r0", "min_compute", "max_compute")}
         return parts_of(run, names, self.price, **options)
 
     @property
@@ -229,6 +231,8 @@ def assumptions(view: RunsView) -> list[str]:
     if view.min_compute > 0:
         cut = view.unit.show(view.min_compute)
         said.append(f"Evaluations below {cut}, but for those before training, are not fitted.")
+    if view.max_compute < math.inf:
+        said.append(f"Evaluations above {view.unit.show(view.max_compute)} are not fitted.")
     if view.comparison is not None:
         said.append(view.comparison.priors())
     return said
