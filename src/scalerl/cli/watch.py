@@ -351,12 +351,9 @@ class _Lines:
             found = tuple(text for text in found if text != run.beyond)
         print_warnings(warning for warning in found if warning not in self._warnings)
         self._warnings |= set(found)
-        if self._printed is not None:
-            from scalerl.view.terminal.watch import alarm_line
-
-            for alarm in run.alarms:
-                if alarm not in self._alarms:
-                    _print_aside(f"{run.name}: {alarm_line(alarm)}")
+        for alarm in run.alarms if self._printed is not None else ():
+            if alarm not in self._alarms:
+                _print_aside(f"{run.name}: {alarm.level}: {alarm}")
         self._alarms |= set(run.alarms)
 
     def _print_line(self, run: Standing) -> None:

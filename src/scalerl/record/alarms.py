@@ -29,6 +29,11 @@ class Alarm:
     threshold: float
 
     @property
+    def is_alarm(self) -> bool:
+        """Whether it was an alarm, and no warning."""
+        return self.level == "alarm"
+
+    @property
     def steps(self) -> str:
         """The steps from first to last, in words."""
         return f"from step {self.first} on" if self.last is None else f"steps {self.first} to {self.last}"
@@ -75,7 +80,7 @@ def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
     """Return the warnings of a fit to the evaluations up to `last_step`: one per metric with an alarm."""
     by_metric: dict[str, list[Alarm]] = {}
     for alarm in alarms:
-        if alarm.level == "alarm" and alarm.first <= last_step:
+        if alarm.is_alarm and alarm.first <= last_step:
             by_metric.setdefault(alarm.metric, []).append(alarm)
     return tuple(
         f"health alarm: {found[0]}{f' (the first of {len(found)})' if len(found) > 1 else ''}; "

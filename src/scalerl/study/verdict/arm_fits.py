@@ -192,7 +192,7 @@ def _stability(runs: Sequence[FittedRun]) -> Stability:
     retried = sum(attempt.outcome == "failed" for run in planned for attempt in run.attempts[:-1])
     causes = tuple(dict.fromkeys(run.cause for run in planned if run.cause))
     records = [run.record for run in planned if run.record is not None]
-    alarmed = [{alarm.metric for alarm in record.alarms if alarm.level == "alarm"} for record in records]
+    alarmed = [{alarm.metric for alarm in record.alarms if alarm.is_alarm} for record in records]
     alarms = Counter(metric for of_run in alarmed for metric in sorted(of_run))
     truncated = np.array([point.truncated for record in records for point in record.evals])
     known = truncated[~np.isnan(truncated)]

@@ -143,14 +143,14 @@ def alarm_table(alarms: Sequence[Alarm]) -> Table:
             plain(alarm.worst),
             plain(alarm.threshold),
         )
-        for alarm in sorted(alarms, key=lambda alarm: alarm.level != "alarm")
+        for alarm in sorted(alarms, key=lambda alarm: not alarm.is_alarm)
     )
     return Table("alarms", "Alarms and warnings", (*prose, "worst", "threshold"), rows, prose=prose)
 
 
 def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
     """Return what stands at the head of the page where there were alarms; warnings are no notice."""
-    if not (found := [alarm for alarm in alarms if alarm.level == "alarm"]):
+    if not (found := [alarm for alarm in alarms if alarm.is_alarm]):
         return []
     title = "A health alarm." if len(found) == 1 else f"{len(found)} health alarms."
     return [(title, f"{_list(found)}. The curve may not be the same before and after.")]
@@ -158,7 +158,7 @@ def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
 
 def alarm_text(alarms: Sequence[Alarm]) -> str:
     """Return all alarms and warnings in one line; empty without any."""
-    found = [alarm for alarm in alarms if alarm.level == "alarm"]
+    found = [alarm for alarm in alarms if alarm.is_alarm]
     counts = ((len(found), "alarm"), (len(alarms) - len(found), "warning"))
     in_words = ", ".join(counted(n, name) for n, name in counts if n)
     return f"{in_words}: {_list(found or alarms)}" if alarms else ""

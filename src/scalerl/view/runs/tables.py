@@ -252,14 +252,13 @@ def _then(forecast: FrozenForecast) -> list[Cell]:
 
 def health_table(view: RunsView) -> Table:
     """One row per run: alarms, and the health figures of its last evaluation that has them."""
-    rows, unchecked = [], False
+    rows = []
     for run in view.runs:
-        alarms = health_text(run.record)
-        unchecked |= alarms == NOT_CHECKED
-        mark = "open" if alarms.partition(" ")[2].startswith("alarm") else ""
-        rows.append(row(run.name, *(last_measured(run, name) for name, _ in _HEALTH), alarms, mark=mark))
+        is_open = run.record is not None and any(alarm.is_alarm for alarm in run.record.alarms)
+        figures = (last_measured(run, name) for name, _ in _HEALTH)
+        rows.append(row(run.name, *figures, health_text(run.record), mark="open" if is_open else ""))
     note = "Figures of the last evaluation that has them; a dash is what a run did not log."
-    if unchecked:
+    if not all(run.record is not None and run.record.health_is_watched for run in view.runs):
         note += f" {NOT_CHECKED.capitalize()}: {WHO_CHECKS}."
     headers = ("run", *(label for _, label in _HEALTH), "alarms and warnings")
     return Table("health", "Health", headers, tuple(rows), note, (headers[0], headers[-1]))

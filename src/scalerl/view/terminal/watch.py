@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import printable
-from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
@@ -217,8 +216,3 @@ def line(run: Standing, now: float = math.nan) -> str:
 def _written(run: Standing, now: float) -> str:
     """By the time of its files: what was written last need not be an evaluation."""
     return f"log written {ago(now - run.written)}"
-
-
-def alarm_line(alarm: Alarm) -> str:
-    """An alarm that has begun or is over, as a line."""
-    return f"{alarm.level}: {alarm}"
