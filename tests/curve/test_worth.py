@@ -1,12 +1,15 @@
 """What more compute would bring."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.worth import told_at
 from scalerl.errors import InputError
+from scalerl.view.facts.fit_rows import fit_rows
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 3000.0, 0.4)
 
@@ -60,3 +63,30 @@ def test_compute_to_tell():
     assert tell is not None
     assert 5000 < tell < 15_000
     assert late.compute_to_tell == 15_000.0
+
+
+def test_the_compute_to_tell_is_where_the_width_is_small_enough():
+    """Not the next one of sixteen places: it would leap by 14 % from one evaluation to the next."""
+    early = run_to(5000.0, n=26, sd=0.004)
+    seen = replace(early.identification, ratio=2.0, ratio_interval=(1.5, 3.0))
+    for place in np.geomspace(6000, 38_000, 9):
+        assert told_at(lambda c, _, p=place: seen.widest * (p / c), seen, early.sample) == pytest.approx(
+            place, rel=0.01
+        )
+    assert told_at(lambda c, _: seen.widest * (50_000 / c), seen, early.sample) is None
+
+
+def test_too_few_evaluations_are_waited_for():
+    """The ceiling of six is never called identified, however narrow its interval: eight take 1.4 times."""
+    few = run_to(14_000.0, n=6)
+    assert few.intervals.A[1] - few.intervals.A[0] < few.identification.widest
+    assert few.compute_to_tell == pytest.approx(14_000 * 7 / 5)
+
+
+def test_no_compute_is_named_where_it_is_not_compute_that_is_missing():
+    """As of a run that has wandered off its curve: a narrower interval would not identify its ceiling."""
+    early = run_to(5000.0, n=26, sd=0.004)
+    assert "identified from" in dict(fit_rows(early))
+    wandered = replace(early, identification=replace(early.identification, waits=False))
+    assert wandered.compute_to_tell is None
+    assert "identified from" not in dict(fit_rows(wandered))

@@ -76,6 +76,8 @@ class Identification:
     """Share of the posterior against a bound: A at 1, B and C_mid at either edge of their prior."""
     widest: float
     """The width of A's 95 % interval up to which the ceiling is called identified."""
+    waits: bool = False
+    """Whether it lacks only evaluations at more compute, as far as the present curve says."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +265,9 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
     # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
-    identified = False
+    identified, waits = False, True
     if gain < 0:
-        why = ": the run falls"
+        why, waits = ": the run falls", False
     elif ratio < MIN_RATIO or least < MIN_RATIO_LOW:
         why = ": the bend has hardly been seen"
     elif len(sample) < MIN_EVALUATIONS:
@@ -273,13 +275,15 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     elif high - low > widest:
         why = f": wider than {widest:.2g}"
     elif abs(post.moved) > MAX_WANDER * gain:
-        why = f", but the run has wandered by {post.moved:+.3f} off any saturating curve"
+        why, waits = f", but the run has wandered by {post.moved:+.3f} off any saturating curve", False
     elif abs(middle - far) > MAX_FAR * gain:
         why = f", and {FAR:g} times the compute is forecast at {far:.3f}: the ceiling is far beyond the data"
+        waits = False
     elif at_bounds[name] > MAX_AT_BOUND:
         why = f", but {at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
+        waits = False
     else:
-        identified, why = True, ": the bend has been seen"
+        identified, waits, why = True, False, ": the bend has been seen"
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
     why = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]{why}"
-    return Identification(identified, why, ratio, (least, most), at_bounds, widest)
+    return Identification(identified, why, ratio, (least, most), at_bounds, widest, waits)

@@ -339,12 +339,12 @@ class Fit:
     def compute_to_tell(self) -> float | None:
         """The compute at which A's interval is expected to be narrow enough to be called identified.
 
-        None if not within 8 times the compute so far; the compute so far if it is already.
+        None if not within 8 times the compute so far, or if something else is wrong, such as a wander; the
+        compute so far if it is already.
         """
-        now = float(self.points.compute_N[-1])
         if self.identified:
-            return now
-        return None if self.reservation else told_at(self.expected_width, self.identification, now)
+            return float(self.points.compute_N[-1])
+        return None if self.reservation else told_at(self.expected_width, self.identification, self.sample)
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None

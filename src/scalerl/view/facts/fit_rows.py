@@ -111,7 +111,7 @@ def _ceiling(result: Fit) -> tuple[str, str]:
 def _identified(result: Fit) -> list[tuple[str, str]]:
     """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
-    if not result.identified and not result.misfit and not result.reservation:
+    if result.identification.waits and not result.misfit and not result.reservation:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
         sure = "it moves as the run goes on" if result.identification.ratio >= 1 else "a rough guess"
         place = f"about {_shown(float(f'{tell:.2g}'))} {unit}; {sure}" if tell else _FAR_TO_TELL
