@@ -17,7 +17,6 @@ from scalerl.view.numbers import axis_name, family_weights, one_unit
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.curve.points import Points
-    from scalerl.record.metric import Metric
     from scalerl.record.reader import RunRecord
 
 
@@ -51,7 +50,8 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
     by_prompt = ", measured by prompt" if result.noise.floor_from == "prompts" else ""
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f}{by_prompt})"
     rows = [
-        *metric_rows(result.metric),
+        ("metric", str(result.metric)),
+        *([("other metrics", listed(result.metric.others))] if result.metric.others else []),
         ("points", f"{result.n_points} on {axis_name(result.axis)}{cut}"),
         *(("left out", text) for text in left_out.rows()),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
@@ -65,12 +65,6 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     return rows
-
-
-def metric_rows(metric: Metric) -> list[tuple[str, str]]:
-    """What was fitted, and what else could have been."""
-    others = [("other metrics", listed(metric.others))] if metric.others else []
-    return [("metric", str(metric)), *others]
 
 
 def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:
