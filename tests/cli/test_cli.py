@@ -124,8 +124,8 @@ def test_a_run_folder(tmp_path, capsys):
     ("arguments", "status", "message"),
     [
         (["fit", "missing.csv"], 2, "missing.csv: no such file"),
-        (["fit", "{folder}"], 2, "no evals.jsonl in it"),
-        (["fit", "{folder}", "--y", "reward"], 2, "no evals.jsonl in it"),
+        (["fit", "{folder}"], 2, "and no run; name one of those in it: log.csv"),
+        (["fit", "{folder}", "--y", "reward"], 2, "name one of those in it: log.csv"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
         (["report", "{log}", "--target", ".5"], 2, "--target needs --budget"),
