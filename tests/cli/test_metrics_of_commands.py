@@ -42,10 +42,10 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_fit_names_its_metric_in_the_first_row_and_in_json(three, capsys):
+def test_fit_names_its_metric_first_below_the_answer_and_in_json(three, capsys):
     assert main(["fit", three]) == 0
     printed = capsys.readouterr()
-    first = printed.out.splitlines()[0]
+    first = printed.out.partition("\n\n")[2].splitlines()[0]
     assert first.split(None, 1) == [
         "metric",
         "val-core/gsm8k/acc/mean@1, held-out pass rate of gsm8k (1,319 prompts, 1 sample each)",
