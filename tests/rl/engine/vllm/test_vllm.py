@@ -242,10 +242,11 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     connect, base, base_weights
 ):
     """Beside training that goes on to newer weights; what tools answer is not sampled."""
-    environment = TaskEnvironment(Answering(pause=0.05), load_tokenizer(base))
+    # One each: an environment is for one thread.
+    environment, other = (TaskEnvironment(Answering(pause=0.05), load_tokenizer(base)) for _ in range(2))
     generator = connect(NO_INTERRUPTION, slots=5, environment=environment)
     updated = perturbed(base_weights, 1, 0.05)
-    turns = TurnsThread(environment, generator.sampling)
+    turns = TurnsThread(other, generator.sampling)
     factory = RequestFactory(load_tokenizer(base), replace(generator.sampling, seed=7))
     prompts = [replace(prompt_of(n, "e"), answer=" ".join(SYMBOLS)) for n in range(1, 7)]
     requests = [r for i, prompt in enumerate(prompts) for r in factory.requests(i, (prompt, 0, 2))]
@@ -253,7 +254,9 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     generator.update(updated, 1)
     for n in range(1, 7):
         generator.submit(replace(prompt_of(n), answer=" ".join(SYMBOLS)), 0, 2)
-    trained = collect(generator, 6)
+    evaluations[0].exception(300)
+    generator.submit(replace(prompt_of(7), answer=" ".join(SYMBOLS)), 0, 2)  # the others may be done by now
+    trained = collect(generator, 7)
     evaluations.append(generator.evaluate(requests, base_weights, 0, turns))
     first, second = ([r for group in found.result(300) for r in group] for found in evaluations)
     turns.close()
