@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from scalerl.forecast import Backtest, Comparison, Forecaster, backtest, compare
     from scalerl.ingest.formats.table import read_table
     from scalerl.ingest.load import load_run
-    from scalerl.record.reader import EvalPoint, RunRecord
+    from scalerl.record.evaluation import EvalPoint
+    from scalerl.record.reader import RunRecord
     from scalerl.record.writer import RunWriter
     from scalerl.view.plotting import plot
 

@@ -205,7 +205,7 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
         InputError: there is no such axis, or compute was asked for that could be on either.
     """
     from scalerl.curve import Points
-    from scalerl.record.reader import AXES
+    from scalerl.record.evaluation import AXES
 
     own = dict.fromkeys(data.points.axis for data in found)
     if len(own) == 1:

@@ -27,7 +27,8 @@ from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import reading
 from scalerl.jsonl import object_of
-from scalerl.record.reader import EvalPoint, RunRecord, mean_p_1mp
+from scalerl.record.evaluation import EvalPoint, mean_p_1mp
+from scalerl.record.reader import RunRecord
 
 FILE, DOWNSTREAM = "eval_prompts.jsonl", "downstream.jsonl"
 _LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh

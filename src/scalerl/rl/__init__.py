@@ -14,7 +14,7 @@
     weights sent to the generators                 sync/; called in loop/pipeline.py and placement/
     a lost worker replaced                         workers/pool.py
     a forecast frozen                              training_run.py; made in ../forecast/freeze.py
-    GPU-hours                                      loop/counters.py, summed in ../record/reader.py
+    GPU-hours                                      loop/counters.py, summed in ../record/evaluation.py
     what `kind` names, a class of your own too     ../kinds.py; docs/extend
 
 A room imports only those before it: types.py, algo, sandbox, tasks, config, kernels, model, workers,
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
     from scalerl.rl.config.cluster import Cluster, Fsdp2, Vllm
     from scalerl.rl.config.health import Health
+    from scalerl.rl.config.optimiser import AdamW
     from scalerl.rl.config.recipe import Recipe, load_recipe
     from scalerl.rl.config.settings import (
-        AdamW,
         BatchSize,
         BuiltInEngine,
         Checkpointing,

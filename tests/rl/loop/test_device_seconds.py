@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
 from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources, Vllm
 from scalerl.rl.config.devices import Assignment, HeldDevices
 from scalerl.rl.learner.stats import StepStats

@@ -23,9 +23,10 @@ from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies.any_trainer import ANY
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
+from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Metric, is_named_for_correctness, scaled_by
-from scalerl.record.reader import AXES, RunRecord, in_dollars
+from scalerl.record.reader import RunRecord
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"

@@ -33,8 +33,8 @@ from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import (
-    AdamW,
     AnyBudget,
     BatchSize,
     BuiltInEngine,
@@ -141,7 +141,7 @@ class Recipe:
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
         if self.routing_replay and self.vllm is not None:
             raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
-        _check_decay(self.optimiser, self.budget)
+        self.optimiser.check_decay(self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
             length = self.length.within(self.context.thinking, self.context.answer)
             object.__setattr__(self, "length", length)
@@ -247,27 +247,6 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Return the same with infinity as a word, as JSON has none; `from_dict` reads this too."""
         return _with_words(self.to_dict())
-
-
-def _check_decay(optimiser: AdamW, budget: AnyBudget) -> None:
-    if optimiser.lr_scheduler == "constant":
-        return
-    steps = budget.amount if budget.kind == "steps" else math.inf
-    end = optimiser.decay_steps or steps
-    if end == math.inf:
-        raise ValueError(
-            f"optimiser.decay_steps: a {optimiser.lr_scheduler} decay ends at a step, and a budget in "
-            f"{budget.kind} names none: set it"
-        )
-    if end <= optimiser.warmup_steps:
-        raise ValueError(
-            f"optimiser.warmup_steps: {optimiser.warmup_steps} leave nothing of the {end:g} steps of a decay"
-        )
-    if not optimiser.min_lr_ratio and end < steps < math.inf:
-        raise ValueError(
-            f"optimiser.decay_steps: the learning rate is 0 from step {end:g} on, and the budget is "
-            f"{steps:g} steps: set optimiser.min_lr_ratio, or as many decay_steps"
-        )
 
 
 def _with_words(value: Any) -> Any:

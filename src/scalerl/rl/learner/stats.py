@@ -32,7 +32,8 @@ class StepSums(NamedTuple):
     def unpacked(cls, packed: Tensor) -> StepSums:
         """Return the sums that `packed` has made one tensor of."""
         n_scalars = len(cls._fields) - 1
-        return cls(*packed[:n_scalars], packed[n_scalars:])
+        scalars = list(packed[:n_scalars])
+        return cls(*scalars, load=packed[n_scalars:])
 
 
 @dataclass(frozen=True)
