@@ -184,11 +184,7 @@ def run_training(
 
 
 def _close(record: RunRecord, as_json: bool) -> None:
-    """Write the report, and print the closing table or the same as JSON.
-
-    Raises:
-        WriteError: the report could not be written; the rest is printed.
-    """
+    """Write the report, and print the closing table or the same as JSON."""
     from scalerl.view import print_closing, write_report
 
     report = failed = None

@@ -341,11 +341,7 @@ def _broadcast(flag: bool, device: torch.device) -> bool:
 
 
 def _open(folder: Path, config: dict[str, Any], resumed: bool) -> RunWriter:
-    """Open a new run folder; or that of the same run, if the training was resumed.
-
-    Raises:
-        InputError: the folder is another run's, or another process writes there.
-    """
+    """Open a new run folder; or that of the same run, if the training was resumed."""
     file = folder / "config.json"
     if resumed and file.is_file() and read_object(file).get("source") == config["source"]:
         there = [name for name in RECORDS if (folder / name).exists()]

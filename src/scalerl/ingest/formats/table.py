@@ -221,11 +221,7 @@ def parse_table(
 def _rates(
     table: _Table, rows: Sequence[int], wrong: float, right: float
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the pass rates of rows, and how they were made.
-
-    Raises:
-        InputError: they are shares as they are, and rewards were told of.
-    """
+    """Return the pass rates of rows, and how they were made."""
     y, value_N = table.y, table.numbers(table.y, rows)
     if (wrong, right) == (0.0, 1.0):
         return value_N, ()
