@@ -148,19 +148,14 @@ class Recipe:
         forced = self.length.interruption()
         if forced is not None and not forced.phrase.endswith(self.end_of_thinking):
             raise ValueError(f"length.phrase: must end with {self.end_of_thinking!r}")
-        self._check_turns()
-        tasks = self.task.tasks if isinstance(self.task, Mix) else ()
-        if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
-            raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
-
-    def _check_turns(self) -> None:
-        if all(task.turns == 1 for task, _ in self.evaluated.values()):
-            return
-        if self.length.interruption() is not None:
+        if forced is not None and any(task.turns > 1 for task, _ in self.evaluated.values()):
             raise ValueError(
                 "length: environments of several turns do not go with an interruption; set length.kind to "
                 '"none" or "length_penalty"'
             )
+        tasks = self.task.tasks if isinstance(self.task, Mix) else ()
+        if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
+            raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
     @property
     def cpu_threads(self) -> int:

@@ -259,7 +259,7 @@ class Learner:
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             self._report(i, len(micro_batches))
-            if self._is_stopped():
+            if self._stopped_on_any_rank():
                 self._drop_gradients()
                 raise StepStoppedError
             if self._mesh:
@@ -277,8 +277,8 @@ class Learner:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
         return StepSums.unpacked(of_all.cpu()), float(most)
 
-    def _is_stopped(self) -> bool:
-        """Return whether a rank is to stop, the same on all: they stop before the same micro-batch."""
+    def _stopped_on_any_rank(self) -> bool:
+        """Return the same on all ranks, which stop before the same micro-batch."""
         if self._stopping is None:
             return self.stop.is_set()
         found = torch.tensor(float(self.stop.is_set()))
