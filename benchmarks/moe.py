@@ -25,8 +25,9 @@ import numpy as np
 import torch
 
 from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
+from scalerl.rl.config.settings import BatchSize, Context, Steps
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.learner.batch import Batch, make_batch

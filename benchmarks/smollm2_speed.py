@@ -62,11 +62,11 @@ class ForcedGenerator(TorchGenerator):
         self, logp_AV: torch.Tensor, slots: np.ndarray, at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         token_A, logp_A = super()._sample(logp_AV, slots, at)
-        requests = [self._running[slot] for slot in slots.tolist()]
+        requests = [self._slots.requests[slot] for slot in slots.tolist()]
         length_A = np.array([self.length_PG[r.seq_no % PROMPTS, r.sample] for r in requests])
         end = self.sampling.end_token
         token_A = np.where(token_A == end, OTHER, token_A)
-        return np.where(at - self._start_S[slots] == length_A - 1, end, token_A), logp_A
+        return np.where(at - self._slots.start_S[slots] == length_A - 1, end, token_A), logp_A
 
 
 def our_decoder(

@@ -19,7 +19,7 @@ from browser_tools import chromium
 
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
-from scalerl.record.reader import EvalPoint, Flops, Tokens
+from scalerl.record.evaluation import EvalPoint, Flops, Tokens
 from scalerl.study.verdict.verdict import StudyVerdict
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0

@@ -20,41 +20,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy
-from scalerl._version import __version__
+from scalerl._version import __version__ as __version__
 from scalerl._views import shown_by
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit, Forecast, Points, fit
-    from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
-    from scalerl.forecast import Backtest, Comparison, Forecaster, backtest, compare
-    from scalerl.ingest.formats.table import read_table
-    from scalerl.ingest.load import load_run
-    from scalerl.record.reader import EvalPoint, RunRecord
-    from scalerl.record.writer import RunWriter
-    from scalerl.view.plotting import plot
+    from scalerl.curve import Fit as Fit, Forecast as Forecast, Points as Points, fit as fit
+    from scalerl.errors import (
+        CannotAnswerError as CannotAnswerError,
+        InputError as InputError,
+        ScalerlError as ScalerlError,
+        WriteError as WriteError,
+    )
+    from scalerl.forecast import (
+        Backtest as Backtest,
+        Comparison as Comparison,
+        Forecaster as Forecaster,
+        backtest as backtest,
+        compare as compare,
+    )
+    from scalerl.ingest.formats.table import read_table as read_table
+    from scalerl.ingest.load import load_run as load_run
+    from scalerl.record.evaluation import EvalPoint as EvalPoint
+    from scalerl.record.reader import RunRecord as RunRecord
+    from scalerl.record.writer import RunWriter as RunWriter
+    from scalerl.view.plotting import plot as plot
 
-__all__ = [
-    "Backtest",
-    "CannotAnswerError",
-    "Comparison",
-    "EvalPoint",
-    "Fit",
-    "Forecast",
-    "Forecaster",
-    "InputError",
-    "Points",
-    "RunRecord",
-    "RunWriter",
-    "ScalerlError",
-    "WriteError",
-    "__version__",
-    "backtest",
-    "compare",
-    "fit",
-    "load_run",
-    "plot",
-    "read_table",
-]
 
 lazy(__name__)
 

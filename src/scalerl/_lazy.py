@@ -32,10 +32,13 @@ class _LazyPackage(ModuleType):
 
 
 def lazy(package: str) -> None:
-    """Let `package` import on demand what its `if TYPE_CHECKING:` imports, which type checkers read."""
+    """Let `package` offer what its `if TYPE_CHECKING:` imports, and import it on demand.
+
+    There `import Name as Name` says to type checkers that the name is public.
+    """
     module = sys.modules[package]
     module.__class__ = _LazyPackage
-    module.__dict__["_homes"] = {
+    homes = {
         alias.name: imported.module
         for block in ast.parse(inspect.getsource(module)).body
         if isinstance(block, ast.If)
@@ -43,3 +46,4 @@ def lazy(package: str) -> None:
         if isinstance(imported, ast.ImportFrom)
         for alias in imported.names
     }
+    module.__dict__.update(_homes=homes, __all__=sorted(homes))

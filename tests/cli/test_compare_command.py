@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.record.writer import RunWriter
 
 

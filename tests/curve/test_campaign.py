@@ -9,7 +9,8 @@ from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, Weibull, fit
 from scalerl.curve.campaign import A_FLOOR, LOG_B_FLOOR, STRANGER, FamilyPrior, check_siblings, learn
 from scalerl.curve.prior import DEFAULT, FLAT
 from scalerl.errors import InputError
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 TOP = 9000.0

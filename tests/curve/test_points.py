@@ -4,7 +4,7 @@ import pytest
 from scalerl import EvalPoint, InputError, RunRecord
 from scalerl.curve import Points
 from scalerl.curve.sample import make_sample
-from scalerl.record.reader import DeviceSeconds
+from scalerl.record.evaluation import DeviceSeconds
 
 
 @pytest.mark.parametrize(

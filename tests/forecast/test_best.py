@@ -5,7 +5,8 @@ import pytest
 
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.best import SmoothedRun, rates_by_step, smoothed, smoothed_draws
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
 
 NOISE = np.geomspace(0.2, 2.0, 7) * 0.015
 SHARE = np.linspace(0.0, 1.0, 16)

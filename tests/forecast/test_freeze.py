@@ -5,7 +5,8 @@ import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, fit
 from scalerl.forecast.freeze import freeze
-from scalerl.record.reader import DeviceSeconds, EvalPoint, RunRecord
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint
+from scalerl.record.reader import RunRecord
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 

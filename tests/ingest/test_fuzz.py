@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_files import START, event
-from event_files import record as checked
+from event_files import START, event, record as checked
 from hostile_logs import alarm, damaged
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from wandb_files import framed, header, history
 
 from scalerl import ScalerlError

@@ -3,7 +3,7 @@
 import pytest
 
 from scalerl import InputError, load_run
-from scalerl.record.reader import compute_of
+from scalerl.record.evaluation import compute_of
 
 IMPORTER = """
 from dataclasses import dataclass

@@ -4,8 +4,7 @@ import math
 import numpy as np
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError, load_run

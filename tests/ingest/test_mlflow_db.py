@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile_logs import alarm, damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from read_logs import read_logs

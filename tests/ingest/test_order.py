@@ -6,8 +6,7 @@ import random
 import time as clock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from scalerl import load_run, read_table
 from scalerl.ingest.load import read_source

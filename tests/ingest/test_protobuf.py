@@ -1,8 +1,7 @@
 import contextlib
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from scalerl.ingest.formats.protobuf import BYTES, FIXED32, FIXED64, VARINT, fields, signed
 

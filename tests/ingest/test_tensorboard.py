@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError, limits

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError

@@ -2,8 +2,7 @@ import csv
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError

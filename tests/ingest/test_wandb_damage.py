@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from hostile_logs import alarm, everything
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from read_logs import read_logs
 from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
 

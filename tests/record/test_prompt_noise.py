@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import fit
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, mean_p_1mp
 from scalerl.record.prompts import FILE, noise_between
-from scalerl.record.reader import DeviceSeconds, EvalPoint, RunRecord, mean_p_1mp
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 from scalerl.view.facts.fit_rows import fit_rows
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.record.reader import EvalPoint, mean_p_1mp
+from scalerl.record.evaluation import EvalPoint, mean_p_1mp
 
 
 def test_mean_p_1mp_by_hand():

@@ -8,8 +8,9 @@ import pytest
 from killed_at import DONE, KILLED, killed_at
 
 from scalerl.errors import InputError
+from scalerl.record.evaluation import EvalPoint
 from scalerl.record.folder import RECORDS
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 

@@ -25,8 +25,9 @@ from transformers import (
 )
 
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, Marker
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
+from scalerl.rl.config.settings import BatchSize, Context, Steps
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.load import load_learner

@@ -12,8 +12,9 @@ from record_checker import check
 from scalerl.record.reader import RunRecord
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Evaluation, Inline, Local, Steps
+from scalerl.rl.config.settings import BatchSize, Context, Evaluation, Inline, Local, Steps
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train

@@ -18,7 +18,8 @@ from record_checker import check
 from small_runs import small_recipe
 
 from scalerl.errors import InputError, WorkerError, WriteError
-from scalerl.record.reader import RunRecord, final_folder
+from scalerl.record.reader import RunRecord
+from scalerl.record.saved_weights import final_folder
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state

@@ -9,7 +9,7 @@ from cut_runs import EVERY, STEPS, CutError, content, cut_at, lines, recipe_of, 
 
 from scalerl.cli.main import main
 from scalerl.errors import InputError, MovedError, WriteError
-from scalerl.record.reader import final_folder
+from scalerl.record.saved_weights import final_folder
 from scalerl.rl.learner.load import load_learner
 
 

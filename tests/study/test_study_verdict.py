@@ -11,7 +11,7 @@ from scalerl.curve import fit
 from scalerl.forecast import Pair
 from scalerl.forecast.comparison import Claim
 from scalerl.forecast.freeze import freeze
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.study.page.page import study_document
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.answers import answers

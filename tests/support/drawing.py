@@ -12,16 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from scalerl.rl.algo.length import NoLengthControl
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import (
-    AdamW,
-    BatchSize,
-    Checkpointing,
-    Context,
-    Evaluation,
-    Samples,
-    Steps,
-)
+from scalerl.rl.config.settings import BatchSize, Checkpointing, Context, Evaluation, Samples, Steps
 from scalerl.rl.tasks.environment import Environment
 from scalerl.rl.tasks.verifiers import Exact
 from scalerl.rl.types import Limits

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, Tokens
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens
 from scalerl.record.writer import RunWriter
 
 EVERY = 20

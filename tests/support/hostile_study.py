@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.forecast.freeze import freeze
 from scalerl.jsonl import dumps
-from scalerl.record.reader import DeviceSeconds, EvalPoint
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint
 from scalerl.record.writer import RunWriter
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.verdict import judge_study

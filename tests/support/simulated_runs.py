@@ -11,7 +11,8 @@ import numpy as np
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.freeze import freeze
-from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 BUDGET, STEPS = 12_000.0, 240

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from scalerl.rl.algo.length import ForcedInterruption
 from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Checkpointing, Context, Evaluation, Samples, Steps
+from scalerl.rl.config.settings import BatchSize, Checkpointing, Context, Evaluation, Samples, Steps
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens, mean_p_1mp
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens, mean_p_1mp
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 N_STEPS, EVERY, N_SAMPLES = 240, 8, 16

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.record.reader import EvalPoint, Flops, RunRecord
+from scalerl.record.evaluation import EvalPoint, Flops
+from scalerl.record.reader import RunRecord
 from scalerl.view.facts.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from scalerl.curve import FAMILIES
-from scalerl.record.reader import AXES
+from scalerl.record.evaluation import AXES
 from scalerl.view.numbers import (
     duration,
     family_name,

@@ -92,11 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _in_folder(folder: Path) -> list[str]:
-    """Return the files and folders in a folder, but for those with hidden names.
-
-    Raises:
-        InputError: it is no folder, is a run itself, is empty, or has too much in it.
-    """
+    """Return the files and folders in a folder, but for those with hidden names."""
     from scalerl import limits
     from scalerl.files import reading
     from scalerl.record.folder import holds_run

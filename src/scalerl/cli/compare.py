@@ -116,11 +116,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
-    """Return the seed of every run by its config.json, with its base model if there are several.
-
-    Raises:
-        InputError: a run does not say its seed, or two runs of a recipe have the same.
-    """
+    """Return the seed of every run by its config.json, with its base model if there are several."""
     from scalerl.view.numbers import as_mapping
 
     configs = {
@@ -145,11 +141,7 @@ def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
 
 
 def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], list[Unread]]:
-    """Fit all runs; one with too few evaluations is returned as `Unread`.
-
-    Raises:
-        CannotAnswerError: fewer than two can be fitted; it is that of the first that cannot.
-    """
+    """Fit all runs; one with too few evaluations is returned as `Unread`."""
     from scalerl.curve import fit
     from scalerl.ingest.formats.format import Unread
 

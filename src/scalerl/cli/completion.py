@@ -50,7 +50,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
 
     from scalerl.ingest.formats.format import formats
     from scalerl.ingest.vocabularies import BY_TRAINER
-    from scalerl.record.reader import AXES
+    from scalerl.record.evaluation import AXES
 
     recipes = sorted(path.stem for path in (Path(__file__).parent.parent / "recipes").glob("*.toml"))
     return {

@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> None:
         how = {"steps": args.steps, "seed": args.seed, "watch": watch}
         if args.devices:
             tried = splits(job, rates, args.devices, **how)
-            outcome = best(tuple(one for one in tried if _fits(recipe, one)) or tried)
+            fitting = [one for one in tried if all(device.fits for device in _memory(recipe, one)[0])]
+            outcome = best(tuple(fitting) or tried)
         else:
             outcome = simulate(job, rates, args.generators, args.trainers, **how)
     devices, unchecked = _memory(recipe, outcome)
@@ -131,10 +132,6 @@ def _memory(recipe: Recipe, outcome: SimulationResult) -> tuple[list[DeviceMemor
         return planned_memory(recipe, outcome.generators, outcome.trainers), []
     except InputError as error:
         return [], [f"memory is not checked: {error}"]
-
-
-def _fits(recipe: Recipe, outcome: SimulationResult) -> bool:
-    return all(device.fits for device in _memory(recipe, outcome)[0])
 
 
 def _memory_row(devices: Sequence[DeviceMemory]) -> str:

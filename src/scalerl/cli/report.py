@@ -167,11 +167,7 @@ def _print_json(
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
-    """Read, name and fit the runs; return also their paths, and the runs that cannot be read.
-
-    Raises:
-        InputError: none of them can be read, or they have no compute axis in common.
-    """
+    """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.groups import OverlayRun
@@ -199,13 +195,9 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
-    """Move runs whose default axes differ to the first axis that all of them have.
-
-    Raises:
-        InputError: there is no such axis, or compute was asked for that could be on either.
-    """
+    """Move runs whose default axes differ to the first axis that all of them have."""
     from scalerl.curve import Points
-    from scalerl.record.reader import AXES
+    from scalerl.record.evaluation import AXES
 
     own = dict.fromkeys(data.points.axis for data in found)
     if len(own) == 1:

@@ -58,7 +58,7 @@ def _devices(text: str) -> tuple[str, float]:
 
 def run(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
-    from scalerl.record.reader import AXES
+    from scalerl.record.evaluation import AXES
 
     axes = [axis for axis in AXES if axis != "dollars"]  # which need a price
     axis = args.x or (args.budget and args.budget.axis)

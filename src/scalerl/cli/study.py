@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _settle_budget(args: argparse.Namespace, axis: str) -> None:
     """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
-    from scalerl.record.reader import AXES
+    from scalerl.record.evaluation import AXES
 
     if args.budget is not None:
         args.budget = args.budget.on("--budget", args.x or axis, None, AXES)

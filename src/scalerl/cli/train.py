@@ -184,11 +184,7 @@ def run_training(
 
 
 def _close(record: RunRecord, as_json: bool) -> None:
-    """Write the report, and print the closing table or the same as JSON.
-
-    Raises:
-        WriteError: the report could not be written; the rest is printed.
-    """
+    """Write the report, and print the closing table or the same as JSON."""
     from scalerl.view import print_closing, write_report
 
     report = failed = None
@@ -206,7 +202,7 @@ def _close(record: RunRecord, as_json: bool) -> None:
 
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
     """Return the measured end of the run, and its frozen forecast scored by it."""
-    from scalerl.record.reader import final_folder
+    from scalerl.record.saved_weights import final_folder
     from scalerl.view import frozen_forecasts, judge, main_forecast
 
     last = record.evals[-1] if record.evals else None

@@ -20,45 +20,27 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.curve.answers import Forecast, Forecasts, NoiseEstimate
-    from scalerl.curve.families import (
-        FAMILIES,
-        LOG_LOGISTIC,
-        POWER_LAW,
-        Curve,
-        Family,
-        Frechet,
-        Gompertz,
-        LogLogistic,
-        PowerLaw,
-        Weibull,
+    from scalerl.curve.answers import (
+        Forecast as Forecast,
+        Forecasts as Forecasts,
+        NoiseEstimate as NoiseEstimate,
     )
-    from scalerl.curve.fit import fit
-    from scalerl.curve.points import Points
-    from scalerl.curve.result import Fit, Intervals, Medians
-    from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
+    from scalerl.curve.families import (
+        FAMILIES as FAMILIES,
+        LOG_LOGISTIC as LOG_LOGISTIC,
+        POWER_LAW as POWER_LAW,
+        Curve as Curve,
+        Family as Family,
+        Frechet as Frechet,
+        Gompertz as Gompertz,
+        LogLogistic as LogLogistic,
+        PowerLaw as PowerLaw,
+        Weibull as Weibull,
+    )
+    from scalerl.curve.fit import fit as fit
+    from scalerl.curve.points import Points as Points
+    from scalerl.curve.result import Fit as Fit, Intervals as Intervals, Medians as Medians
+    from scalerl.curve.seeds import SEED_PRIOR as SEED_PRIOR, SeedPrior as SeedPrior
 
-__all__ = [
-    "FAMILIES",
-    "LOG_LOGISTIC",
-    "POWER_LAW",
-    "SEED_PRIOR",
-    "Curve",
-    "Family",
-    "Fit",
-    "Forecast",
-    "Forecasts",
-    "Frechet",
-    "Gompertz",
-    "Intervals",
-    "LogLogistic",
-    "Medians",
-    "NoiseEstimate",
-    "Points",
-    "PowerLaw",
-    "SeedPrior",
-    "Weibull",
-    "fit",
-]
 
 lazy(__name__)

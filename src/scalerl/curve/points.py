@@ -9,10 +9,11 @@ import numpy as np
 
 from scalerl.errors import InputError, counted
 from scalerl.record.alarms import warnings_of
+from scalerl.record.evaluation import in_dollars
 from scalerl.record.left_out import NONE, LeftOut, Omitted
 from scalerl.record.metric import GIVEN, Metric
 from scalerl.record.prompts import noise_between
-from scalerl.record.reader import RunRecord, in_dollars
+from scalerl.record.reader import RunRecord
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt does not determine the spread between samples."""

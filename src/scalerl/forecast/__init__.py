@@ -21,27 +21,22 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.forecast.backtest import backtest
-    from scalerl.forecast.backtest_result import Backtest
-    from scalerl.forecast.best import SmoothedRun, rates_by_step, smoothed
-    from scalerl.forecast.compare import compare
-    from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
-    from scalerl.forecast.crossing import Crossing
-    from scalerl.forecast.online import Forecaster
+    from scalerl.forecast.backtest import backtest as backtest
+    from scalerl.forecast.backtest_result import Backtest as Backtest
+    from scalerl.forecast.best import (
+        SmoothedRun as SmoothedRun,
+        rates_by_step as rates_by_step,
+        smoothed as smoothed,
+    )
+    from scalerl.forecast.compare import compare as compare
+    from scalerl.forecast.comparison import (
+        Claim as Claim,
+        Comparison as Comparison,
+        Difference as Difference,
+        Pair as Pair,
+    )
+    from scalerl.forecast.crossing import Crossing as Crossing
+    from scalerl.forecast.online import Forecaster as Forecaster
 
-__all__ = [
-    "Backtest",
-    "Claim",
-    "Comparison",
-    "Crossing",
-    "Difference",
-    "Forecaster",
-    "Pair",
-    "SmoothedRun",
-    "backtest",
-    "compare",
-    "rates_by_step",
-    "smoothed",
-]
 
 lazy(__name__)

@@ -20,7 +20,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.record.reader import unit_of
+from scalerl.record.evaluation import unit_of
 
 
 class Forecaster:

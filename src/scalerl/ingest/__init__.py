@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.ingest.formats.importer import Importer
-    from scalerl.ingest.formats.table import parse_table, read_table
-    from scalerl.ingest.load import load_run
+    from scalerl.ingest.formats.importer import Importer as Importer
+    from scalerl.ingest.formats.table import parse_table as parse_table, read_table as read_table
+    from scalerl.ingest.load import load_run as load_run
 
-__all__ = ["Importer", "load_run", "parse_table", "read_table"]
 
 lazy(__name__)

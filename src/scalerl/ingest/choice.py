@@ -245,11 +245,7 @@ def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
 
 
 def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
-    """Return the mean over data sets, weighted by their prompts, at the steps that all have.
-
-    Raises:
-        InputError: there are not two of one kind, their prompts are not known, or no step has both.
-    """
+    """Return the mean over data sets, weighted by their prompts, at the steps that all have."""
     usable = [one for one in found if not one.why_not]
     rates = [one for one in usable if one.metric.kind == "pass rate"] or usable
     rates = [one for one in rates if one.metric.kind == rates[0].metric.kind]

@@ -20,8 +20,9 @@ from scalerl.ingest.counters import Counter, counters
 from scalerl.ingest.logs.log import Log, Series, presentable
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.record.evaluation import AXES, DeviceSeconds, EvalPoint, Flops, Tokens
 from scalerl.record.left_out import NONE
-from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record.reader import RunRecord
 
 OF_STEP = {
     **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},

@@ -143,9 +143,10 @@ def read_source(
     if not logs:
         raise InputError(f"{path}: there are no runs in it ({found.what})")
     if asked.run is not None:
-        names, logs = listed(list(map(_name, logs))), [log for log in logs if _name(log) == asked.run]
+        names = [log.run if isinstance(log, Unread) else log.name for log in logs]
+        logs = [log for log, name in zip(logs, names, strict=True) if name == asked.run]
         if not logs:
-            raise InputError(f"{path}: no run {asked.run!r}; there are {names}")
+            raise InputError(f"{path}: no run {asked.run!r}; there are {listed(names)}")
     limits.RUNS.check(len(logs), path)
     made: list[RunRecord | Unread] = []
     evaluations, first_error = 0, ""
@@ -180,10 +181,6 @@ def _each(log: Log, asked: ReadOptions) -> list[tuple[Log, ReadOptions]]:
         (replace(log, name=f"{log.name}: {one.name}"), replace(asked, metric=one.name, each=False))
         for one in found
     ]
-
-
-def _name(log: Log | Unread) -> str:
-    return log.run if isinstance(log, Unread) else log.name
 
 
 def _others(path: Path, taken: Format) -> list[str]:

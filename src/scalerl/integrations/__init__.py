@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.integrations.optuna import ForecastPruner
-    from scalerl.integrations.ray_tune import ForecastScheduler
-    from scalerl.integrations.rule import Rule
-    from scalerl.integrations.trainer_callback import ForecastCallback
+    from scalerl.integrations.optuna import ForecastPruner as ForecastPruner
+    from scalerl.integrations.ray_tune import ForecastScheduler as ForecastScheduler
+    from scalerl.integrations.rule import Rule as Rule
+    from scalerl.integrations.trainer_callback import ForecastCallback as ForecastCallback
 
-__all__ = ["ForecastCallback", "ForecastPruner", "ForecastScheduler", "Rule"]
 
 lazy(__name__)

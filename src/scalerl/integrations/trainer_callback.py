@@ -37,8 +37,9 @@ from scalerl.ingest.load import run_of, wanted
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.jsonl import read_object
+from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.folder import RECORDS
-from scalerl.record.reader import AXES, RunRecord, in_dollars
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0, "training reward": 0.0}
@@ -90,7 +91,7 @@ class ForecastCallback(TrainerCallback):
             target: pass rate whose probability at the end is wanted.
             end: compute at the end, in the unit of the axis; by default the last step of the training, which
                 is known on the axis `steps` alone.
-            axis: of compute, one of `scalerl.record.reader.AXES`.
+            axis: of compute, one of `scalerl.record.evaluation.AXES`.
             metric: the metric that is the pass rate, as it is in `state.log_history`; by default the one that
                 the importer takes (docs/reference/ingest.md).
             max_reward: what a right answer earns, where that is not 1: the metric is divided by it.
@@ -340,11 +341,7 @@ def _broadcast(flag: bool, device: torch.device) -> bool:
 
 
 def _open(folder: Path, config: dict[str, Any], resumed: bool) -> RunWriter:
-    """Open a new run folder; or that of the same run, if the training was resumed.
-
-    Raises:
-        InputError: the folder is another run's, or another process writes there.
-    """
+    """Open a new run folder; or that of the same run, if the training was resumed."""
     file = folder / "config.json"
     if resumed and file.is_file() and read_object(file).get("source") == config["source"]:
         there = [name for name in RECORDS if (folder / name).exists()]

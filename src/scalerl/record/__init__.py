@@ -1,6 +1,7 @@
 """The run folder with its evaluations, steps and frozen forecasts: written, read, locked, cut on a resume.
 
-    reader.py     RunRecord, and the compute axes; alarms.py and left_out.py are parts of what is read
+    reader.py     RunRecord; evaluation.py one evaluation, and the compute axes
+    alarms.py     what was wrong, left_out.py what was not read: further parts of a record
     activity.py   what the run is doing at the moment: progress.json
     prompts.py    how prompts differ between evaluations: the sampling noise of a run
     devices.py    runs of which only the hours of one device are known

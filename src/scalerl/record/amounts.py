@@ -104,7 +104,7 @@ class Amount:
 
 def _units() -> Iterator[tuple[str, tuple[str, float]]]:
     """Yield the names of units, each with its axis and its size in the unit of that axis."""
-    from scalerl.record.reader import AXES, unit_of
+    from scalerl.record.evaluation import AXES, unit_of
 
     for axis in AXES:
         yield from ((_key(name), (axis, 1.0)) for name in (axis, unit_of(axis)))

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 
 _Z = 1.959964  # of a 95 % interval
 

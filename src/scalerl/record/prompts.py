@@ -27,7 +27,8 @@ from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import reading
 from scalerl.jsonl import object_of
-from scalerl.record.reader import EvalPoint, RunRecord, mean_p_1mp
+from scalerl.record.evaluation import EvalPoint, mean_p_1mp
+from scalerl.record.reader import RunRecord
 
 FILE, DOWNSTREAM = "eval_prompts.jsonl", "downstream.jsonl"
 _LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh
@@ -64,7 +65,11 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
     if name not in record.tasks and (
         rows := [row for row in record.downstream() if row.get("suite") == name]
     ):
-        return replace(record, evals=_points(record, rows), forecasts=(), lines=(), task=name)
+        try:
+            evals = tuple(map(EvalPoint.from_json, rows))
+        except InputError as error:
+            raise InputError(f"{record.path / DOWNSTREAM}: {error}") from error
+        return replace(record, evals=evals, forecasts=(), lines=(), task=name)
     # These are of the evaluation as a whole.
     unknown = dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan)
     narrowed = {}
@@ -83,13 +88,6 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
         raise InputError(f"{record.path / FILE}: no prompts of task {name!r} at step {missing[0]}{which}")
     evals = tuple(replace(point, **narrowed[point.step]) for point in record.evals)
     return replace(record, evals=evals, forecasts=(), task=name)
-
-
-def _points(record: RunRecord, rows: list[dict[str, Any]]) -> tuple[EvalPoint, ...]:
-    try:
-        return tuple(EvalPoint.from_json(row) for row in rows)
-    except InputError as error:
-        raise InputError(f"{record.path / DOWNSTREAM}: {error}") from error
 
 
 def successes_of(row: dict[str, Any], task: str = "") -> np.ndarray:

@@ -15,156 +15,29 @@ from typing import Any
 import numpy as np
 
 from scalerl._views import view
-from scalerl.errors import InputError, brief, counted, nearest, number_of, printable
+from scalerl.errors import InputError, brief, counted, printable
 from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
-from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
+from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
 from scalerl.record.alarms import Alarm, read_alarms
+from scalerl.record.evaluation import (
+    AXES,
+    COUNTERS,
+    EvalPoint,
+    check_axis,
+    compute_of,
+    in_dollars,
+)
 from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
 SCHEMA = 1
-
-AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
-"""The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
-generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
-_MEANT = {
-    "time": "gpu_hours",
-    "seconds": "gpu_hours",
-    "compute": "flops",
-    "cost": "dollars",
-    "rollouts": "samples",
-}
-"""What people call an axis, where the spelling does not lead to it."""
 UNTRAINED = ("checkpoint", "cluster", "health", "learner", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
-_LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
-"""The fields of an evaluation that are whole numbers, and from what on."""
 _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
-"""What stands for one of these that is not known."""
-
-
-@dataclass(frozen=True)
-class DeviceSeconds:
-    """Cumulative device-seconds by role. `evaluate` and `startup` are recorded, and no part of training
-    compute."""
-
-    generate: float = math.nan
-    train: float = math.nan
-    evaluate: float = math.nan
-    idle: float = math.nan
-    startup: float = math.nan
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Cumulative floating-point operations by role."""
-
-    generate: float = math.nan
-    train: float = math.nan
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Cumulative tokens by role: sampled by the generators, and trained on."""
-
-    generated: float = math.nan
-    trained: float = math.nan
-
-
-@dataclass(frozen=True)
-class EvalPoint:
-    """One evaluation on the held-out prompts, with the cumulative counters at which it was made.
-
-    A counter or a health figure that the trainer did not log is NaN. Shares are in [0, 1], lengths in
-    tokens, entropy in nats per token.
-    """
-
-    step: int
-    pass_rate: float
-    """Mean over the held-out prompts of the share of their completions that are correct (mean@k)."""
-    time: float = math.nan
-    """Unix seconds."""
-    device_seconds: DeviceSeconds = field(default_factory=DeviceSeconds)
-    flops: Flops = field(default_factory=Flops)
-    tokens: Tokens = field(default_factory=Tokens)
-    samples: float = math.nan
-    """Completions consumed by the trainer."""
-    prompts: float = math.nan
-    """Groups consumed by the trainer."""
-    version: int = -1
-    """Version of the weights that sampled every completion of this evaluation; -1 when not known."""
-    n_prompts: int = 0
-    n_samples: int = 0
-    """Completions per held-out prompt."""
-    mean_p_1mp: float = math.nan
-    """Unbiased estimate of the mean over prompts of p (1 - p); NaN at one sample per prompt."""
-    failed: float = math.nan
-    """Completions whose verification failed, as a share; they count as not correct."""
-    truncated: float = math.nan
-    interrupted: float = math.nan
-    mean_length: float = math.nan
-    entropy: float = math.nan
-
-    @property
-    def total_samples(self) -> float:
-        """Completions behind `pass_rate`, all prompts together; NaN when not known."""
-        # 0 stands for not known, and would be divided by.
-        return float(self.n_prompts * self.n_samples) or math.nan
-
-    @property
-    def noise_sd(self) -> float:
-        """Sampling noise of `pass_rate` on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
-        # The unbiased estimate is NaN at one sample, so that this is; a foreign one may be below 0.
-        return math.sqrt(max(self.mean_p_1mp, 0.0) / self.total_samples)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> EvalPoint:
-        """Build a point from one parsed line of evals.jsonl; null is not known, other keys are passed over.
-
-        Raises:
-            InputError: a field has another type, is not finite, or `step` or `pass_rate` is missing.
-        """
-        for name in ("step", "pass_rate"):
-            if row.get(name) is None:
-                raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
-        values: dict[str, Any] = {}
-        for name in (f.name for f in fields(cls)):
-            # null is what the writer makes of NaN: not known, as a missing key.
-            if (value := row.get(name)) is None:
-                continue
-            if name in _COUNTERS:
-                values[name] = _counters(_COUNTERS[name], value, name)
-            elif name in _LEAST:
-                values[name] = whole(value, name, _LEAST[name])
-            else:
-                values[name] = number(value, name)
-        return cls(**values)
-
-
+"""What stands for a whole number of an evaluation that is not known."""
 _FIRST = ("step", "pass_rate", "noise_sd")
 """The first columns of a data frame."""
-_COUNTERS = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
-
-
-def _counters(kind: type, value: Any, name: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise InputError(f"'{name}' must be an object of counters, found {brief(value)}")
-    known = [f.name for f in fields(kind) if value.get(f.name) is not None]
-    return kind(**{key: number(value[key], f"{name}.{key}") for key in known})
-
-
-def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
-    """Estimate the mean over prompts of p (1 - p) without bias, from `correct_P` successes of `n_samples`.
-
-    For x successes of k, x (k - x) / (k (k - 1)) has expectation p (1 - p). NaN at k = 1, where one sample
-    says nothing of the spread.
-    """
-    if n_samples < 2:
-        return math.nan
-    return float(np.mean(correct_P * (n_samples - correct_P)) / (n_samples * (n_samples - 1)))
-
-
 PASS_RATE_OF = "pass_rate/"
 """Start of the name of the metric of one task of a mixture, or of a downstream suite."""
 
@@ -329,10 +202,7 @@ class RunRecord:
             InputError: the axis is unknown, its counters were not logged, or `price` is missing or not
                 above 0.
         """
-        if axis not in AXES:
-            near = nearest(_MEANT.get(axis.lower(), axis.lower()), AXES)
-            hint = f"did you mean {near!r}? " if near else ""
-            raise InputError(f"unknown compute axis {axis!r}: {hint}choose one of {', '.join(AXES)}")
+        check_axis(axis)
         compute = self._axis(axis)
         if np.isnan(compute).any():
             what = f"the counters behind the axis '{axis}' are missing"
@@ -361,7 +231,7 @@ class RunRecord:
             axis: self.training_compute(axis) if axis in logged else unknown_N
             for axis in ("gpu_hours", "flops", "tokens", "tokens_processed", "samples")
         }
-        names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
+        names = [f.name for f in fields(EvalPoint) if f.name not in (*COUNTERS, *_FIRST, *axes)]
         columns: dict[str, Any] = {
             name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)
         }
@@ -388,50 +258,10 @@ class RunRecord:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
 
 
-def unit_of(axis: str) -> str:
-    """Return the unit of an axis, as it stands after an amount; that of a column is its name."""
-    units = {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}
-    return (units | {"tokens_processed": "processed tokens"}).get(axis, axis)
-
-
-def final_folder(run: Path) -> Path:
-    """Return where the final weights of the run folder `run` are, once it has reached its end."""
-    return run / "checkpoints" / "final"
-
-
-def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
-    """Convert GPU-hours to dollars at `price` each.
-
-    Raises:
-        InputError: `price` is missing, or not a number above 0.
-    """
-    if price is None:
-        raise InputError("the axis 'dollars' needs a price per GPU-hour")
-    if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
-        raise InputError(f"the price of a GPU-hour must be a number of dollars above 0, found {price:g}")
-    with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
-        return gpu_hours_N * price
-
-
 def _task_name(task: Mapping[str, Any]) -> str:
     """Return a task's name for people: a data set's file, else its kind; empty where not known."""
     path = task.get("heldout_path") or task.get("path")
     return printable(Path(str(path)).stem if path else str(task.get("kind", "")))
-
-
-def compute_of(point: EvalPoint, axis: str) -> float:
-    """Return the training compute up to one evaluation, in units of one of `AXES`; NaN where not known."""
-    if axis in ("gpu_hours", "dollars"):
-        seconds = point.device_seconds
-        # Idle time is paid for; NaN of any part makes the sum NaN, which is not logged.
-        return (seconds.generate + seconds.train + seconds.idle) / 3600
-    if axis == "flops":
-        return point.flops.generate + point.flops.train
-    if axis == "tokens":
-        return point.tokens.generated
-    if axis == "tokens_processed":
-        return point.tokens.generated + point.tokens.trained
-    return float(point.samples if axis == "samples" else point.step)
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

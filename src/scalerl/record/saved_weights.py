@@ -7,7 +7,6 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
-from scalerl.record.reader import final_folder
 
 _NAMED = re.compile(r"(?P<kind>step|best)-(?P<step>\d+)")
 
@@ -30,3 +29,8 @@ def saved_weights(run: Path) -> dict[int, Path]:
     except InputError:  # older versions did not write it
         step = None
     return found | ({step: final} if isinstance(step, int) else {})
+
+
+def final_folder(run: Path) -> Path:
+    """Return where the final weights of the run folder `run` are, once it has reached its end."""
+    return run / "checkpoints" / "final"

@@ -19,8 +19,9 @@ from scalerl.errors import WriteError
 from scalerl.files import write_atomically, writing
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.cut import cut_record
+from scalerl.record.evaluation import EvalPoint
 from scalerl.record.folder import RECORDS, RunFolder
-from scalerl.record.reader import SCHEMA, EvalPoint, RunRecord
+from scalerl.record.reader import SCHEMA, RunRecord
 
 
 class RunWriter:

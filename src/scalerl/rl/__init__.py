@@ -14,7 +14,7 @@
     weights sent to the generators                 sync/; called in loop/pipeline.py and placement/
     a lost worker replaced                         workers/pool.py
     a forecast frozen                              training_run.py; made in ../forecast/freeze.py
-    GPU-hours                                      loop/counters.py, summed in ../record/reader.py
+    GPU-hours                                      loop/counters.py, summed in ../record/evaluation.py
     what `kind` names, a class of your own too     ../kinds.py; docs/extend
 
 A room imports only those before it: types.py, algo, sandbox, tasks, config, kernels, model, workers,
@@ -31,127 +31,87 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.rl.algo.advantage import Advantage, BatchStd, LeaveOneOut, NoStd, PromptStd
+    from scalerl.rl.algo.advantage import (
+        Advantage as Advantage,
+        BatchStd as BatchStd,
+        LeaveOneOut as LeaveOneOut,
+        NoStd as NoStd,
+        PromptStd as PromptStd,
+    )
     from scalerl.rl.algo.averaging import (
-        Averaging,
-        ConstantAverage,
-        PromptAverage,
-        SampleAverage,
-        TokenAverage,
+        Averaging as Averaging,
+        ConstantAverage as ConstantAverage,
+        PromptAverage as PromptAverage,
+        SampleAverage as SampleAverage,
+        TokenAverage as TokenAverage,
     )
-    from scalerl.rl.algo.curriculum import Curriculum, History, NoPositiveResampling, Uniform
-    from scalerl.rl.algo.length import ForcedInterruption, LengthControl, LengthPenalty, NoLengthControl
-    from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Loss, Reinforce, TokenLoss
-    from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-    from scalerl.rl.config.cluster import Cluster, Fsdp2, Vllm
-    from scalerl.rl.config.health import Health
-    from scalerl.rl.config.recipe import Recipe, load_recipe
+    from scalerl.rl.algo.curriculum import (
+        Curriculum as Curriculum,
+        History as History,
+        NoPositiveResampling as NoPositiveResampling,
+        Uniform as Uniform,
+    )
+    from scalerl.rl.algo.length import (
+        ForcedInterruption as ForcedInterruption,
+        LengthControl as LengthControl,
+        LengthPenalty as LengthPenalty,
+        NoLengthControl as NoLengthControl,
+    )
+    from scalerl.rl.algo.loss import (
+        Cispo as Cispo,
+        Dapo as Dapo,
+        Grpo as Grpo,
+        Gspo as Gspo,
+        Kl as Kl,
+        Loss as Loss,
+        Reinforce as Reinforce,
+        TokenLoss as TokenLoss,
+    )
+    from scalerl.rl.algo.schedule import OffPolicy as OffPolicy, PipelineRL as PipelineRL
+    from scalerl.rl.config.cluster import Cluster as Cluster, Fsdp2 as Fsdp2, Vllm as Vllm
+    from scalerl.rl.config.health import Health as Health
+    from scalerl.rl.config.optimiser import AdamW as AdamW
+    from scalerl.rl.config.recipe import Recipe as Recipe, load_recipe as load_recipe
     from scalerl.rl.config.settings import (
-        AdamW,
-        BatchSize,
-        BuiltInEngine,
-        Checkpointing,
-        Context,
-        Epochs,
-        Evaluation,
-        FlopsBudget,
-        GpuHours,
-        Inline,
-        LearnerSettings,
-        Local,
-        Lora,
-        Steps,
-        Suite,
-        Timeouts,
-        TokensBudget,
-        Tracking,
+        BatchSize as BatchSize,
+        BuiltInEngine as BuiltInEngine,
+        Checkpointing as Checkpointing,
+        Context as Context,
+        Epochs as Epochs,
+        Evaluation as Evaluation,
+        FlopsBudget as FlopsBudget,
+        GpuHours as GpuHours,
+        Inline as Inline,
+        LearnerSettings as LearnerSettings,
+        Local as Local,
+        Lora as Lora,
+        Steps as Steps,
+        Suite as Suite,
+        Timeouts as Timeouts,
+        TokensBudget as TokensBudget,
+        Tracking as Tracking,
     )
-    from scalerl.rl.evaluate import evaluate
-    from scalerl.rl.loop.progress import Progress
-    from scalerl.rl.placement.evaluate import EvaluationResult
-    from scalerl.rl.tasks.chain import Chain
-    from scalerl.rl.tasks.code import Code
-    from scalerl.rl.tasks.dataset import Dataset
-    from scalerl.rl.tasks.environment import Environment
-    from scalerl.rl.tasks.task import Task
-    from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
-    from scalerl.rl.tracking.tracker import SampleTracker, TrackedRun, Tracker
-    from scalerl.rl.train import train
-    from scalerl.rl.types import Limits, Prompt, Reward, UserText
+    from scalerl.rl.evaluate import evaluate as evaluate
+    from scalerl.rl.loop.progress import Progress as Progress
+    from scalerl.rl.placement.evaluate import EvaluationResult as EvaluationResult
+    from scalerl.rl.tasks.chain import Chain as Chain
+    from scalerl.rl.tasks.code import Code as Code
+    from scalerl.rl.tasks.dataset import Dataset as Dataset
+    from scalerl.rl.tasks.environment import Environment as Environment
+    from scalerl.rl.tasks.task import Task as Task
+    from scalerl.rl.tasks.verifiers import (
+        Exact as Exact,
+        Function as Function,
+        Math as Math,
+        Verifier as Verifier,
+    )
+    from scalerl.rl.tracking.tracker import (
+        SampleTracker as SampleTracker,
+        TrackedRun as TrackedRun,
+        Tracker as Tracker,
+    )
+    from scalerl.rl.train import train as train
+    from scalerl.rl.types import Limits as Limits, Prompt as Prompt, Reward as Reward, UserText as UserText
 
-__all__ = [
-    "AdamW",
-    "Advantage",
-    "Averaging",
-    "BatchSize",
-    "BatchStd",
-    "BuiltInEngine",
-    "Chain",
-    "Checkpointing",
-    "Cispo",
-    "Cluster",
-    "Code",
-    "ConstantAverage",
-    "Context",
-    "Curriculum",
-    "Dapo",
-    "Dataset",
-    "Environment",
-    "Epochs",
-    "Evaluation",
-    "EvaluationResult",
-    "Exact",
-    "FlopsBudget",
-    "ForcedInterruption",
-    "Fsdp2",
-    "Function",
-    "GpuHours",
-    "Grpo",
-    "Gspo",
-    "Health",
-    "History",
-    "Inline",
-    "Kl",
-    "LearnerSettings",
-    "LeaveOneOut",
-    "LengthControl",
-    "LengthPenalty",
-    "Limits",
-    "Local",
-    "Lora",
-    "Loss",
-    "Math",
-    "NoLengthControl",
-    "NoPositiveResampling",
-    "NoStd",
-    "OffPolicy",
-    "PipelineRL",
-    "Progress",
-    "Prompt",
-    "PromptAverage",
-    "PromptStd",
-    "Recipe",
-    "Reinforce",
-    "Reward",
-    "SampleAverage",
-    "SampleTracker",
-    "Steps",
-    "Suite",
-    "Task",
-    "Timeouts",
-    "TokenAverage",
-    "TokenLoss",
-    "TokensBudget",
-    "TrackedRun",
-    "Tracker",
-    "Tracking",
-    "Uniform",
-    "UserText",
-    "Verifier",
-    "Vllm",
-    "evaluate",
-    "load_recipe",
-    "train",
-]
 
 lazy(__name__)

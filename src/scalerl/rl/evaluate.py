@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from scalerl.errors import InputError, brief
-from scalerl.record.reader import final_folder
+from scalerl.record.saved_weights import final_folder
 from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_prompts

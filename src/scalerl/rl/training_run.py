@@ -25,8 +25,9 @@ from scalerl.errors import (
 )
 from scalerl.jsonl import read_object
 from scalerl.record.activity import Count
+from scalerl.record.evaluation import EvalPoint
 from scalerl.record.folder import RunFolder
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 from scalerl.rl.checkpoint.best import BestWeights, Smooth, drop_newer
 from scalerl.rl.checkpoint.store import Checkpoints

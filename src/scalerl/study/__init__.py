@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.study.arms import Arm
-    from scalerl.study.entry import run, verdict
-    from scalerl.study.record import StudyRecord
-    from scalerl.study.run.runner import StudyProgress
-    from scalerl.study.spec import Study, load_study
-    from scalerl.study.verdict.verdict import StudyVerdict
+    from scalerl.study.arms import Arm as Arm
+    from scalerl.study.entry import run as run, verdict as verdict
+    from scalerl.study.record import StudyRecord as StudyRecord
+    from scalerl.study.run.runner import StudyProgress as StudyProgress
+    from scalerl.study.spec import Study as Study, load_study as load_study
+    from scalerl.study.verdict.verdict import StudyVerdict as StudyVerdict
 
-__all__ = ["Arm", "Study", "StudyProgress", "StudyRecord", "StudyVerdict", "load_study", "run", "verdict"]
 
 lazy(__name__)

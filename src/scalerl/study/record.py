@@ -26,7 +26,9 @@ import numpy as np
 
 from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_object, read_rows
-from scalerl.record.reader import AXES, RunRecord, final_folder
+from scalerl.record.evaluation import AXES
+from scalerl.record.reader import RunRecord
+from scalerl.record.saved_weights import final_folder
 
 SCHEMA = 1
 PLAN, ATTEMPTS, DECISIONS, FORECASTS = "study.json", "attempts.jsonl", "decisions.jsonl", "forecasts.jsonl"

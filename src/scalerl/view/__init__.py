@@ -20,24 +20,17 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.view.facts.facts import axis_for
-    from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
-    from scalerl.view.runs.figures import curve_figure
-    from scalerl.view.runs.page import report_html, write_report
-    from scalerl.view.terminal.closing import closing_rows, print_closing
+    from scalerl.view.facts.facts import axis_for as axis_for
+    from scalerl.view.facts.frozen import (
+        FrozenForecast as FrozenForecast,
+        Outcome as Outcome,
+        frozen_forecasts as frozen_forecasts,
+        judge as judge,
+        main_forecast as main_forecast,
+    )
+    from scalerl.view.runs.figures import curve_figure as curve_figure
+    from scalerl.view.runs.page import report_html as report_html, write_report as write_report
+    from scalerl.view.terminal.closing import closing_rows as closing_rows, print_closing as print_closing
 
-__all__ = [
-    "FrozenForecast",
-    "Outcome",
-    "axis_for",
-    "closing_rows",
-    "curve_figure",
-    "frozen_forecasts",
-    "judge",
-    "main_forecast",
-    "print_closing",
-    "report_html",
-    "write_report",
-]
 
 lazy(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
 from scalerl.forecast.backtest_result import COLUMNS
-from scalerl.record.reader import unit_of
+from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
 from scalerl.view.formats import latex as formatted

@@ -21,7 +21,7 @@ from scalerl.curve.fit import fit as fit_curve
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
-from scalerl.record.reader import unit_of
+from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.facts.sampled import places_between, thin

@@ -14,8 +14,7 @@ from scalerl.cli.main import main
 from scalerl.cli.watch import Follower
 from scalerl.ingest.load import read_source
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.trackers import named
-from scalerl.ingest.trackers import wandb as reader
+from scalerl.ingest.trackers import named, wandb as reader
 from scalerl.view.facts.standing import StandingQuery
 
 START = 1_700_000_000.5

@@ -12,7 +12,8 @@ from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import LengthPenalty, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.settings import AdamW, BatchSize, Context
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize, Context
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward

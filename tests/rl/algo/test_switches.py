@@ -14,8 +14,9 @@ from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import from_dict
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Lora
+from scalerl.rl.config.settings import BatchSize, Context, Lora
 
 SWITCHES = {
     "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],

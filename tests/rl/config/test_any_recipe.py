@@ -14,8 +14,7 @@ from random import Random
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from scalerl.errors import DivergedError, InputError, PausedError, WorkerError
 from scalerl.forecast.best import rates_by_step

@@ -9,8 +9,9 @@ from scalerl.kinds import kind_of
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.length import ForcedInterruption, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe, from_dict, load_recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, FlopsBudget, Steps
+from scalerl.rl.config.settings import BatchSize, FlopsBudget, Steps
 from scalerl.rl.tasks.chain import Chain
 
 LEAST = """

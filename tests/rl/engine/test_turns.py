@@ -12,8 +12,9 @@ from small_runs import learner_recipe
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.config.settings import AdamW, EngineKind
-from scalerl.rl.engine.generator import ANSWER_TICKS, TorchGenerator
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import EngineKind
+from scalerl.rl.engine.generator import ANSWER_DELAY_STEPS, TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
@@ -130,20 +131,20 @@ def test_answers_come_by_decode_steps_and_not_by_time(llama_folder, environment)
             generator.submit(prompt, 0, 4)
         seen, waits = [], set()
         while generator.unfinished:
-            asked_S = generator._asked_S.copy()
-            others = (generator._active_S & (asked_S < 0)).any() or bool(generator._waiting)
+            asked_S = generator._slots.asked_S.copy()
+            others = generator._slots.decoding_S.any() or bool(generator._waiting)
             ticks = generator.counters.ticks
             generator.tick()
             if others:
-                waits |= {ticks - int(asked_S[i]) for i in np.flatnonzero(asked_S > generator._asked_S)}
-            seen.append((generator._next_S.tolist(), generator._asked_S.tolist()))
+                waits |= {ticks - int(asked_S[i]) for i in np.flatnonzero(asked_S > generator._slots.asked_S)}
+            seen.append((generator._slots.next_S.tolist(), generator._slots.asked_S.tolist()))
         return seen, waits
 
     slow = TaskEnvironment(Answering(pause=0.1), load_tokenizer(llama_folder))
     quick, later = steps(environment), steps(slow)
     slow.close()
     assert quick == later
-    assert quick[1] == {ANSWER_TICKS}
+    assert quick[1] == {ANSWER_DELAY_STEPS}
 
 
 def test_a_generator_goes_on_from_its_state_with_turns_that_wait(llama_folder, environment):
@@ -154,7 +155,7 @@ def test_a_generator_goes_on_from_its_state_with_turns_that_wait(llama_folder, e
     for prompt in prompts:
         first.submit(prompt, 0, 4)
     cuts = 0
-    while not (first._asked_S >= 0).any() or not (first._next_S < first._given_S).any():
+    while not (first._slots.asked_S >= 0).any() or not (first._slots.next_S < first._slots.given_S).any():
         first.tick()
         cuts += 1
     second = make(llama_folder, environment)
@@ -202,10 +203,10 @@ def test_an_answer_that_does_not_fit_truncates_and_none_ends(llama_folder, envir
 
 
 def test_a_generator_in_a_process_of_its_own_waits_for_no_slow_environment(llama_folder):
-    """`in_step` false: the others are complete before the answer of one that sleeps has failed."""
+    """`answers_at_once`: the others are complete before the answer of one that sleeps has failed."""
     environment = TaskEnvironment(Answering(limits=Limits(seconds=3.0)), load_tokenizer(llama_folder))
     generator = make(llama_folder, environment, rows=6)
-    generator.in_step = False
+    generator.answers_at_once = True
     for answer in ("sleeps", "ends"):
         generator.submit(prompts_of(answer)[0], 0, 3)
     complete, ticks = [], []

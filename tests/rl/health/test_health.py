@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.jsonl import dumps
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.health.figures import FIGURES

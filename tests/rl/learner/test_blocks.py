@@ -12,7 +12,8 @@ from weight_arrays import arrays
 from scalerl.errors import InputError
 from scalerl.rl.algo.loss import Kl
 from scalerl.rl.checkpoint.store import save_model as save
-from scalerl.rl.config.settings import AdamW, BatchSize, LearnerSettings, Lora
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize, LearnerSettings, Lora
 from scalerl.rl.learner.blocks import blocks_of, compile_blocks
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner

@@ -11,7 +11,8 @@ from scalerl.errors import DivergedError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
-from scalerl.rl.config.settings import AdamW, BatchSize, Steps, TokensBudget
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize, Steps, TokensBudget
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.optimiser import new_adamw

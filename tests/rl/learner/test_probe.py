@@ -10,7 +10,8 @@ from weight_arrays import arrays, stream
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.health import Health
-from scalerl.rl.config.settings import AdamW, BatchSize
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.health.figures import FIGURES
 from scalerl.rl.learner.load import load_learner

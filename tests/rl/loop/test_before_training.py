@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from byte_model import save_byte_model
 
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.algo.length import NoLengthControl
 from scalerl.rl.config.settings import Context, Steps
 from scalerl.rl.loop.evaluations import before_training

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
+from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
 from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources, Vllm
 from scalerl.rl.config.devices import Assignment, HeldDevices
-from scalerl.rl.learner.learner import StepStats
+from scalerl.rl.learner.stats import StepStats
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.types import Counters
 

@@ -9,7 +9,8 @@ from weight_arrays import arrays, stream
 
 from scalerl.errors import InputError
 from scalerl.rl.checkpoint.store import save_model
-from scalerl.rl.config.settings import AdamW, Lora
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import Lora
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.lora import add_adapters

@@ -17,7 +17,8 @@ from trackers_of_tests import Fails, Keeps, NotEverySecond, OnAFullDisk, Returns
 
 from scalerl.errors import InputError
 from scalerl.ingest.load import read_source
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
 from scalerl.rl.tracking.process import MOST_FAILURES, MOST_ROWS, Setup
 from scalerl.rl.tracking.sender import TrackingSender
 from scalerl.rl.tracking.tracker import TrackedRun

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Evaluation, Steps
+from scalerl.rl.config.settings import BatchSize, Context, Evaluation, Steps
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset

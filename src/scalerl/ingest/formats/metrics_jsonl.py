@@ -14,7 +14,7 @@ from scalerl.ingest.formats.lines import files_in, head_rows, lines, name_of, su
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
 from scalerl.ingest.logs.log import Log, finite
 from scalerl.jsonl import flat, parse_lines
-from scalerl.record.reader import AXES
+from scalerl.record.evaluation import AXES
 
 _FILE = "metrics.jsonl"
 _TRAINER, _ORCHESTRATOR = "trainer", "orchestrator"

@@ -105,11 +105,7 @@ class Store:
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[sqlite3.Connection]:
-        """Open a connection that cannot write.
-
-        Raises:
-            InputError: SQLite cannot read the file.
-        """
+        """Open a connection that cannot write."""
         uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if _is_at_rest(path) else ''}"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=10)) as sql:

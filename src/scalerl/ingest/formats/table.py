@@ -23,9 +23,10 @@ from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies.any_trainer import ANY
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
+from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Metric, is_named_for_correctness, scaled_by
-from scalerl.record.reader import AXES, RunRecord, in_dollars
+from scalerl.record.reader import RunRecord
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
@@ -220,11 +221,7 @@ def parse_table(
 def _rates(
     table: _Table, rows: Sequence[int], wrong: float, right: float
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the pass rates of rows, and how they were made.
-
-    Raises:
-        InputError: they are shares as they are, and rewards were told of.
-    """
+    """Return the pass rates of rows, and how they were made."""
     y, value_N = table.y, table.numbers(table.y, rows)
     if (wrong, right) == (0.0, 1.0):
         return value_N, ()

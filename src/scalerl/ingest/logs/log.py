@@ -161,8 +161,8 @@ class LogBuilder:
                 continue
             # `type(...) is float` first: this is run for every cell of logs of hundreds of MB.
             number = value if type(value) is float else as_number(value)
-            if number is None and not _is_answer(value):
-                continue
+            if number is None and not (isinstance(value, bool) or (isinstance(value, str) and value.strip())):
+                continue  # a list, say: a text or a truth value stands where a number should
             if is_kept is None and not self._keeps(name, number):
                 continue
             # A row takes a place with its first value that is kept: most rows hold nothing that is wanted.
@@ -249,11 +249,6 @@ class _Column:
         row_V = np.frombuffer(self.rows, dtype=np.uintc).astype(np.intp)
         text_V = np.frombuffer(self.texts, dtype=np.uintc).astype(np.intp)
         return Cells(row_V, np.frombuffer(self.numbers), text_V)
-
-
-def _is_answer(value: Any) -> bool:
-    """Whether what is no number stands where one should: a text or a truth value, and no list or table."""
-    return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
 
 
 def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut: bool) -> list[str]:

@@ -86,9 +86,6 @@ def _within(seconds: float, made: Callable[[], Iterator[Found]], name: str) -> I
     """Yield what a reader does in a thread of its own, which is left behind if it does not answer in time.
 
     Clients try again for minutes, and W&B's waits for its own process without limit.
-
-    Raises:
-        InputError: the server did not answer, or the client failed.
     """
     answers: queue.SimpleQueue[Found | BaseException | type[StopIteration]] = queue.SimpleQueue()
 

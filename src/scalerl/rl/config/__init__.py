@@ -2,7 +2,8 @@
 
     recipe.py     Recipe, and how it is read from TOML and config.json
     cluster.py    the table `[cluster]`, with `Fsdp2` and `Vllm`; health.py the table `[health]`
-    settings.py   all other tables: batch, context, budget, optimiser, evaluation, placement, checkpoints ...
+    optimiser.py  the table `[optimiser]`, with the learning rate
+    settings.py   all other tables: batch, context, budget, evaluation, placement, checkpoints ...
     form.py       TOML and overrides, and their check against dataclasses
 
 It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. Imported by `cli`, `plan`, `rl`, `rl.checkpoint`,

@@ -33,8 +33,8 @@ from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import (
-    AdamW,
     AnyBudget,
     BatchSize,
     BuiltInEngine,
@@ -141,26 +141,21 @@ class Recipe:
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
         if self.routing_replay and self.vllm is not None:
             raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
-        _check_decay(self.optimiser, self.budget)
+        self.optimiser.check_decay(self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
             length = self.length.within(self.context.thinking, self.context.answer)
             object.__setattr__(self, "length", length)
         forced = self.length.interruption()
         if forced is not None and not forced.phrase.endswith(self.end_of_thinking):
             raise ValueError(f"length.phrase: must end with {self.end_of_thinking!r}")
-        self._check_turns()
-        tasks = self.task.tasks if isinstance(self.task, Mix) else ()
-        if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
-            raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
-
-    def _check_turns(self) -> None:
-        if all(task.turns == 1 for task, _ in self.evaluated.values()):
-            return
-        if self.length.interruption() is not None:
+        if forced is not None and any(task.turns > 1 for task, _ in self.evaluated.values()):
             raise ValueError(
                 "length: environments of several turns do not go with an interruption; set length.kind to "
                 '"none" or "length_penalty"'
             )
+        tasks = self.task.tasks if isinstance(self.task, Mix) else ()
+        if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
+            raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
     @property
     def cpu_threads(self) -> int:
@@ -247,27 +242,6 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Return the same with infinity as a word, as JSON has none; `from_dict` reads this too."""
         return _with_words(self.to_dict())
-
-
-def _check_decay(optimiser: AdamW, budget: AnyBudget) -> None:
-    if optimiser.lr_scheduler == "constant":
-        return
-    steps = budget.amount if budget.kind == "steps" else math.inf
-    end = optimiser.decay_steps or steps
-    if end == math.inf:
-        raise ValueError(
-            f"optimiser.decay_steps: a {optimiser.lr_scheduler} decay ends at a step, and a budget in "
-            f"{budget.kind} names none: set it"
-        )
-    if end <= optimiser.warmup_steps:
-        raise ValueError(
-            f"optimiser.warmup_steps: {optimiser.warmup_steps} leave nothing of the {end:g} steps of a decay"
-        )
-    if not optimiser.min_lr_ratio and end < steps < math.inf:
-        raise ValueError(
-            f"optimiser.decay_steps: the learning rate is 0 from step {end:g} on, and the budget is "
-            f"{steps:g} steps: set optimiser.min_lr_ratio, or as many decay_steps"
-        )
 
 
 def _with_words(value: Any) -> Any:

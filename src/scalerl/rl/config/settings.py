@@ -270,57 +270,6 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """AdamW (arXiv 1711.05101) with a linear warm-up; no weight decay of biases and norms.
-
-    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
-    gradients are not far above it. The learning rate has no part in that.
-    `max_grad_norm` clips the norm of the whole gradient.
-    """
-
-    lr: float = 5e-7
-    warmup_steps: int = 100
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """The learning rate after the warm-up: constant, or a decay along a line or half a cosine."""
-    decay_steps: int = 0
-    """Steps after which a decay has ended, warm-up included; 0 are those of a budget in steps."""
-    min_lr_ratio: float = 0.0
-    """Where a decay ends, as a share of `lr`."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-15
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    kind: Literal["adamw"] = "adamw"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr <= 1000:
-            raise ValueError("lr must be positive, and at most 1000")
-        if not 0 < self.eps <= 1 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("eps must be positive and at most 1, and betas in [0, 1)")
-        if self.warmup_steps < 0 or not 0 <= self.weight_decay <= 1000 or not self.max_grad_norm > 0:
-            raise ValueError(
-                "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
-                "positive"
-            )
-        if self.decay_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError("decay_steps must not be negative, and min_lr_ratio must be in [0, 1]")
-
-    def lr_at(self, step: int, decay_steps: float = math.inf) -> float:
-        """Return the learning rate of the step that makes version `step` + 1; skipped steps count too.
-
-        A decay begins after the first step at `lr`, and has ended from step `decay_steps` on. So the last of
-        that many steps is above `min_lr_ratio`, as with the schedulers of transformers.
-        """
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.lr_scheduler == "constant":
-            return self.lr
-        done = min(1.0, (step - self.warmup_steps) / (decay_steps - self.warmup_steps))
-        left = 1 - done if self.lr_scheduler == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)
-
-
-@dataclass(frozen=True)
 class LearnerSettings:
     """How the trainer computes; none of these changes the result but by rounding."""
 

@@ -2,7 +2,8 @@
 
     build.py      the generator of a recipe, checked against model, tokenizer and memory
     sampling.py   settings, random numbers and requests of completions
-    generator.py  decode slots, admission into them, the length rule; engine.py the model and its KV cache
+    generator.py  one decode step after the other; slots.py what the decode slots hold
+    engine.py     the model and its KV cache
     ordered.py    groups completed in any order, taken in order of admission
     vllm/         the same by vLLM, in workers (worker.py runs in each) or servers
 

@@ -11,8 +11,8 @@ Where an environment answers a turn, the completion keeps its slot and its KV ca
 the answer is there; others go on. The tokens of the answer are then decoded one by one, as those of an
 interruption are, and the model goes on behind them.
 
-Shapes in names: S decode slots, A slots that hold a completion, B prompts that are read, L positions of a
-slot (prompt and completion), D hidden size, V vocabulary, T tokens of a completion.
+Shapes in names: S decode slots, A slots that make a step, B prompts that are read, D hidden size,
+V vocabulary, T tokens of an answer; PLK as in `scalerl.rl.engine.slots`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,18 @@ from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
+from scalerl.rl.engine.slots import DecodeSlots
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
-from scalerl.rl.types import Counters, Rollout, Weights, turns_of
+from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
-ANSWER_TICKS = 8
+ANSWER_DELAY_STEPS = 8
 """Decode steps after a turn in which its answer is installed, where completions must not depend on how fast
 environments are."""
-_MOMENT = 0.05
+_POLL_SECONDS = 0.05
 """Seconds to wait for an answer, where no completion can go on without one."""
-_BY_SLOT = (
-    *("_token_SL", "_logp_SL", "_sampled_SL", "_version_SL", "_first_version_S"),
-    *("_key_S", "_start_S", "_next_S", "_given_S", "_asked_S"),
-)
 
 
 class TorchGenerator(Generator):
@@ -74,9 +71,9 @@ class TorchGenerator(Generator):
         self.sampling = sampling
         self._counters, self._memory = Counters(), memory
         self.environment = environment
-        self.in_step = True
-        """Whether answers are installed at decode steps that do not depend on how fast environments are;
-        else as soon as they are there."""
+        self.answers_at_once = False
+        """Whether answers are installed as soon as they are there; else at decode steps that do not depend on
+        how fast environments are."""
         self._head: tuple[torch.Tensor, torch.Tensor | None] | None = None
         """The LM head of the present weights: on a CPU a copy in float32, not to be made in every step."""
         self._factory = RequestFactory(tokenizer, sampling)
@@ -86,29 +83,11 @@ class TorchGenerator(Generator):
         prompt_tokens, new_tokens = sampling.max_prompt_tokens, sampling.length.max_tokens
         how = n_slots, prompt_tokens, new_tokens, sampling.engine, sampling.experts
         self._engine = engine or make_engine(model, *how)
-        shape = n_slots, prompt_tokens + new_tokens + 1
-        self._running: dict[int, Request] = {}
-        """What active slots hold."""
-        self._token_SL = np.zeros(shape, dtype=np.int64)
-        self._logp_SL = np.zeros(shape, dtype=np.float32)
-        self._sampled_SL = np.zeros(shape, dtype=bool)
-        self._version_SL = np.zeros(shape, dtype=np.int32)
-        self._expert_SPLK: np.ndarray | None = None
-        """The experts that read each position, where they are recorded."""
-        self._by_slot = _BY_SLOT
-        if sampling.experts and (routers := getattr(self._engine, "routers", None)):
-            self._expert_SPLK = np.zeros((*shape, *routers.shape), dtype=routers.dtype)
-            self._by_slot = (*_BY_SLOT, "_expert_SPLK")
-        self._first_version_S = np.zeros(n_slots, dtype=np.int32)
-        self._key_S = np.zeros(n_slots, dtype=np.uint64)
-        self._start_S = np.zeros(n_slots, dtype=np.int64)  # where the completion starts
-        self._next_S = np.zeros(n_slots, dtype=np.int64)  # where the next token goes
-        self._given_S = np.zeros(n_slots, dtype=np.int64)  # where the tokens end that are given
-        self._asked_S = np.full(n_slots, -1, dtype=np.int64)  # decode steps as its turn ended; -1: it decodes
+        routers = getattr(self._engine, "routers", None) if sampling.experts else None
+        self._slots = DecodeSlots(n_slots, prompt_tokens + new_tokens + 1, routers)
         self._answers: dict[int, TurnAnswer] = {}
-        """What slots wait for."""
+        """The answers that slots wait for."""
         self._length = LengthState(sampling.length, n_slots)
-        self._active_S = np.zeros(n_slots, dtype=bool)
 
     # -- the interface ---------------------------------------------------------------------------------
 
@@ -123,7 +102,7 @@ class TorchGenerator(Generator):
     @property
     def unfinished(self) -> int:
         """Completions that wait or are under way."""
-        return len(self._waiting) + int(self._active_S.sum())
+        return len(self._waiting) + int(self._slots.active_S.sum())
 
     def work(self) -> None:
         """Make one decode step.
@@ -176,16 +155,16 @@ class TorchGenerator(Generator):
 
     def state(self) -> dict[str, Any]:
         """Return everything but the weights: the resumed run is the same run, bit for bit."""
-        slots = np.flatnonzero(self._active_S)
-        running = [self._running[slot] for slot in slots.tolist()]
+        slots = np.flatnonzero(self._slots.active_S)
+        running = [self._slots.requests[slot] for slot in slots.tolist()]
         return super().state() | {
             "partial": pack_samples({n: list(found.values()) for n, found in self._partial.items()}),
             "waiting": [[request.seq_no, request.sample] for request in self._waiting],
             "running": [[request.seq_no, request.sample] for request in running],
             "slots": slots,
-            "arrays": {name: getattr(self, name)[slots] for name in self._by_slot},
+            "arrays": self._slots.state(slots),
             "length": self._length.save(slots),
-            "cache": self._engine.state(slots, self._next_S[slots]),
+            "cache": self._engine.state(slots, self._slots.next_S[slots]),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -203,21 +182,18 @@ class TorchGenerator(Generator):
             self._partial[seq_no] = {rollout.sample: rollout for rollout in rollouts}
         requests = {n: self._factory.requests(n, group) for n, group in self._incomplete.items()}
         slots, waiting = state["slots"], state["waiting"]
-        if len(slots) and slots[-1] >= len(self._active_S):  # fewer now: what was running begins again
+        if len(slots) and slots[-1] >= len(self._slots):  # fewer now: what was running begins again
             self._counters.restarted += len({seq_no for seq_no, _ in state["running"]})
             waiting, slots = sorted([*state["running"], *waiting]), slots[:0]
         self._waiting = deque(requests[seq_no][sample] for seq_no, sample in waiting)
         if not len(slots):
             return
-        for slot, (seq_no, sample) in zip(slots.tolist(), state["running"], strict=True):
-            self._running[slot] = requests[seq_no][sample]
-        self._active_S[slots] = True
-        for name, values in state["arrays"].items():  # older checkpoints have fewer
-            getattr(self, name)[slots] = values
+        running = [requests[seq_no][sample] for seq_no, sample in state["running"]]
+        self._slots.restore(slots, running, state["arrays"])
         self._length.load(slots, state["length"])
         self._engine.restore(slots, state["cache"])
-        for slot in slots[self._asked_S[slots] >= 0].tolist():
-            self._ask(slot)
+        for slot in slots[self._slots.asked_S[slots] >= 0].tolist():
+            self._ask_environment(slot)
 
     @contextmanager
     def lent(self, seed: int) -> Iterator[TorchGenerator]:
@@ -225,18 +201,18 @@ class TorchGenerator(Generator):
 
         What is in flight here, and the weights, are in the memory of the CPU meanwhile, and then put back.
         """
-        slots = np.flatnonzero(self._active_S)
-        cache = self._engine.state(slots, self._next_S[slots])
+        slots = np.flatnonzero(self._slots.active_S)
+        cache = self._engine.state(slots, self._slots.next_S[slots])
         before = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
         sampling = replace(self.sampling, seed=seed, experts=False)
         self._engine.free(slots)
         try:
-            yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._active_S), self._engine)
+            yield TorchGenerator(self.model, self.tokenizer, sampling, len(self._slots), self._engine)
         finally:
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(before[name])
-            self._engine.free(np.arange(len(self._active_S)))  # those of an evaluation that was given up
+            self._engine.free(np.arange(len(self._slots)))  # those of an evaluation that was given up
             with torch.inference_mode():  # in which the cache was made
                 self._engine.restore(slots, cache)
 
@@ -246,64 +222,67 @@ class TorchGenerator(Generator):
     def tick(self) -> None:
         """Refill free slots, run the model one position on, sample, and keep what is finished."""
         if self._answers:
-            self._take_answers()
-        before = np.flatnonzero(self._active_S & (self._asked_S < 0))
-        groups = self._refill()
-        slots = np.concatenate([before, *groups])
+            self._install_answers()
+        held = self._slots
+        decoding = np.flatnonzero(held.decoding_S)
+        starting = self._refill()
+        slots = np.concatenate([decoding, *starting])
         if not len(slots):
             return
-        at, flops = self._next_S[slots], self._counters.flops
+        at, flops = held.next_S[slots], self._counters.flops
         how = self.sampling.temperature, self.sampling.fp32_logits
         try:
-            hidden_AD = self._forward(before, groups)
+            hidden_AD = self._forward(decoding, starting)
             self._head = self._head or head_of(self.model, self.sampling.fp32_logits)
             logp_AV = log_probs_TV(self.model, hidden_AD, *how, self._head)
             token_A, logp_A = self._sample(logp_AV, slots, at)
         except (RuntimeError, MemoryError):  # out of memory, say: a checkpoint may be made of what was before
             self._counters.flops = flops
-            self._empty([slot for group in groups for slot in group.tolist()])
+            self._put_back([slot for group in starting for slot in group.tolist()])
             raise
-        given_A = at < self._given_S[slots]
-        forced_A = np.where(given_A, self._token_SL[slots, at], self._length.forced_token()[slots])
+        given_A = at < held.given_S[slots]
+        forced_A = np.where(given_A, held.token_SL[slots, at], self._length.forced_token()[slots])
         sampled_A = forced_A < 0
         token_A = np.where(sampled_A, token_A, forced_A)
 
-        self._token_SL[slots, at] = token_A
-        self._logp_SL[slots, at] = np.where(sampled_A, logp_A, 0.0)
-        self._sampled_SL[slots, at] = sampled_A
-        self._version_SL[slots, at] = self.version
-        self._next_S[slots] += 1
+        held.token_SL[slots, at] = token_A
+        held.logp_SL[slots, at] = np.where(sampled_A, logp_A, 0.0)
+        held.sampled_SL[slots, at] = sampled_A
+        held.version_SL[slots, at] = self.version
+        held.next_S[slots] += 1
 
         self._counters.ticks += 1
         self._counters.tokens += int(sampled_A.sum())
-        token_S, given_S = np.full(len(self._active_S), -1), np.zeros(len(self._active_S), dtype=bool)
+        token_S, given_S = np.full(len(held), -1), np.zeros(len(held), dtype=bool)
         token_S[slots], given_S[slots] = token_A, given_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens, given_S)
-        done = np.flatnonzero(done_S & (token_S >= 0)).tolist()
-        self._finish({slot: cut for slot in done if (cut := bool(truncated_S[slot])) or not self._ask(slot)})
+        for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist():
+            truncated = bool(truncated_S[slot])
+            if truncated or not self._ask_environment(slot):
+                self._finish(slot, truncated)
 
-    def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
+    def _forward(self, decoding: np.ndarray, starting: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""
-        hidden: list[torch.Tensor] = []
-        if len(before):
-            position_A = self._next_S[before] - 1
-            hidden.append(self._engine.decode(before, self._token_SL[before, position_A], position_A))
-            if self._expert_SPLK is not None:
-                self._expert_SPLK[before, position_A] = self._chosen()
-            self._counters.flops += self._flop_count.forward(len(before), float((position_A + 1).sum()))
-        if groups:
-            prompts = [self._token_SL[slots[0], : self._start_S[slots[0]]] for slots in groups]
-            hidden_BD = self._engine.prefill(groups, prompts)
-            if self._expert_SPLK is not None:
-                for slots, expert_PLK in zip(groups, self._chosen(), strict=True):
-                    self._expert_SPLK[slots, : len(expert_PLK)] = expert_PLK
-            prompt_A = np.repeat(np.arange(len(groups)), [len(slots) for slots in groups])
+        hidden, held = list[torch.Tensor](), self._slots
+        if len(decoding):
+            position_A = held.next_S[decoding] - 1
+            hidden.append(self._engine.decode(decoding, held.token_SL[decoding, position_A], position_A))
+            if held.expert_SPLK is not None:
+                held.expert_SPLK[decoding, position_A] = self._chosen_experts()
+            self._counters.flops += self._flop_count.forward(len(decoding), float((position_A + 1).sum()))
+        if starting:
+            prompts = [held.token_SL[slots[0], : held.start_S[slots[0]]] for slots in starting]
+            hidden_BD = self._engine.prefill(starting, prompts)
+            if held.expert_SPLK is not None:
+                for slots, expert_PLK in zip(starting, self._chosen_experts(), strict=True):
+                    held.expert_SPLK[slots, : len(expert_PLK)] = expert_PLK
+            prompt_A = np.repeat(np.arange(len(starting)), [len(slots) for slots in starting])
             hidden.append(hidden_BD[torch.from_numpy(prompt_A).to(self._device)])
             for n in map(len, prompts):
                 self._counters.flops += self._flop_count.forward(n, n * (n + 1) / 2)
         return torch.cat(hidden)
 
-    def _chosen(self) -> np.ndarray:
+    def _chosen_experts(self) -> np.ndarray:
         engine: Any = self._engine  # that of transformers: the kernels compute no mixtures
         return engine.chosen()
 
@@ -311,7 +290,7 @@ class TorchGenerator(Generator):
         self, logp_AV: torch.Tensor, slots: np.ndarray, at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Invert the cumulative distribution at a number that only (key, position) decide."""
-        draw_A = uniform(self._key_S[slots], at - self._start_S[slots])
+        draw_A = uniform(self._slots.key_S[slots], at - self._slots.start_S[slots])
         # In float64: a sum of 1 in float32 takes up no token rarer than 6e-8.
         cdf_AV = logp_AV.double().exp_().cumsum(-1)  # its end is 1 but for rounding
         threshold_A1 = torch.from_numpy(draw_A).to(self._device)[:, None] * cdf_AV[:, -1:]
@@ -321,94 +300,69 @@ class TorchGenerator(Generator):
 
     def _refill(self) -> list[np.ndarray]:
         """Give free slots to the next waiting completions; return the slots that start, by group."""
-        free = np.flatnonzero(~self._active_S)[: len(self._waiting)]
+        free = np.flatnonzero(~self._slots.active_S)[: len(self._waiting)]
         groups: dict[int, list[int]] = {}
         for slot in free.tolist():
             request = self._waiting.popleft()
-            n = len(request.prompt_T)
-            self._running[slot] = request
-            self._token_SL[slot] = 0
-            self._token_SL[slot, :n] = request.prompt_T
-            self._key_S[slot] = request.key
-            self._start_S[slot] = self._next_S[slot] = n
-            self._given_S[slot], self._asked_S[slot] = 0, -1
-            self._first_version_S[slot] = self.version
+            self._slots.start(slot, request, self.version)
             self._length.start(slot, request.interrupt_at)
             groups.setdefault(request.seq_no, []).append(slot)
-        self._active_S[free] = True
         return [np.array(slots) for slots in groups.values()]
 
-    def _ask(self, slot: int) -> bool:
+    def _put_back(self, slots: Sequence[int]) -> None:
+        """Undo the start of completions: they wait again, in the same order."""
+        for slot in sorted(slots, reverse=True):
+            self._waiting.appendleft(self._slots.free(slot))
+
+    def _finish(self, slot: int, truncated: bool) -> None:
+        """Hand over the completion of a slot, which is free then."""
+        rollout = self._slots.rollout(slot, truncated)
+        self._add(self._slots.free(slot).seq_no, rollout)
+        self._engine.free(np.array([slot]))
+
+    # -- the answers of an environment -----------------------------------------------------------------
+
+    def _ask_environment(self, slot: int) -> bool:
         """Have the environment answer the turn that has ended in a slot; False where it was the last."""
         if self.environment is None:
             return False
-        span = slice(self._start_S[slot], self._next_S[slot])
-        turns = turns_of(self._token_SL[slot, span], self._sampled_SL[slot, span])
+        turns = self._slots.turns(slot)
         if len(turns) >= self.environment.turns:
             return False
-        self._answers[slot] = self.environment.ask(self._running[slot].prompt, turns)
-        if self._asked_S[slot] < 0:
-            self._asked_S[slot] = self._counters.ticks
+        self._answers[slot] = self.environment.ask(self._slots.requests[slot].prompt, turns)
+        if self._slots.asked_S[slot] < 0:
+            self._slots.asked_S[slot] = self._counters.ticks
         return True
 
-    def _take_answers(self) -> None:
+    def _install_answers(self) -> None:
         """Have completions go on whose answer is due, and end those that it ends.
 
-        Which are due does not depend on time where `in_step` is: those of so many decode steps ago, and else
-        the first, where no completion decodes. They are waited for.
+        With `answers_at_once` those are due that are there. Else it does not depend on time: due are those of
+        `ANSWER_DELAY_STEPS` ago, and where no completion decodes the first ones; they are waited for.
         """
         assert self.environment is not None
-        idle = not (self._active_S & (self._asked_S < 0)).any() and (
-            self._active_S.all() or not self._waiting
-        )
-        slots = sorted(self._answers, key=lambda slot: (self._asked_S[slot], slot))
-        if self.in_step:
-            until = self._asked_S[slots[0]] if idle else self._counters.ticks - ANSWER_TICKS
-            due = [slot for slot in slots if self._asked_S[slot] <= until]
-            self.environment.wait([self._answers[slot] for slot in due])
-        else:
-            self.environment.poll(_MOMENT if idle else 0.0)
+        held = self._slots
+        idle = not held.decoding_S.any() and (held.active_S.all() or not self._waiting)
+        slots = sorted(self._answers, key=lambda slot: (held.asked_S[slot], slot))
+        if self.answers_at_once:
+            self.environment.poll(_POLL_SECONDS if idle else 0.0)
             due = [slot for slot in slots if self._answers[slot].done]
-        for slot in due:
-            self._take_answer(slot, self._answers.pop(slot).result())
-
-    def _take_answer(self, slot: int, token_T: np.ndarray | None) -> None:
-        """Give a slot the tokens of an answer; None is a failure, and no token the end of the completion."""
-        self._asked_S[slot] = -1
-        at = int(self._next_S[slot])
-        if token_T is None or not len(token_T):
-            self._finish({slot: token_T is None})
-        elif at - self._start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
-            self._finish({slot: True})  # it does not fit with a token to sample behind it
         else:
-            self._token_SL[slot, at : at + len(token_T)] = token_T
-            self._given_S[slot] = at + len(token_T)
+            until = held.asked_S[slots[0]] if idle else self._counters.ticks - ANSWER_DELAY_STEPS
+            due = [slot for slot in slots if held.asked_S[slot] <= until]
+            self.environment.wait([self._answers[slot] for slot in due])
+        for slot in due:
+            self._install_answer(slot, self._answers.pop(slot).result())
 
-    def _empty(self, slots: Sequence[int]) -> None:
-        """Undo the start of completions: they wait again, in the same order."""
-        for slot in sorted(slots, reverse=True):
-            self._waiting.appendleft(self._running.pop(slot))
-            self._active_S[slot] = False
-
-    def _finish(self, truncated: dict[int, bool]) -> None:
-        """Hand over the completions of some slots, which are free then; of each whether it is truncated."""
-        if not truncated:
-            return
-        experts = self._expert_SPLK
-        for slot, cut in truncated.items():
-            request = self._running.pop(slot)
-            span = slice(int(self._start_S[slot]), int(self._next_S[slot]))
-            rollout = request.rollout(
-                # Copies, as the slot is refilled at once.
-                token_T=self._token_SL[slot, span].copy(),
-                sampled_T=self._sampled_SL[slot, span].copy(),
-                logp_T=self._logp_SL[slot, span].copy(),
-                version_T=self._version_SL[slot, span].copy(),
-                first_version=int(self._first_version_S[slot]),
-                truncated=cut,
-                expert_PLK=None if experts is None else experts[slot, : span.stop - 1].copy(),
-            )
-            self._add(request.seq_no, rollout)
-        slots = np.array(list(truncated))
-        self._active_S[slots] = False
-        self._engine.free(slots)
+    def _install_answer(self, slot: int, token_T: np.ndarray | None) -> None:
+        """Give a slot the tokens of an answer; None is a failure, and no token the end of the completion."""
+        held = self._slots
+        held.asked_S[slot] = -1
+        at = int(held.next_S[slot])
+        if token_T is None or not len(token_T):
+            self._finish(slot, truncated=token_T is None)
+        elif at - held.start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
+            self._finish(slot, truncated=True)  # it does not fit with a token to sample behind it
+        else:
+            held.token_SL[slot, at : at + len(token_T)] = token_T
+            held.given_S[slot] = at + len(token_T)

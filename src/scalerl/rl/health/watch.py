@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.config.health import LONGEST_WINDOW, Health
 from scalerl.rl.health.figures import FIGURES, READ, Figure, Level, Rows, figures_of
 

@@ -6,6 +6,7 @@
     score.py      log-probabilities of sampled tokens; probe.py compares them with the generator's
     vocabulary.py the same from hidden states, a chunk of the logits at a time
     blocks.py     the layers of a model, and torch.compile of each
+    stats.py      the sums over the tokens of a step, and its figures
     sharding.py   FSDP2 and tensor parallel; group.py the ranks as the driver sees them; launch.py torchrun
     checkpoint.py the learner and its model on disk
 

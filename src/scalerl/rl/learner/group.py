@@ -27,8 +27,9 @@ from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.checkpoint import DISK, Saving
-from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
+from scalerl.rl.learner.learner import Learner, StepStoppedError
 from scalerl.rl.learner.load import load_learner
+from scalerl.rl.learner.stats import StepStats
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
 from scalerl.rl.model.weights import plan_of

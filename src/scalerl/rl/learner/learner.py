@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
+from scalerl.rl.learner.stats import StepStats, StepSums
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
 from scalerl.rl.model.lora import write_adapter
 from scalerl.rl.model.memory import within_memory
@@ -50,36 +50,6 @@ from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
 
 T = TypeVar("T")
-_SUMS = 7
-"""The sums of `_accumulate` before those by expert."""
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What one step showed, over the trained tokens; NaN where the step was skipped."""
-
-    loss: float = math.nan
-    grad_norm: float = math.nan
-    lr: float = math.nan
-    entropy: float = math.nan
-    """Mean entropy of the trainer's distribution, nats per token."""
-    ratio_mean: float = math.nan
-    ratio_max: float = math.nan
-    ratio_clipped: float = math.nan
-    """Share of tokens on which a bound of the loss on the importance ratio acts."""
-    ess: float = math.nan
-    """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
-    logp_shift: float = math.nan
-    """Mean |log rho|, nats per token: how far trainer and generator are apart, staleness included."""
-    kl: float = math.nan
-    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
-    router_load_max: float = math.nan
-    """Of a mixture of experts: trained tokens that meet the expert of the largest load, over those of an even
-    load, in the layer where that is the most. See `scalerl.rl.model.routing.balance_of`."""
-    router_load_entropy: float = math.nan
-    """Entropy of the load over that of an even load, in [0, 1], in the layer where it is the least."""
-    flops: float = 0.0
-    tokens: int = 0
 
 
 class StepStoppedError(Exception):
@@ -249,28 +219,26 @@ class Learner:
         self._within_memory(lambda: self._optimiser.step(lr), torn=True)
         self._round_masters()
         self.version += 1
-        tokens = int(batch.sampled_NT.sum())
-        loss, entropy, ratio, squares, shift, clipped, kl = sums[:_SUMS].tolist()
         load = math.nan, math.nan
         if self.score.routers is not None:
-            load = balance_of(sums[_SUMS:].view(self.score.routers.n_layers, -1).numpy())
+            load = balance_of(sums.load.view(self.score.routers.n_layers, -1).numpy())
         # A backward pass costs two forward passes; the base model only a forward pass.
         n_passes = 3 if self._base_score is None else 4
-        flops = n_passes * self._flop_count.forward(*batch.tokens_and_positions())
+        tokens, ratio, squares = int(batch.sampled_NT.sum()), float(sums.ratio), float(sums.ratio_squared)
         return StepStats(
-            loss=loss,
+            loss=float(sums.loss),
             grad_norm=norm,
             lr=lr,
-            entropy=entropy / tokens,
+            entropy=float(sums.entropy) / tokens,
             ratio_mean=ratio / tokens,
             ratio_max=ratio_max,
-            ratio_clipped=clipped / tokens,
+            ratio_clipped=float(sums.clipped) / tokens,
             ess=ratio * ratio / (tokens * squares) if squares else math.nan,
-            logp_shift=shift / tokens,
-            kl=kl / tokens if self._base_score is not None else math.nan,
+            logp_shift=float(sums.log_ratio_abs) / tokens,
+            kl=float(sums.kl) / tokens if self._base_score is not None else math.nan,
             router_load_max=load[0],
             router_load_entropy=load[1],
-            flops=flops,
+            flops=n_passes * self._flop_count.forward(*batch.tokens_and_positions()),
             tokens=tokens,
         )
 
@@ -285,13 +253,13 @@ class Learner:
         for tensor in (*self._masters, *self._trained):
             tensor.grad = None
 
-    def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
+    def _accumulate_all(self, batch: Batch) -> tuple[StepSums, float]:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(1, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             self._report(i, len(micro_batches))
-            if self._is_stopped():
+            if self._stopped_on_any_rank():
                 self._drop_gradients()
                 raise StepStoppedError
             if self._mesh:
@@ -299,18 +267,18 @@ class Learner:
                 reduces = i == len(micro_batches) - 1 or self._recipe.learner.reduce == "micro_batch"
                 group_of(self._whole).set_requires_gradient_sync(reduces)
             part, largest = self._accumulate(*((batch, rows) if len(rows) else passes.nothing_of(batch)))
-            sums, ratio_max = sums + part, max(ratio_max, largest)
+            sums, ratio_max = sums + part.packed(), max(ratio_max, largest)
         if not self._mesh:
-            return sums, ratio_max
+            return StepSums.unpacked(sums), ratio_max
         of_all, most = sums.to(self.device), torch.tensor(ratio_max, device=self.device)
         # Not over `tensor`, whose ranks have computed the same rows together.
         group = self._mesh["data"].get_group()
         dist.all_reduce(of_all, group=group)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-        return of_all.cpu(), float(most)
+        return StepSums.unpacked(of_all.cpu()), float(most)
 
-    def _is_stopped(self) -> bool:
-        """Return whether a rank is to stop, the same on all: they stop before the same micro-batch."""
+    def _stopped_on_any_rank(self) -> bool:
+        """Return the same on all ranks, which stop before the same micro-batch."""
         if self._stopping is None:
             return self.stop.is_set()
         found = torch.tensor(float(self.stop.is_set()))
@@ -330,13 +298,8 @@ class Learner:
         cut = partial(passes.by_length, batch.length_N, size=size, packed=self.score.packed)
         return passes.of_rank(batch.length_N, rank, n_ranks, cut)
 
-    def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions to the masters'.
-
-        Returns:
-            Sums of loss, entropy, ratio, its square, |log ratio|, clipped tokens and divergence, and of
-            tokens by layer and expert; and the largest ratio.
-        """
+    def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[StepSums, float]:
+        """Add the gradient of some completions to the masters'; returns sums, and the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -375,11 +338,17 @@ class Learner:
         # In float64, as the square of a ratio above e^44 overflows float32.
         log_ratio = (logp_MT.detach() - behaviour_MT)[trained_MT].double()
         ratio = log_ratio.exp()
-        of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
-        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[trained_MT].sum(), kl_MT[trained_MT].sum()]
-        largest = float(ratio.max()) if len(ratio) else 0.0
-        sums = torch.stack([part.detach().double() for part in parts])
-        return torch.cat([sums, load.double()]).cpu(), largest
+        sums = StepSums(
+            loss=loss.detach(),
+            entropy=entropy_MT.detach().sum(),
+            ratio=ratio.sum(),
+            ratio_squared=(ratio**2).sum(),
+            log_ratio_abs=log_ratio.abs().sum(),
+            clipped=clipped_MT[trained_MT].sum(),
+            kl=kl_MT.detach()[trained_MT].sum(),
+            load=load,
+        )
+        return sums, float(ratio.max()) if len(ratio) else 0.0
 
     def _gather_gradients(self) -> None:
         """Add the gradients of one micro-batch to the masters' own."""

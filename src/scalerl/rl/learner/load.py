@@ -90,11 +90,7 @@ def _read(
 
 
 def _attention(recipe: Recipe, device: torch.device) -> str:
-    """Return the name in transformers of the attention to try.
-
-    Raises:
-        InputError: flash attention is asked for where there is none.
-    """
+    """Return the name in transformers of the attention to try."""
     chosen = recipe.learner.attention
     if chosen == "flash_attention_2" and not (device.type == "cuda" and find_spec("flash_attn")):
         raise InputError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.optimiser import AdamW
 
 
 def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:

@@ -53,7 +53,11 @@ class Activities:
             self._now = replace(
                 self._now, doing=doing, count=count, tokens=sampled, time=now, left=self._left()
             )
-            self._tell()
+            self._due = time.monotonic() + _REPORT_SECONDS
+            self._report(self._now)
+            if time.monotonic() >= self._write_due:
+                self._write_due = time.monotonic() + WRITE_SECONDS
+                self._write(self._now)
 
     def waits_for_evaluation(self) -> None:
         """Report that nothing is done but an evaluation, in another process."""
@@ -79,10 +83,3 @@ class Activities:
         """Return the seconds until the budget is spent, at the speed since this start."""
         spent, seconds = self._now.share - self._share_at_start, time.monotonic() - self._trained_since
         return seconds * (1 - self._now.share) / spent if spent > 0 and self._now.share < 1 else math.nan
-
-    def _tell(self) -> None:
-        self._due = time.monotonic() + _REPORT_SECONDS
-        self._report(self._now)
-        if time.monotonic() >= self._write_due:
-            self._write_due = time.monotonic() + WRITE_SECONDS
-            self._write(self._now)

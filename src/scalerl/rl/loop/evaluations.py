@@ -13,7 +13,7 @@ from typing import Any
 
 from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.downstream import suite_row
-from scalerl.record.reader import EvalPoint, mean_p_1mp
+from scalerl.record.evaluation import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.loop.activity import Activities

@@ -44,7 +44,8 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
 from scalerl.rl.learner.batch import Batch, make_batch
-from scalerl.rl.learner.learner import Learner, StepStats, StepStoppedError
+from scalerl.rl.learner.learner import Learner, StepStoppedError
+from scalerl.rl.learner.stats import StepStats
 from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
@@ -52,7 +53,7 @@ from scalerl.rl.loop.verified import VerifiedGroups
 from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Group, Pending, Reward, Rollout, Verify
 
-_MOMENT = 0.02
+_POLL_SECONDS = 0.02
 """Seconds to wait for the end of a step, or of a verification, before messages are received."""
 
 
@@ -113,7 +114,6 @@ class Pipeline:
         self._learner, self._verify, self._stop = learner, verify, stop or threading.Event()
         self._activities = activities or Activities()
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
-        self._collected = 0
         self._verifying: _PendingRewards | None = None
         self._verified = VerifiedGroups(recipe)
         self._begun = learner.version
@@ -153,7 +153,7 @@ class Pipeline:
 
     def steps(self) -> Iterator[Step]:
         """Yield trainer steps, until the pool has run dry or `stop` is set."""
-        while self._collect():
+        while self._wait_for_batches():
             try:
                 step = self._step()
             except StepStoppedError:
@@ -167,7 +167,6 @@ class Pipeline:
         verified, replaced = self._verified.state()
         return {
             "admitted": self.admitted,
-            "collected": self._collected,
             "verifying": pack_samples(dict(enumerate(verifying))),
             "verified": pack_groups(verified),
             "replaced": replaced,
@@ -176,7 +175,7 @@ class Pipeline:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self._admission.admitted, self._collected = state["admitted"], state["collected"]
+        self._admission.admitted = state["admitted"]
         self._verified.restore(unpack_groups(state["verified"]), state["replaced"])
         self._begun, self._waited = self._learner.version, state["waited"]
         if sampled := list(unpack_samples(state["verifying"]).values()):
@@ -196,15 +195,15 @@ class Pipeline:
         return len(self._verifying.sampled) if self._verifying else 0
 
     @property
-    def _needed(self) -> int:
+    def _batches_needed(self) -> int:
         """Batches that must be complete before the next step: with `OffPolicy` the rest of the phase."""
         n_prompts = self._recipe.batch.prompts
         at_once = self._recipe.schedule.at_once(n_prompts) // n_prompts
         return at_once - self._begun % at_once
 
-    def _wanted(self) -> int:
+    def _n_to_verify(self) -> int:
         """Return how many groups to verify next; 0 where there are enough, or too few are left."""
-        wanted, left = self._verified.missing(self._needed), self.admitted - self._collected
+        wanted, left = self._verified.missing(self._batches_needed), self._generator.in_flight
         if left < wanted and not self._pool.left:
             # A step takes whole batches: what is left of the pool's last one is never trained.
             first = self._verified.missing(self._verified.complete + 1)
@@ -212,18 +211,18 @@ class Pipeline:
             return first + (left - first) // n_prompts * n_prompts if left >= first else 0  # the last ones
         return wanted
 
-    def _collect(self) -> bool:
+    def _wait_for_batches(self) -> bool:
         """Wait until the groups of a step are verified; False when there are none left, or to stop."""
-        while self._verified.complete < self._needed:
+        while self._verified.complete < self._batches_needed:
             if self._stop.is_set():
                 return False
             self._learner.check_life()  # without it no weights come, which the groups wait for
-            self._go_on()
-            if self._verified.complete >= self._needed or self._verifying:
+            self._admit_and_verify()
+            if self._verified.complete >= self._batches_needed or self._verifying:
                 if self._verifying and self._activities.due("verifying"):
                     self._activities.doing("verifying", Count(0, self._n_verifying, "groups"))
                 continue
-            if not (wanted := self._wanted()):
+            if not (wanted := self._n_to_verify()):
                 return self._verified.complete > 0
             if wanted <= self._generator.ready:  # groups that take the place of others are there already
                 continue
@@ -236,14 +235,13 @@ class Pipeline:
             self._waited += time.perf_counter() - started
         return True
 
-    def _go_on(self) -> None:
+    def _admit_and_verify(self) -> None:
         """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
         self._admit()
-        if not self._verifying and 0 < (n := self._wanted()) <= self._generator.ready:
+        if not self._verifying and 0 < (n := self._n_to_verify()) <= self._generator.ready:
             sampled = self._generator.take(n)
-            self._collected += n
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
-        if self._verifying and self._verifying.rewards.wait(_MOMENT):
+        if self._verifying and self._verifying.rewards.wait(_POLL_SECONDS):
             self._keep_verified()
 
     def _keep_verified(self) -> None:
@@ -278,10 +276,10 @@ class Pipeline:
             self._unmake(groups)
             raise
         try:
-            # 0: while groups are being verified, `_go_on` does the waiting.
-            while not pending.wait(0.0 if self._verifying else _MOMENT):
+            # 0: while groups are being verified, `_admit_and_verify` does the waiting.
+            while not pending.wait(0.0 if self._verifying else _POLL_SECONDS):
                 self._activities.doing(TRAINING)
-                self._go_on()
+                self._admit_and_verify()
                 if self._verified.complete and self._batch is None:
                     self._batch = self._make_batch()
             stats = pending.result()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.health.watch import Finding
 from scalerl.rl.loop.counters import RunCounters
 

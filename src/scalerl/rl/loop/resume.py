@@ -20,7 +20,8 @@ from scalerl.jsonl import dumps, plain, read_last, read_object
 from scalerl.kinds import code_of, codes_in
 from scalerl.record.cut import ends_at
 from scalerl.record.folder import RECORDS, check_unused, holds_run
-from scalerl.record.reader import UNTRAINED, final_folder
+from scalerl.record.reader import UNTRAINED
+from scalerl.record.saved_weights import final_folder
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import (
     ASIDE,

@@ -53,11 +53,7 @@ def _attention(
     max_length_q: int = 0,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return what is attended to, (1, F, H, E), as transformers has it.
-
-    Raises:
-        ValueError: the model has sinks, a window or a soft cap, or does not pass the lengths on.
-    """
+    """Return what is attended to, (1, F, H, E), as transformers has it."""
     if cu_seq_lens_q is None or any(more.get(name) is not None for name in _OTHERS):
         raise ValueError("this model's attention is not that of packed sequences")
     if query_1HFE.is_cuda and query_1HFE.dtype.itemsize == 2:

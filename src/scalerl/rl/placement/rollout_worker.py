@@ -78,7 +78,7 @@ def _decode(
     "decoding", each with the counters. The process counts as starting until it has weights and a group.
     """
     clock = _DecodingClock(channel.began)
-    generator.in_step = False  # a slow environment delays its own completions alone
+    generator.answers_at_once = True  # a slow environment delays its own completions alone
     # Below every version, so that `newer` returns the first weights, of version 0 too.
     generator.version = -1
 

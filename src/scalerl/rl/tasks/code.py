@@ -134,11 +134,7 @@ class Code(Dataset):
 
 
 def _problem(row: DatasetRow, text: str) -> dict[str, Any]:
-    """Return the tests of a row, as `verify` takes them.
-
-    Raises:
-        InputError: they are in none of the formats, or are no Python.
-    """
+    """Return the tests of a row, as `verify` takes them."""
     values = _filled(row.values)
     problem: dict[str, Any] = {"setup": "", "reference": "", "entry_point": "", "prompt": ""}
     if "entry_point" in values and "test" in values:

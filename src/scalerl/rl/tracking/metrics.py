@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 
 from scalerl.errors import InputError
 from scalerl.jsonl import plain
-from scalerl.record.reader import EvalPoint, compute_of
+from scalerl.record.evaluation import EvalPoint, compute_of
 
 _COMPUTE = ("device_seconds", "flops", "tokens", "wall_seconds", "idle_seconds", "weight_sync")
 _PROBE = ("logp_gap", "logp_gap_max", "rank", "rank_variance", "head_gap", "head_gap_rms", "probe_tokens")

@@ -28,7 +28,8 @@ from typing import Any
 from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.tracker import SampleTracker, Status, TrackedRun, Tracker
 from scalerl.rl.workers.backend import Channel

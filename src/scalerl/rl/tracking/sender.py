@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl.errors import InputError, PausedError, ScalerlError, WorkerError, brief_error
 from scalerl.jsonl import plain
-from scalerl.record.reader import EvalPoint
+from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, TrackedSamples, log_run
 from scalerl.rl.tracking.tracker import Tracker

@@ -42,7 +42,11 @@ class SupervisedVerifiers(VerifierPool):
         workers = [VerifierWorker(f"verifier {i}", i, HEARTBEAT_TIMEOUT) for i in range(limits.workers)]
         greeting, memory = base64.b64encode(pickle.dumps(task)) + b"\n", int(limits.memory_gib * 2**30)
         arguments = greeting, limits.seconds, memory, os.getpid()
-        super().__init__(workers, FreshPython(), list, self._size, main, arguments)
+
+        def share(n_jobs: int) -> int:
+            return min(math.ceil(n_jobs / limits.workers), MAX_SHARE)
+
+        super().__init__(workers, FreshPython(), list, share, main, arguments)
         self._limits, self._failed_starts, self._secret = limits, 0, secrets.token_hex(16)
         try:
             self.start()
@@ -63,9 +67,6 @@ class SupervisedVerifiers(VerifierPool):
         """See `WorkerPool.close`: at the end of its channel a supervisor ends what it has started, too."""
         super().close()
         self._end_marked(*self._workers)
-
-    def _size(self, n: int) -> int:
-        return min(math.ceil(n / self._limits.workers), MAX_SHARE)
 
     def _spawn(self, worker: VerifierWorker) -> None:
         mark, begin = self._mark(worker), (worker.name, worker.number, self._target)

@@ -103,7 +103,9 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
         cells[1].stylize(colours[row.mark])
         table.add_row(*cells)
     lines = [Text.assemble((formats.one_line(one.arm), "bold"), ": ", one.text) for one in answers(verdict)]
-    lines += [Text.assemble((f"{label}: ", "yellow"), text) for label, text in _doubts(verdict)]
+    doubts = [("caution", text) for text in verdict.cautions]
+    doubts += [("warning", text) for text in _warnings(verdict)]
+    lines += [Text.assemble((f"{label}: ", "yellow"), text) for label, text in doubts]
     lines += [Text(text, style="dim") for text in [assumptions(verdict)] if text]
     for part in (
         Text(study_name(verdict), style="bold"),
@@ -152,11 +154,6 @@ def _short(verdict: StudyVerdict) -> Table:
 def _first(beside: str) -> str:
     """The interval of a number, which is its first line; reasons and claims are none."""
     return beside.partition("\n")[0] if beside.startswith("[") else ""
-
-
-def _doubts(verdict: StudyVerdict) -> list[tuple[str, str]]:
-    cautions = [("caution", text) for text in verdict.cautions]
-    return cautions + [("warning", text) for text in _warnings(verdict)]
 
 
 def _warnings(verdict: StudyVerdict) -> list[str]:

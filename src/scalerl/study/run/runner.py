@@ -26,7 +26,7 @@ from scalerl.errors import InputError, ScalerlError, WriteError
 from scalerl.files import lock
 from scalerl.jsonl import read_object
 from scalerl.kinds import code_of, codes_in
-from scalerl.record.reader import final_folder
+from scalerl.record.saved_weights import final_folder
 from scalerl.record.writer import append_row
 from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
@@ -190,11 +190,7 @@ class _Runner:
         return Job(task.run.key, number, target=work, arguments=arguments, needs=task.recipe.devices)
 
     def _ended(self, task: RunTask) -> bool:
-        """Return whether the run has come to its part of the budget, or failed for good.
-
-        Raises:
-            InputError: it had come there, and its evaluations are gone since, or are not those of its end.
-        """
+        """Return whether the run has come to its part of the budget, or failed for good."""
         if self._has_failed(task.run):
             return True
         folder = self.folder / task.run.folder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
 from scalerl.errors import listed
-from scalerl.record.reader import unit_of
+from scalerl.record.evaluation import unit_of
 from scalerl.view.numbers import axis_name, family_weights, one_unit
 
 if TYPE_CHECKING:

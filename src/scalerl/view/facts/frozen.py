@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
 from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 

@@ -20,7 +20,9 @@ from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
-from scalerl.record.reader import EvalPoint, RunRecord, final_folder
+from scalerl.record.evaluation import EvalPoint
+from scalerl.record.reader import RunRecord
+from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
 

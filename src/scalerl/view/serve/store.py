@@ -274,9 +274,8 @@ class RunStore:
     def _look(self, entry: Entry) -> None:
         try:
             runs = self._sweep.read(entry, self._read)
-            if runs is None:
-                return
-            self._replace(entry.id, runs)
+            if runs is not None:
+                self._replace(entry.id, runs)
         except Exception as error:  # whatever one log does to its reader: the other runs are listed
             message = self._message(error)
             before = self._of_entry.get(entry.id)
@@ -301,8 +300,7 @@ class RunStore:
                 broken = _broken(entry, self._plain(one.reason)) | {"id": id}
                 runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
             else:
-                kept = without_columns(entry, self._devices, id, one)
-                runs.append(self._run(entry, kept, id))
+                runs.append(self._run(entry, without_columns(entry, self._devices, id, one), id))
         return runs
 
     def _run(self, entry: Entry, record: RunRecord, id: str) -> Run:
@@ -335,8 +333,8 @@ class RunStore:
             "as_of": now,
         }
         if standing.record is not None:
-            row["notes"] = [self._plain(note) for note in notes(standing.record)]
-            row["notes"] += [standing.beyond] if standing.beyond else []
+            said = map(self._plain, notes(standing.record))
+            row["notes"] = list(filter(None, [*said, standing.beyond]))
             if imported(standing.record):  # such a log does not say whether its run has ended
                 row["ended"] = None
         return row

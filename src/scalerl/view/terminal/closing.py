@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import TextIO
 
-from scalerl.record.reader import RunRecord, final_folder
+from scalerl.record.reader import RunRecord
+from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_text, ceiling_text, to_tell_text

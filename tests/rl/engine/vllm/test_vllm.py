@@ -34,8 +34,9 @@ from weight_arrays import arrays
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker, NoLengthControl
 from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
+from scalerl.rl.config.settings import BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.completions import Completed, turn_of

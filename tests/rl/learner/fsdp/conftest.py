@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from learner_ranks import Ranks
 
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.optimiser import AdamW
 
 
 @pytest.fixture
