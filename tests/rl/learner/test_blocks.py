@@ -113,6 +113,6 @@ def test_a_mixture_of_experts_is_refused_in_one_line(recipe, save_model):
 
 def test_a_model_without_blocks_is_refused_by_its_type(llama_folder):
     model = load_model(llama_folder)
-    model._no_split_modules = None
+    model._no_split_modules = None  # type: ignore[assignment]
     with pytest.raises(InputError, match="a model of type llama can be neither sharded nor compiled"):
         blocks_of(model)
