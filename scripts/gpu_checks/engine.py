@@ -5,6 +5,7 @@ Shapes in names: T tokens of a completion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,13 @@ def generator_of(model: Any, slots: int, tokens: int, n_prompts: int) -> TorchGe
     sampling = Sampling(1.0, True, 0, 16, rule, END_TOKEN, "transformers")
     generator = TorchGenerator(model, chain_tokenizer(), sampling, slots)
     for n in range(n_prompts):
-        generator.submit(Prompt(f"p/{n}", f"{n % 10} + {n // 10 % 10} * 3 =", ""), 0, 2)
+        generator.submit(prompt_of(n), 0, 2)
     return generator
+
+
+def prompt_of(n: int) -> Prompt:
+    """Return a prompt of the chain task, another for each number below 100."""
+    return Prompt(f"p/{n}", f"{n % 10} + {n // 10 % 10} * 3 =", "")
 
 
 def logps(lab: Lab) -> dict[str, Any]:
@@ -59,15 +65,7 @@ def replay_updates(lab: Lab) -> dict[str, Any]:
         generator.update(WeightStream.of(weights), version)
         for _ in range(4):
             generator.tick()
-    rollouts = [rollout for group in generator.collect(6) for rollout in group]
-    spanning = [rollout for rollout in rollouts if len(set(rollout.version_T.tolist())) > 1]
-    figures = {
-        "completions": len(spanning),
-        "error": max(replay_error(model, versions, rollout, 0) for rollout in spanning),
-        "error_one_version_late": min(replay_error(model, versions, rollout, 1) for rollout in spanning),
-    }
-    assert figures["error_one_version_late"] > 20 * figures["error"], figures
-    return within(figures, error=1e-3)
+    return within(replayed(model, versions, generator.collect(6)), error=1e-3)
 
 
 def weights_of_versions(model: Any, updates: int) -> list[dict[str, torch.Tensor]]:
@@ -78,8 +76,27 @@ def weights_of_versions(model: Any, updates: int) -> list[dict[str, torch.Tensor
     return [base, *noisy]
 
 
+def replayed(
+    model: Any,
+    versions: list[dict[str, torch.Tensor]],
+    groups: Iterable[Iterable[Rollout]],
+    most: int | None = None,
+) -> dict[str, Any]:
+    """Replay up to `most` completions that span updates, and as often with versions that are one too late."""
+    rollouts = [rollout for group in groups for rollout in group]
+    spanning = [rollout for rollout in rollouts if len(set(rollout.version_T.tolist())) > 1][:most]
+    assert spanning, "no completion saw an update"
+    figures = {
+        "completions": len(spanning),
+        "error": max(_replay_error(model, versions, rollout, 0) for rollout in spanning),
+        "error_one_version_late": min(_replay_error(model, versions, rollout, 1) for rollout in spanning),
+    }
+    assert figures["error_one_version_late"] > 20 * figures["error"], figures
+    return figures
+
+
 @torch.no_grad()
-def replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: Rollout, late: int) -> float:
+def _replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: Rollout, late: int) -> float:
     """Return the largest difference, token by token; `late` plants an error in the versions."""
     from transformers import DynamicCache
 

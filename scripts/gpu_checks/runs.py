@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gpu_checks.lab import Lab
+from scalerl.rl.verify.proc import descendants
 
 STEPS = 24
 _SETTINGS = (
@@ -77,7 +78,7 @@ def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any
                 raise AssertionError(f"the run ended with {process.returncode} before it was killed")
             time.sleep(0.05)
     finally:
-        for pid in [process.pid, *_descendants(process.pid)]:  # torchrun's ranks are in sessions of their own
+        for pid in [process.pid, *descendants(process.pid)]:  # torchrun's ranks are in sessions of their own
             os.kill(pid, signal.SIGKILL)
         process.wait()
     killed_at, started = _steps(run), time.monotonic()
@@ -85,11 +86,6 @@ def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any
     figures = {"killed_at": killed_at, "resumed_seconds": time.monotonic() - started, "steps": _steps(run)}
     assert figures["steps"] == STEPS, figures
     return figures | _sound(run)
-
-
-def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
 def _sound(run: Path) -> dict[str, Any]:

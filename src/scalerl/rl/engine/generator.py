@@ -39,7 +39,7 @@ from scalerl.rl.engine.slots import DecodeSlots
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.weights import install_weights
-from scalerl.rl.types import Counters, Rollout, Weights
+from scalerl.rl.types import Counters, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
 ANSWER_DELAY_STEPS = 8
@@ -116,14 +116,6 @@ class TorchGenerator(Generator):
         else:
             within_memory(self.tick, "generator", self._memory)
         self._counters.seconds += time.perf_counter() - started
-
-    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """Decode until the next `n_groups` groups in order of admission are complete, and take them."""
-        if n_groups > self.in_flight:
-            raise ValueError(f"only {self.in_flight} groups are admitted, {n_groups} were asked for")
-        while self.ready < n_groups:
-            self.work()
-        return self.take(n_groups)
 
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""

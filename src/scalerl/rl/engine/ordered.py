@@ -90,6 +90,14 @@ class Generator(ABC):
         self._taken = seq_nos.stop
         return [self._complete.pop(seq_no) for seq_no in seq_nos]
 
+    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """Work until the next `n_groups` groups in order of admission are complete, and take them."""
+        if n_groups > self.in_flight:
+            raise ValueError(f"only {self.in_flight} groups are admitted, {n_groups} were asked for")
+        while self.ready < n_groups:
+            self.work()
+        return self.take(n_groups)
+
     def take_complete(self) -> dict[int, tuple[Rollout, ...]]:
         """Return all complete groups by sequence number, whatever their order."""
         complete, self._complete = self._complete, {}
