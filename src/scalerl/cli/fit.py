@@ -8,12 +8,13 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.amounts import amount, amounts
+from scalerl.cli.shared.amounts import amounts
 from scalerl.cli.shared.arguments import add_shared, examples, positive
 from scalerl.cli.shared.data import (
     add_data_arguments,
     add_prior,
     check_options,
+    end_of,
     fit_options,
     read_options,
     read_siblings,
@@ -52,7 +53,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "tracker's server: wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(fit, auto=True)
-    fit.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")
+    add_shared(fit, "--max-compute")
     fit.add_argument(
         "--at",
         type=amounts,
@@ -111,10 +112,9 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve.own_families import load_family
 
     start = fit_options(args)
-    end = math.inf if args.max_compute is None else args.max_compute
     extra = [load_family(kind) for kind in args.family]
     own: dict[str, Any] = {"prior": args.prior, "extra_families": extra}
-    options: dict[str, Any] = {"r0": args.r0, "max_compute": end, "level": args.level, **own}
+    options: dict[str, Any] = {"r0": args.r0, "max_compute": end_of(args), "level": args.level, **own}
     # Siblings are cut at the start as the run is, but not at the end: more of a curve identifies it better.
     siblings = read_siblings(
         args.prior_from or (), data, args, **start, prior=args.prior, extra_families=extra

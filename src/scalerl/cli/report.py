@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
     check_one_axis,
+    end_of,
     fit_options,
     paths_of,
     read_each,
@@ -73,7 +73,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
     )
-    report.add_argument("--max-compute", type=amount(), metavar="C", help="leave out compute above C")
+    add_shared(report, "--max-compute")
     add_data_arguments(report, several=True)
     report.set_defaults(run=run)
 
@@ -181,8 +181,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     settle_amounts(args, found)
     paths = [data.path for data in found]
     names = distinct([run_name(data.record, data.path) for data in found], paths)
-    end = math.inf if args.max_compute is None else args.max_compute
-    options = {**fit_options(args), "max_compute": end, "level": args.level}
+    options = {**fit_options(args), "max_compute": end_of(args), "level": args.level}
     runs = []
     for name, data in zip(names, found, strict=True):
         run = OverlayRun(name, data.points, data.record)

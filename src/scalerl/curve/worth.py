@@ -116,8 +116,10 @@ def told_at(
 
     # The width falls with compute, so that four of the sixteen are enough to find the first.
     place = bisect.bisect_left(compute_M, -seen.widest, key=narrow)
-    if place in (0, len(compute_M)):
-        return float(compute_M[0]) if place == 0 else None
+    if place == len(compute_M):
+        return None
+    if place == 0:
+        return float(compute_M[0])
     # Between two of the sixteen: else the answer would leap by 14 % from one evaluation to the next.
     ends = compute_M[place - 1 : place + 1].tolist()
     return math.exp(np.interp(-seen.widest, [narrow(end) for end in ends], np.log(ends)))

@@ -12,7 +12,7 @@ from scalerl.errors import InputError
 
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _PREFIXES = (
-    *((name, size) for name, size in _SCALES.items()),
+    *_SCALES.items(),
     *(("P", 1e15), ("E", 1e18), ("Z", 1e21), ("Y", 1e24)),
     *(("thousand ", 1e3), ("million ", 1e6), ("billion ", 1e9), ("trillion ", 1e12)),
 )

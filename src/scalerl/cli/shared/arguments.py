@@ -177,6 +177,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "P",
         "help": "level of the intervals (default: 0.95)",
     },
+    "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out compute above C"},
     "--price": {"type": positive, "metavar": "USD"},
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE"},
     "--target": {"type": pass_rate, "metavar": "R"},
