@@ -14,8 +14,6 @@ A room imports only those above it in this list, and not all of them: `tests/tes
 The names below are loaded when they are first used: importing the package takes no numpy.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """Packages that import their public names on first access, so that no command waits for all of them."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -5,8 +5,6 @@ import `scalerl.view`, which draws them, as it imports them. So the package, abo
 that imports `scalerl.view.notebook` when it is first needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """The errors for users: one line each, with an exit status."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any

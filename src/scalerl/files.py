@@ -1,7 +1,5 @@
 """Files: inputs that users name, atomic writes, locks, and sources that change."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Results as pandas data frames; without pandas, which is optional, these raise an InputError."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

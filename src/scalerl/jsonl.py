@@ -3,8 +3,6 @@
 A file that cannot be read, or a line that is not a JSON object, is an InputError that names it.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

@@ -9,8 +9,6 @@ A file is a module below this one, under a name that contains its path. Unpickli
 module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

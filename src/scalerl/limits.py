@@ -6,8 +6,6 @@ text repeated by a dictionary). These limits bound that, far above any real trai
 takes less than 1 GB, and seconds, except for large files, of which it reads about 10 MB a second.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`scalerl completion`: a shell script that completes commands, options, files and names."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path

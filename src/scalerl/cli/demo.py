@@ -1,7 +1,5 @@
 """`scalerl demo`: the whole job with a small model."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from pathlib import Path

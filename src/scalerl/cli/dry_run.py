@@ -1,7 +1,5 @@
 """`scalerl train --dry-run`: the resolved recipe, which role has which device, and the memory of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 The exit statuses are in `_EPILOG`. One line on standard error says what is wrong and what would be right.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """`scalerl model`: make a model that needs no hub."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`scalerl serve`: a local web page of the runs in a folder."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -13,8 +13,6 @@ It may import `scalerl.record`. Imported by `cli`, `forecast`, `ingest`, `integr
 `view`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

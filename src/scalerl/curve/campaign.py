@@ -15,8 +15,6 @@ else in each; the families stay as probable as they were before the run.
 Shapes: k siblings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

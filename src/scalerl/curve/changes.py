@@ -10,8 +10,6 @@ among the differences of neighbours, and the best burst of a grid, refined once.
 Shapes: N rows of the sample, P models of the noise.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ share, the derivatives of it and its inverse, and nothing else; what is fitted a
 `least_squares` and `posterior`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From points to an answer: check them, fit every family, integrate over what the curve could be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

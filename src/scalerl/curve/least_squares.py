@@ -7,8 +7,6 @@ Golub and Pereyra, 1973): a grid over their whole range, then Levenberg-Marquard
 Shapes: S runs, N rows (shorter runs are padded with weight 0), K cells of the grid, M searches under way.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

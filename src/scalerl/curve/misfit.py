@@ -7,8 +7,6 @@ all changes (which corrects for looking in many places), above a threshold that 
 Shapes: N evaluations, J candidate changes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

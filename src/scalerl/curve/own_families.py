@@ -1,7 +1,5 @@
 """Families of curves from outside of the package: loaded by name, and checked before they are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -34,8 +34,6 @@ Other priors: of the effect of a seed (`scalerl.curve.seeds`), of B and A by sib
 Shapes: N evaluations, D those and the ones to come, c cells of (B, C_mid), P models of the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Quantiles of weighted values, and of weighted values with noise added."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """The rows that are fitted: points sorted, replicates pooled, distances between evaluations measured."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What more compute brings: the expected gain, where to stop, and how much narrower the ceiling becomes."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

@@ -14,8 +14,6 @@
 It may import `scalerl.curve` and `scalerl.record`. Imported by `cli`, `integrations`, `study`, `view`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

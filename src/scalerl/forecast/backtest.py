@@ -9,8 +9,6 @@ the last value, which have no intervals and are scored by their errors alone.
 Shapes: M later evaluations, K knots of compute, Q probabilities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The answer of a backtest: its cuts and their scores, as text, JSON and a data frame."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ It is a `Backtest` read the other way: a row for every method instead of one for
 that answer where the fit does not, and what each of them would have decided.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Shapes: N points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -16,8 +16,6 @@ better curves, and needs six.
 Shapes: N evaluations, J nodes of (B, C_mid), n draws of f.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

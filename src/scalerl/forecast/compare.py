@@ -9,8 +9,6 @@ error of all verdicts.
 Shapes: n paired draws.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -8,8 +8,6 @@ a run the three differ: there the answer follows from the prior, or, without one
 Shapes: N rows of the sample, n resamples, M computes or values of A, K cells of (log B, log C_mid).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

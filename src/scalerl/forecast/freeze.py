@@ -1,7 +1,5 @@
 """A forecast made during a run, as a line of forecasts.jsonl."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

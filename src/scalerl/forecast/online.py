@@ -5,8 +5,6 @@ forecaster.add(compute, pass_rate)              after every evaluation; computes
 print(forecaster.line(12_000))                  fits the evaluations so far
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace

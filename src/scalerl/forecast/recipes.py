@@ -4,8 +4,6 @@ Runs are of one recipe where their config.json has the same, but for the seed, t
 not affect the training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

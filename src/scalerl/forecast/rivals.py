@@ -11,8 +11,6 @@ The first three take evaluations for independent, and their own family for the t
 Shapes: N rows fitted, K computes, Q probabilities, B replicates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

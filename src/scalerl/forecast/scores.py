@@ -4,8 +4,6 @@ Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation
 Shapes: M outcomes, Q quantiles.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -4,8 +4,6 @@ The paper leaves out the first 1,500 GPU-hours, about one epoch, and shows how B
 (arXiv 2510.13786, appendix): the start may follow another curve, from warm-up or from prompts not yet seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

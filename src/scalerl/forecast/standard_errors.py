@@ -4,8 +4,6 @@ They take the curve for linear in its parameters over their range, and neighbour
 independent. Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

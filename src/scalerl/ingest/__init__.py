@@ -9,8 +9,6 @@
 It may import `scalerl.curve` and `scalerl.record`. Imported by `cli`, `integrations`, `view`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

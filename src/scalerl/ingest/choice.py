@@ -6,8 +6,6 @@ sum of rewards        never taken for one of its parts: that named for correctne
 training reward       only where the user names it; no ceiling is called identified then
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -4,8 +4,6 @@ What trainers log differs: seconds of a step, or only the time of day; tokens of
 the number of devices, or nothing of them. Shapes: N steps of a series.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ weight of a matrix product and token, and 4 D L per token and position that it a
 twice that. Embedding look-ups are free, the head is not; of experts those count that a token meets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A foreign log as a run: which metric is the pass rate, what compute it is set against, what was assumed."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A run, one's own or of any other trainer, from a path or a name: the one place that tells which."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

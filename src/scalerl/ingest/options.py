@@ -1,7 +1,5 @@
 """How the log of another trainer is to be read, as far as the user says it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Values of a metric as shares in [0, 1], and what its name and its values tell of rewards and prompts."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection

@@ -3,8 +3,6 @@
 It may import `scalerl.forecast` and `scalerl.ingest`. No room imports it.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

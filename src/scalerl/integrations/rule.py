@@ -13,8 +13,6 @@ mean curve is above its `high` with probability .025, and below its `low` with p
 each look; a trial is looked at about five to eight times.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass

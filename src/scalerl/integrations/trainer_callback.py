@@ -6,8 +6,6 @@ What the trainer has logged goes the way of any other trainer's log (`scalerl.in
 what `scalerl fit OUTPUT_DIR --x steps` says of the trainer_state.json of the same moment.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

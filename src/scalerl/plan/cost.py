@@ -1,7 +1,5 @@
 """What a plan costs to a target, by the forecast of a run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -7,8 +7,6 @@ what happens next is known: the slot that empties first. In between the number o
 and with it the seconds of a step.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -5,8 +5,6 @@ completions consumed. It does not record what a role would do with other decode 
 docs/howto/plan.md says what is assumed of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -8,8 +8,6 @@ A file of rates is TOML, one table for each part; what is left out takes its def
     row = 2e-5
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources

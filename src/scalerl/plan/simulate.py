@@ -14,8 +14,6 @@ does one after the other. Every role has devices of its own.
 Shapes in names: A staleness, in versions.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict, deque

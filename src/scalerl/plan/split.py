@@ -1,7 +1,5 @@
 """How many of some devices should generate, and how many train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

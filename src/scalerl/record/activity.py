@@ -4,8 +4,6 @@ The trainer replaces the file every `WRITE_SECONDS` and removes it at its end; a
 leaves it, and `time` says how old it is.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value"
 began at `since`. A run of which nothing was to be said has no such file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Amounts of compute as people write them: `12k`, `300 GFLOP`, `12h`, `600 steps`, `2x` (twice the data)."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

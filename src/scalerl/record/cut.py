@@ -9,8 +9,6 @@ A kill at any moment leaves a record that the next resume can cut, and brings no
 where `.cut.part` is, that cut is done first.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs whose log does not say on how many devices they ran: their GPU-hours are those of one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scalerl.errors import InputError

@@ -14,8 +14,6 @@ it moves the ceiling (`benchmarks/prompts.py`).
 Shapes: P prompts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The weights that a run has on disk, each tied by its name to one version: the step that made them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -24,8 +24,6 @@ and `scalerl.cli` import this; it imports `scalerl.record`, and none of the room
 Imported by `cli`, `study`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

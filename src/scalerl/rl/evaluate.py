@@ -1,7 +1,5 @@
 """The evaluation of a model on the held-out prompts of a recipe, apart from any run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path

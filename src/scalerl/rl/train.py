@@ -3,8 +3,6 @@
 `scalerl.rl.training_run` has what happens after every step.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

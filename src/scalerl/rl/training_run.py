@@ -3,8 +3,6 @@
 Record, evaluate, freeze a forecast, checkpoint, stop: `TrainingRun.train`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -8,8 +8,6 @@ entry.py   what a script calls: run, verdict
 Imported by `cli`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

@@ -12,8 +12,6 @@ An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. 
 others are compared with.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The checks keep the comparison fair: seed for seed, all arms start from the same
 the same held-out prompts, draw their prompts in one order, and have one budget on one axis.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -13,8 +13,6 @@
 Its keys are the fields of `Study`; unknown keys are refused.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -13,8 +13,6 @@ It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ a
 what trains. Imported by `cli`, `study`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy

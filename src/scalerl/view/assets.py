@@ -3,8 +3,6 @@
 And how a file is written: whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ One run, several, a foreign log and a study are each a `Document`, which is HTML
 without its drawings Markdown; its tables are LaTeX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -4,8 +4,6 @@ One definition serves Markdown, LaTeX, the page and the terminal (`scalerl.view.
 them can say something else than the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Types of arguments that are amounts of compute (`scalerl.record.amounts`), one or several."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re

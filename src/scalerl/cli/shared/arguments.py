@@ -1,7 +1,5 @@
 """Arguments of the commands: the parser, types of values, and the arguments that several commands have."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """Output of the commands: warnings and JSON; tables are those of `scalerl.view.terminal.rows`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any

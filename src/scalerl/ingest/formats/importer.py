@@ -1,7 +1,5 @@
 """Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import entry_points

@@ -3,8 +3,6 @@
 All raise OSError where a file or folder cannot be read, or entered.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -1,7 +1,5 @@
 """JSONL of metrics, a row a step: prime-rl's metrics.jsonl, and what many others write."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """MLflow's file store: a folder per experiment and run, a file per metric."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

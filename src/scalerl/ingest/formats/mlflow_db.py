@@ -1,7 +1,5 @@
 """MLflow's database, as its default is since MLflow 3: `mlflow.db`, a SQLite file with all experiments."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Parquet tables of metrics, a row a step, as dumps of trackers and of data frames are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Set
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wire format of protocol buffers: the fields of a message, without its schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

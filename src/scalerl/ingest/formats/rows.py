@@ -1,7 +1,5 @@
 """Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime

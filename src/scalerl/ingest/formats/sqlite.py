@@ -1,7 +1,5 @@
 """SQLite files of trackers: recognised by their tables, and read while another program writes to them."""
 
-from __future__ import annotations
-
 import itertools
 import sqlite3
 import struct

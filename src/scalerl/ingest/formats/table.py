@@ -1,7 +1,5 @@
 """Tables with named columns, CSV or JSONL: any trainer's log of compute against pass rate."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import itertools

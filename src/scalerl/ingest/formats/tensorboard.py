@@ -1,7 +1,5 @@
 """Event files of TensorBoard, as trainers write them through any library; read without one."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

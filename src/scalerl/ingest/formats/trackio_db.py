@@ -1,7 +1,5 @@
 """trackio's local store: a SQLite file per project."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """trainer_state.json, which the Hugging Face trainers (TRL among them) save with every checkpoint."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What verl's file logger writes: JSONL, a row per step. Its console is read by the format `console`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 "Step","RUN - METRIC","RUN - METRIC__MIN","RUN - METRIC__MAX", ...
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -7,8 +7,6 @@ chunk   CRC-32 of kind and data (4 bytes), length (2), kind (1: a whole record, 
 record  one message: fields of a number and a value each
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator

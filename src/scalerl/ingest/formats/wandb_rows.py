@@ -4,8 +4,6 @@ The fields that are read are named by their numbers in W&B's wandb_internal.prot
 several where values are nested; values are JSON.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

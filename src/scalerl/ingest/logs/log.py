@@ -4,8 +4,6 @@ The readers of formats make it; the meaning of their names is in
 `scalerl.ingest.vocabularies.vocabulary`.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

@@ -11,8 +11,6 @@ Only metrics of training prove a restart: an evaluator that runs beside it logs 
 Shapes: R rows, V values of a metric, N those that count, W values of the one that proves a restart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

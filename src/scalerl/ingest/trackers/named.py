@@ -9,8 +9,6 @@
 A file or folder of such a name goes before.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re

@@ -6,8 +6,6 @@ and its place in `VOCABULARIES`.
 Imported by `cli`, `ingest`, `ingest.formats`, `ingest.formats.console`, `ingest.logs`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

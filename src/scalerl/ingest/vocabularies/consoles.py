@@ -1,7 +1,5 @@
 """How the consoles of trainers are recognised, and the settings for validation and metrics in them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ without what belongs to it. Trainers that log through a tracker put a word befor
 verl/utils/tracking.py).
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence

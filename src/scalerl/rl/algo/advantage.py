@@ -9,8 +9,6 @@ The order is fixed, and stated because trainers differ in it (docs/reference/def
 Shapes in names: G completions of one group, N completions of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -6,8 +6,6 @@ Gradient accumulation and sharding can then not change the result. The weights s
 Shapes in names: N completions. `length_N` are sampled tokens; `group_N` numbers the group of each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol
 

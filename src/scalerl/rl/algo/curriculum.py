@@ -1,7 +1,5 @@
 """Curricula: which prompts are never drawn again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol
 

@@ -12,8 +12,6 @@ a recipe that names the loss alone gets these.
 Shapes in names: N completions, T tokens (padded; what padding holds is weighed by 0).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the weights of their step are installed (`scalerl.rl.loop.admission`), how many 
 after which steps the weights are published.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -8,8 +8,6 @@ was .006 to .019 of pass rate below the peak at the end, two .001 to .011, three
 over all evaluations 0 to .007.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Mapping

@@ -13,8 +13,6 @@ writes it aside, sums its files, syncs and renames it, and removes the checkpoin
 last `keep`, and older ones that a resume has set aside.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -5,8 +5,6 @@ A table with several variants, each a dataclass, names one in its field `kind`; 
 user wrote them.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

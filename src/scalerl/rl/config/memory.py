@@ -11,8 +11,6 @@ with is that of the phase that needs the most, so that its terms are of one mome
 Names: s bytes of a number in the model's precision, T tokens of a forward pass of the trainer.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

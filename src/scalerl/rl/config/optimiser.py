@@ -1,7 +1,5 @@
 """The table `[optimiser]`, with the schedule of the learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Numbers out of range raise a ValueError that names the key.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The generator of a recipe, checked against the model, the tokenizer and the memory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ compute something else, the run would train another model than the one that is s
 Shapes in names: T tokens of prompt and completion, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups in flight: admitted in order, complete in any order, taken in order, wherever they are sampled."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict

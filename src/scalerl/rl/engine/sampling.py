@@ -6,8 +6,6 @@ and no generator carries state. So a completion does not depend on where it ran 
 Shapes in names: T tokens, G completions of a group, S streams.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

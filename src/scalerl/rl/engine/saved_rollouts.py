@@ -3,8 +3,6 @@
 Shapes in names: S tokens of all completions, one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any

@@ -4,8 +4,6 @@ Shapes in names: S decode slots, L positions of a slot (prompt and completion), 
 recorded, L layers, K experts of each; T tokens of a completion.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A finding is reported once when it starts, once more if a warning becomes an ala
 (`Figure.is_over` keeps a value at a threshold from coming and going). Unknown values change nothing.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

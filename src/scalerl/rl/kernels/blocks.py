@@ -7,8 +7,6 @@ there may be. Which block it is changes no result.
 Shapes in names: B entries, E all entries, N blocks of the longest entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

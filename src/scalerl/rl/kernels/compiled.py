@@ -3,8 +3,6 @@
 Without a C compiler there is none, and the callers run a model through its own modules instead.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -10,8 +10,6 @@ of prompts and of completions take the same path, and each attends to exactly th
 Shapes in names: A tokens of a pass, B prompts or slots, S decode slots, T tokens of a prompt, D hidden size.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p

@@ -3,8 +3,6 @@
 Shapes in names: G completions of one group, N completions of the batch, T positions (prompt and completion).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The blocks of a model: the layers that are sharded, and compiled, one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

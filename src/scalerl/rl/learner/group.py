@@ -8,8 +8,6 @@
 numbers, text, lists, mappings, arrays and tensors; the driver receives the result of rank 0.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence

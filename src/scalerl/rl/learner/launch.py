@@ -6,8 +6,6 @@ Rank 0 is the run: it generates, verifies and writes. The others wait for its co
 of `LearnerRank` and its arguments, as JSON with the arrays beside it (nothing that is received is unpickled).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -14,8 +14,6 @@ gradients of the ranks are summed, not averaged, and so are the sums that the st
 Shapes in names: M completions of a micro-batch, T positions, D hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """From a recipe to its learner: on this process, or sharded over all of the process group."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path

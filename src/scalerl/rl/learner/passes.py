@@ -4,8 +4,6 @@ All ranks compute the same answer, so that nothing is sent. The weights per toke
 of it, but for rounding.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import replace

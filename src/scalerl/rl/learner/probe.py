@@ -24,8 +24,6 @@ Shapes in names: N completions, T positions (prompt and completion), W wanted to
 L layers with experts, K experts of a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ output and then by input, so that heads and inner units are shared; everything b
 all processes of a row of the mesh. Embeddings and head stay whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar

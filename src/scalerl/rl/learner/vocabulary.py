@@ -8,8 +8,6 @@ Shapes in names: R places at which something is predicted, W wanted tokens (one 
 a chunk, D hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -2,8 +2,6 @@
 to progress.json. What is reported in between is dropped, so that a decode step pays for a look at the clock.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

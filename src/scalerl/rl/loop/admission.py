@@ -14,8 +14,6 @@ most so many do as leave P groups of all that it may consume. Then at most u + q
 trains a group, with u steps begun and q groups before it that are in flight, and the bound is as above.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from scalerl.rl.algo.schedule import AnySchedule

@@ -1,7 +1,5 @@
 """What a run has spent of its budget, and what a resume may make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args

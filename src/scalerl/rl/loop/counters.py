@@ -1,7 +1,5 @@
 """The cost of a run, the figures of a step, and the fate of every prompt: the lines of steps.jsonl."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

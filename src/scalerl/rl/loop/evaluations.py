@@ -1,7 +1,5 @@
 """The evaluations of a run: when they are due; started, made beside the training, and recorded in order."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

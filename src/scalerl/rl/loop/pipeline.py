@@ -25,8 +25,6 @@ Generators in processes of their own (`scalerl.rl.placement.local`) decode all t
 message from them, and weights are updated while completions are in flight.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

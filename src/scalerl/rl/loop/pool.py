@@ -3,8 +3,6 @@
 Prompts are drawn without replacement, pass after pass, each pass shuffled by the seed and its number.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Progress of a run, reported after every step and every evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The config.json of a run; where a run that was stopped can go on, and where it has ended."""
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

@@ -5,8 +5,6 @@ section 3.2) those count that enter the loss alone, so that further groups take 
 after `max_gen_batches` times `prompts` groups a batch is complete whatever it holds.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice

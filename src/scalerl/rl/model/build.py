@@ -1,7 +1,5 @@
 """Models that this package makes: their folders in the cache, and the progress of their making."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

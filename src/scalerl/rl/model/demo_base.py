@@ -6,8 +6,6 @@ and to ramble. So it can do better than it does, which RL brings out.
 It is saved as a Hugging Face folder (config, safetensors, tokenizer), which is loaded like any other model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

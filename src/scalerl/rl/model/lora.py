@@ -4,8 +4,6 @@ Generators, evaluations and checkpoints get the merged weights, those of a plain
 adapters too, in PEFT's format.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory that is not there, and memory that the C library keeps."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ chain-base     the demonstration's, trained at its first use (`scalerl.rl.model.
 smollm2        SmolLM2-135M-Instruct, unpacked from a Python package (`scalerl.rl.model.smollm2`)
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ lengths. On a GPU in bfloat16 it is PyTorch's kernel, elsewhere a product for ea
 Shapes in names: H query heads, X heads of keys and values, F tokens of all sequences, E head size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

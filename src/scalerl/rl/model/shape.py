@@ -1,7 +1,5 @@
 """The shape of a recipe's model, read from its config.json alone: without torch, and without weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

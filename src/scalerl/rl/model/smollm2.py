@@ -5,8 +5,6 @@ float32 and saved as a Hugging Face folder with tokenizer and chat template. So 
 model on the Hub, and as good a start for training as it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

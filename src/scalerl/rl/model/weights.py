@@ -4,8 +4,6 @@ weights_of(model)      the stream of a model, adapters merged: nothing is copied
 install_weights        copies a stream into the parameters of a model, in place
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self

@@ -8,8 +8,6 @@ the weights that are held: the result is a function of weights and seed, so that
 that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
 """
 
-from __future__ import annotations
-
 import atexit
 import queue
 import threading

@@ -3,8 +3,6 @@
 Weights go through shared memory, which every process reads between two decode steps.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ the loop                  decodes, and installs the newest weights between two d
 So decoding waits for neither receiving nor sending.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

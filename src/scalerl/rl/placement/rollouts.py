@@ -15,8 +15,6 @@ sent the latest weights, and takes part once it has installed a version as new a
 been admitted. So no token is older than the schedule allows, whichever workers come and go.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -6,8 +6,6 @@
 Both go on in jail.py, with a user of its own (or a user namespace), limits, Landlock and seccomp.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 {"unsupported": why}; with "mutated": true where an argument was changed in place
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import types

@@ -3,8 +3,6 @@
 A backend counts as there once it has held a program that tries its measures. Where none does, nothing is run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

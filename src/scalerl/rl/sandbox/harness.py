@@ -8,8 +8,6 @@ The names that the code defines are proxies here: a call sends plain data and re
 the code reaches this process, so that none can be equal to everything, and no answer reaches the code.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import os

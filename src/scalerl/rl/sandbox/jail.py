@@ -6,8 +6,6 @@
 None of it can be undone by the process, so that the code of a model may run in the same one.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

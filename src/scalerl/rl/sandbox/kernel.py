@@ -1,7 +1,5 @@
 """Calls of the Linux kernel that Python lacks: mounts, credentials, Landlock. It runs inside the sandbox."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

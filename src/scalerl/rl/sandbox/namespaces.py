@@ -7,8 +7,6 @@
 A program is never process 1 itself: it could then outlive `outer` by a call of prctl.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

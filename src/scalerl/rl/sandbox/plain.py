@@ -6,8 +6,6 @@
 What is decoded is of exactly these types, whatever the other side sent: no method of its values is its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable

@@ -5,8 +5,6 @@ namespaces, credentials, ptrace, keys, io_uring, perf, memory that no limit coun
 whatever kernels to come will have. Threads, files, timers and pipes work.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -3,8 +3,6 @@
 A bucket that travels is one array of bytes, in which each tensor has a place; `views` gives the tensors back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch

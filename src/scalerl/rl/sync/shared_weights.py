@@ -14,8 +14,6 @@ reader that is slow, or is killed in the middle, holds up no other process.
 The memory is a file without a name, which is freed with the last process that has it, however that ends.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -11,8 +11,6 @@ A generator that has joined since, or that missed a broadcast, fetches the lates
 store; the next version is broadcast in a new group of the generators that there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

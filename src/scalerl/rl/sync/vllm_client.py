@@ -15,8 +15,6 @@
     check                             returns if it is well
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple

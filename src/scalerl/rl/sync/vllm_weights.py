@@ -8,8 +8,6 @@ Either passes on weights bucket by bucket: what a sharded learner has put into a
 in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import pickle

@@ -11,8 +11,6 @@ Multipliers are coprime to 10, so every operation is a bijection, every value is
 is right exactly one time in ten.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ What tests say is never decided in the process that ran the code: what a program
 asserts are evaluated in a sandbox of their own, on plain data that the code returns.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

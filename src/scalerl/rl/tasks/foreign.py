@@ -3,8 +3,6 @@
 Both take columns of the data, which is why they need `task.answer = "*"`: the whole row.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

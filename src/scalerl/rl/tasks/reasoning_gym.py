@@ -11,8 +11,6 @@ or a table, with what its `create_dataset` takes:
     template = "{prompt}\\nAnswer with the number alone."
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

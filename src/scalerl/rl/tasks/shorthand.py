@@ -1,7 +1,5 @@
 """Tasks in one line: `task = "reasoning-gym:chain_sum"` stands for a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 is the installed package `my_taskset`, whose `__all__` names its `Taskset`, and its `Env` if it has one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence

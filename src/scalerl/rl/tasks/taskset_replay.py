@@ -5,8 +5,6 @@ Toolset -> its tools, in this process                        what the model's ca
 @stop   -> before every turn that is asked of the model
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The answer of a completion is the text after the first `after`, or the whole text if that does not occur.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import unicodedata

@@ -10,8 +10,6 @@
 Evaluations have separate names for compute: they end after later steps, and a counter must not go back.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The protocol of a tracker: it is opened, logs rows, and is closed, all in one thread."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each imports its package when it is opened, in the process of the trackers.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -10,8 +10,6 @@ Answers are given in the form that the verifier takes best of those in `FORMS`, 
 rejected for what it says.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Every answer must carry the random number that came with its completion. A worke
 left no process behind: it could read the next completion, or answer it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import marshal

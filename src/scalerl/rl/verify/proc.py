@@ -1,7 +1,5 @@
 """The processes below one, by proc(5): which there are, what memory they hold, and killing them (Linux)."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

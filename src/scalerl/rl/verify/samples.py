@@ -1,7 +1,5 @@
 """Completions kept as text, for people: the lines of samples.jsonl."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

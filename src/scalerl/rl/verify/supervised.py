@@ -5,8 +5,6 @@ is running is not imported again. It starts, checks and ends the workers that ex
 these answer it passes on two numbers, or a text, and unpickles nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os

@@ -16,8 +16,6 @@ behind, a replaced builtin, another verdict for a known answer, a death and a ti
 is killed, with everything below this process but the template.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -15,8 +15,6 @@ Such a completion gets the reward of a failure, and leaves the loss as a truncat
 its process reaches no other completion: `scalerl.rl.verify.supervisor` has how.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import weakref

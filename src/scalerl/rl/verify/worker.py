@@ -15,8 +15,6 @@ C functions that were bound before, formats its answer by operators, and looks f
 every completion. What that misses, the known answers of `scalerl.rl.verify.supervisor` are for.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import ctypes

@@ -8,8 +8,6 @@ The backends are `scalerl.rl.workers.child` (processes of this machine, by multi
 `scalerl.rl.workers.ray.backend` (Ray actors).
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from abc import ABC, abstractmethod

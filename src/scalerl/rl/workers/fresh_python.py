@@ -8,8 +8,6 @@ script that is running has a part in it.
 A process is a group of its own, which is killed whole: what it has started ends with it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -12,8 +12,6 @@ A pool never waits for a worker, except in `poll` for a message of any. What a w
 messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Signals: the trainer handles them; the processes that it starts ignore them, and end with it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

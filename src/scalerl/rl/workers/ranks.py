@@ -1,7 +1,5 @@
 """Ranks that fail together: an error of one is raised on all, which would wait for it otherwise."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

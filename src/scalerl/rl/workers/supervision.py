@@ -1,7 +1,5 @@
 """Supervision of workers, wherever they run: deadlines, back-off, and time without a poll."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """The tables of a study, from its verdict alone: numbers as they are, and the text that shows them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A decision on record is not made again; one that a kill kept from being written 
 and so is the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace

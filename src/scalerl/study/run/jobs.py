@@ -7,8 +7,6 @@ Processes are forked from one that has loaded torch and has done nothing with it
 second instead of ten.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -9,8 +9,6 @@ All of its state is on the disk, in the files of `scalerl.study.record`: a study
 and started again ends with the same results.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

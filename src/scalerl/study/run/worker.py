@@ -4,8 +4,6 @@ It sends "progress" (share of the budget, pass rate) after every evaluation and 
 "ended" (outcome, cause), where the outcome is that of `scalerl.study.record.Attempt`, or "disk".
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """The answer of a study in lines: of every arm what was measured, its ceiling and its efficiency."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains

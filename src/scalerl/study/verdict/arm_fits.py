@@ -1,7 +1,5 @@
 """The fits of a study's runs, every arm's curve over its seeds, and which arms are ahead."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

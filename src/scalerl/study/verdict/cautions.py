@@ -1,7 +1,5 @@
 """The cautions of a study: sentences on what its runs do not show."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

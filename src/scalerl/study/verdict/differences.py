@@ -8,8 +8,6 @@ taken for draws of one scaled inverse chi-squared distribution (Smyth, Stat. App
 Shapes: S seeds, M computes, A arms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores of the frozen forecasts of a study, by what was measured after they were made."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence

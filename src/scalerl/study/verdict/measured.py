@@ -3,8 +3,6 @@
 Shapes: S seeds, M computes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 It is made from the folder of the study alone, without torch.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """Which evaluations of a run are drawn, and at which computes a curve is; N evaluations, M computes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 PLACES = 81

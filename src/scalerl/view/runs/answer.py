@@ -1,7 +1,5 @@
 """The sentence that a page begins with: what a run will reach, or why that cannot be told yet."""
 
-from __future__ import annotations
-
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence

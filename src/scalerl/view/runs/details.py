@@ -1,7 +1,5 @@
 """The folded sections of one run: its fit in full, health, roles, tasks, strata, compute, and recipe."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Who did what when: the ledger of the groups, what was sampled across updates, how busy the roles were."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

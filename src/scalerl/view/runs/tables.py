@@ -1,7 +1,5 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs, as `scale
 GET /events                              server-sent events: the version, whenever it is another
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

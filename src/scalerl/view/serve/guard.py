@@ -4,8 +4,6 @@ Without a token only requests to a name of this machine are answered: a page els
 point here (DNS rebinding) asks under that name. With a token any name will do.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The runs of a log in a folder that is served: their ids, and the devices that the user gives."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

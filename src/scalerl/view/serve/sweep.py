@@ -5,8 +5,6 @@ active runs    those that were written to last, at shorter intervals where a loo
 reads          of what has changed, the run written to last first; each for a fifth of the time, too
 """
 
-from __future__ import annotations
-
 import heapq
 import importlib
 import time

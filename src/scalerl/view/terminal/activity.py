@@ -1,7 +1,5 @@
 """What a run is doing right now, in a line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The closing table of a run: what was forecast, what was measured, and the ceiling, on one screen."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import TextIO

@@ -1,7 +1,5 @@
 """The steps of the Hugging Face Trainer, whose rows have none: that of the progress bar drawn after each."""
 
-from __future__ import annotations
-
 import re
 from array import array
 

@@ -3,8 +3,6 @@
 They print a few of the metrics that they log to trackers, which are given the names that they have there.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rows that are dict literals: of OpenRLHF, slime, SkyRL, and the Hugging Face Trainer (TRL)."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """A console line by line, as a person reads it; what a row of metrics is, and a form of rows."""
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The format `console`: the rows of all forms in what a trainer prints."""
 
-from __future__ import annotations
-
 import codecs
 import math
 import re

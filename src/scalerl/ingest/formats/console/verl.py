@@ -4,8 +4,6 @@ From verl 0.1 to 0.9.1: verl/utils/logger/aggregate_logger.py (`concat_dict_to_s
 all digits since), verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Shapes in names: T tokens of a completion.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

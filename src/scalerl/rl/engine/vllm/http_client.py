@@ -6,8 +6,6 @@ dropped, silent, another 5xx   `ServerLostError`: the caller waits for the serve
 anything else                  a `WorkerError` that names the server and the remedy
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Workers of vLLM that are started on this machine: their Python, environment, arguments and GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

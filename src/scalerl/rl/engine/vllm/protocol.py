@@ -1,7 +1,5 @@
 """What the client and vLLM's own processes must agree on; it imports no more than `served` may."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

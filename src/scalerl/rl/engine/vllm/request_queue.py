@@ -7,8 +7,6 @@ resumed run, a lost server), or is none that training samples by, the server fir
 there, and gets no more of it until it has the newest again.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator
 from concurrent.futures import InvalidStateError

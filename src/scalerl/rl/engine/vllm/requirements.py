@@ -1,7 +1,5 @@
 """What a vLLM server must be and be started with, and the check of a running one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

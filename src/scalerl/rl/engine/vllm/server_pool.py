@@ -13,8 +13,6 @@ again under the new version, so that the version in its cache salt is the one th
 `/resume`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import logging

@@ -7,8 +7,6 @@ first, so that the server finds the KV cache of the turns before, as weights of 
 evicted meanwhile, the end of the last block and the answer are read by the weights of now.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

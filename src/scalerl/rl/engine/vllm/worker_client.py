@@ -1,7 +1,5 @@
 """vLLM in a worker that is started here (`scalerl.rl.engine.vllm.worker`): calls, and answers to them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

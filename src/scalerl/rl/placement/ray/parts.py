@@ -1,7 +1,5 @@
 """The parts of a run that are on a cluster, in place of those of `scalerl.rl.loop.parts`."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace

@@ -6,8 +6,6 @@ Every actor has a `Verifier` of its own, with the worker processes of `task.limi
 replaced, and its share is verified again by another: the outcomes do not depend on which actor verifies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The Ray cluster of a run: joined or started, and the room that the run reserves on it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """What each actor did when: the lines of timeline.jsonl, in Unix seconds by the clock of its node."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field
