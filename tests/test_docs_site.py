@@ -18,8 +18,7 @@ import scalerl.ingest
 import scalerl.rl
 import scalerl.study
 from scalerl.cli.main import _parser
-from scalerl.ingest.vocabularies import VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import ROLES
+from scalerl.ingest.vocabularies import ROLES, VOCABULARIES
 
 ROOT = docs_examples.ROOT
 DOCS = docs_examples.DOCS

@@ -21,8 +21,7 @@ from scalerl.ingest.formats.console import FORMAT
 from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.format import recognise
 from scalerl.ingest.load import load_run
-from scalerl.ingest.vocabularies import BY_TRAINER
-from scalerl.ingest.vocabularies.consoles import CONSOLES as SETTINGS
+from scalerl.ingest.vocabularies import BY_TRAINER, CONSOLES as SETTINGS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_callback.py"
 

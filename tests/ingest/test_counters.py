@@ -11,8 +11,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.counters import counters as counters_of
 from scalerl.ingest.flops import ModelCost, model_cost
 from scalerl.ingest.logs.log import Log, LogBuilder, Series
-from scalerl.ingest.vocabularies import BY_TRAINER
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies import BY_TRAINER, Vocabulary
 
 WORDS = Vocabulary(
     "mine",

@@ -12,7 +12,7 @@ from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies import Vocabulary
 
 WORDS = Vocabulary(
     "mine",

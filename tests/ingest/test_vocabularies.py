@@ -6,8 +6,7 @@ from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples
-from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import ROLES, any_of, tell
+from scalerl.ingest.vocabularies import ANY, BY_TRAINER, ROLES, VOCABULARIES, any_of, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.
 STEPS = {
@@ -323,7 +322,7 @@ def test_the_trainer_is_told(trainer):
     names = STEPS[trainer].split()
     around = ["_step", "_timestamp", "_runtime", "epoch", "step", "time", "global_step", "system/gpu.0.gpu"]
     for mixed in (names, names[::-1], around + names, [f"train/{name}" for name in names]):
-        told = tell(VOCABULARIES, mixed)
+        told = tell(mixed)
         assert told is not None
         assert told.trainer == trainer
 
@@ -336,9 +335,7 @@ def test_names_that_are_needed_are_known(trainer):
 
 
 def test_nothing_tells_a_trainer():
-    told = tell(
-        VOCABULARIES, ["loss", "reward", "entropy", "eval/accuracy", "validation/accuracy", "lr", "epoch"]
-    )
+    told = tell(["loss", "reward", "entropy", "eval/accuracy", "validation/accuracy", "lr", "epoch"])
     assert told is None
 
 
@@ -346,7 +343,7 @@ def test_trl_by_way_of_a_tracker():
     # Trackers of the Trainer make `eval/` of `eval_`, and put `train/` before all others.
     names = STEPS["trl"].split()
     names = [f"eval/{n.removeprefix('eval_')}" if n.startswith("eval_") else f"train/{n}" for n in names]
-    told = tell(VOCABULARIES, names)
+    told = tell(names)
     assert told is not None
     assert told.trainer == "trl"
     assert told.matches("eval_reward", names) == ["eval/reward"]
@@ -440,7 +437,7 @@ def test_versions_of_before():
         ),
     }
     for trainer, (names, role, expected) in cases.items():
-        told = tell(VOCABULARIES, names)
+        told = tell(names)
         assert told is not None
         assert told.trainer == trainer
         assert told.matches(role, names) == [expected]
@@ -448,7 +445,7 @@ def test_versions_of_before():
 
 def test_names_as_mlflow_has_them():
     names = [name.replace("@", "_at_") for name in STEPS["verl"].split()]
-    told = tell(VOCABULARIES, names)
+    told = tell(names)
     assert told is not None
     assert told.trainer == "verl"
     for role in ("pass_rate", "eval_reward"):

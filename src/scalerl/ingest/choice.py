@@ -19,8 +19,7 @@ from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples, prompts_of, shares_of
-from scalerl.ingest.vocabularies import is_of_training
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, set_of
+from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of
 from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Kind, Metric, is_held_out_share, is_named_for_correctness, kind_of
 

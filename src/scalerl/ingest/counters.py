@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.logs.log import Log, Series, finite
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies import Vocabulary
 from scalerl.record.devices import DEVICES_NOT_LOGGED
 
 MOST = 1e100

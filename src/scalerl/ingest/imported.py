@@ -17,7 +17,7 @@ from scalerl.ingest.choice import choose, left_out_of
 from scalerl.ingest.counters import Counter, counters
 from scalerl.ingest.logs.log import Log, Series, presentable
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies import Vocabulary
 from scalerl.record.evaluation import AXES, DeviceSeconds, EvalPoint, Flops, Tokens
 from scalerl.record.left_out import NONE
 from scalerl.record.reader import RunRecord

@@ -19,8 +19,7 @@ from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import Log
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
-from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, any_of, tell
+from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES, Vocabulary, any_of, tell
 from scalerl.jsonl import whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.metric import is_held_out_share
@@ -216,7 +215,7 @@ def run_of(log: Log, asked: ReadOptions) -> RunRecord:
 def _vocabulary(log: Log, asked: ReadOptions) -> Vocabulary:
     trainer = asked.trainer or log.trainer
     if not trainer:
-        return tell(VOCABULARIES, log.names) or ANY
+        return tell(log.names) or ANY
     if trainer not in BY_TRAINER:
         raise InputError(f"no trainer {asked.trainer!r}; there are {', '.join(BY_TRAINER)}")
     return BY_TRAINER[trainer]

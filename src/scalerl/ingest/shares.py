@@ -9,7 +9,7 @@ import numpy as np
 
 from scalerl.ingest.logs.log import Log, finite
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
+from scalerl.ingest.vocabularies import Vocabulary, is_like
 from scalerl.record.metric import is_held_out_share, scaled_by
 
 _SLACK = 1e-6

@@ -19,7 +19,7 @@ from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
-from scalerl.ingest.vocabularies.any_trainer import ANY
+from scalerl.ingest.vocabularies import ANY
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step

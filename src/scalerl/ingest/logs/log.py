@@ -1,7 +1,7 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
 The readers of formats make it; the meaning of their names is in
-`scalerl.ingest.vocabularies.vocabulary`.
+`scalerl.ingest.vocabularies`.
 """
 
 import math

@@ -17,8 +17,7 @@ from scalerl.ingest.formats.console.verl import VerlRows
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, finite_cell
-from scalerl.ingest.vocabularies import BY_TRAINER
-from scalerl.ingest.vocabularies.consoles import CONSOLES, console_of
+from scalerl.ingest.vocabularies import BY_TRAINER, CONSOLES, console_of
 from scalerl.jsonl import check_not_compressed
 
 _HEAD = 2**24

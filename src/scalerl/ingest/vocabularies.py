@@ -1,15 +1,21 @@
 """What the metrics of a trainer mean: for every quantity of use here, the names that trainers give it.
 
-A name is a pattern as file names have them: `*` is any text, and `<set>` the name of an evaluation set alone,
-without what belongs to it. Trainers that log through a tracker put a word before their names (`train/`,
-`global/`), which is allowed for; and so is `_at_` for `@`, which MLflow takes in no name (verl writes it so,
-verl/utils/tracking.py).
+The names are in vocabularies.toml, a table for each trainer. A name is a pattern as file names have them: `*`
+is any text, and `<set>` the name of an evaluation set alone, without what belongs to it. Trainers that log
+through a tracker put a word before their names (`train/`, `global/`), which is allowed for; and so is `_at_`
+for `@`, which MLflow takes in no name (verl writes it so, verl/utils/tracking.py).
 """
 
 import functools
+import itertools
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from scalerl.record.metric import is_of_evaluation
 
 _PLAIN_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
 """slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
@@ -22,11 +28,28 @@ themselves.
 
 
 @dataclass(frozen=True)
+class TrainerConsole:
+    """The console of one trainer: how it is recognised, and the settings for validation and metrics in it."""
+
+    name: str
+    """As its authors write it."""
+    signs: str
+    """A regular expression: names of its modules and processes, which any of its consoles has."""
+    validation: str
+    """The settings that switch validation on, of the version that the vocabulary is from."""
+    rows: str = ""
+    """The setting that prints metrics; empty where they are always printed."""
+    note: str = ""
+    """What every reader of its rows has to know."""
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The metrics of one trainer, by what they are here; of several names the first that is there counts."""
 
     trainer: str
-    signs: tuple[str, ...]
+    console: TrainerConsole | None = None
+    signs: tuple[str, ...] = ()
     """Names that tell this trainer's logs from those of others."""
     pass_rate: tuple[str, ...] = ()
     """Share of right completions of held-out prompts. `{set}` in a name is any text, the data set's name."""
@@ -101,15 +124,14 @@ class Vocabulary:
     def held_out(self, names: Iterable[str]) -> list[str]:
         """Return the names of what is measured on held-out prompts."""
         names = list(names)
-        return [name for role in HELD_OUT for name in self.matches(role, names)]
+        roles = ("pass_rate", "reward_parts", "eval_reward")
+        return [name for role in roles for name in self.matches(role, names)]
 
 
-HELD_OUT = ("pass_rate", "reward_parts", "eval_reward")
-"""The roles of what is measured on held-out prompts."""
 ROLES = tuple(
     f.name
     for f in fields(Vocabulary)
-    if f.name not in ("trainer", "signs", "scaled", "shares") and not f.name.endswith("_sums")
+    if f.name not in ("trainer", "console", "signs", "scaled", "shares") and not f.name.endswith("_sums")
 )
 
 
@@ -147,12 +169,53 @@ def set_of(name: str, patterns: Iterable[str]) -> str:
     return ""
 
 
-def tell(vocabularies: Iterable[Vocabulary], names: Iterable[str]) -> Vocabulary | None:
+def tell(names: Iterable[str]) -> Vocabulary | None:
     """Return the trainer most of whose signs are among the names; None without any."""
     names = list(names)
     counts = {
-        vocabulary: sum(any(is_like(name, sign) for name in names) for sign in vocabulary.signs)
-        for vocabulary in vocabularies
+        one: sum(any(is_like(name, sign) for name in names) for sign in one.signs) for one in VOCABULARIES
     }
     best = max(counts, key=lambda vocabulary: counts[vocabulary])
     return best if counts[best] else None
+
+
+def _of_table(trainer: str, table: dict[str, Any]) -> Vocabulary:
+    console = TrainerConsole(**table.pop("console")) if "console" in table else None
+    table["scaled"] = map(tuple, table.get("scaled", ()))
+    return Vocabulary(trainer, console=console, **{role: tuple(names) for role, names in table.items()})
+
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+VOCABULARIES = tuple(_of_table(trainer, table) for trainer, table in _TABLES.items())
+"""All of them; the last has no signs, and is for logs that show none."""
+ANY = VOCABULARIES[-1]
+BY_TRAINER = {vocabulary.trainer: vocabulary for vocabulary in VOCABULARIES}
+CONSOLES = {one.trainer: one.console for one in VOCABULARIES if one.console is not None}
+"""By the trainer of the vocabulary."""
+_CONSOLE_SIGNS = {trainer: re.compile(console.signs.encode()) for trainer, console in CONSOLES.items()}
+_OF_TRAINING = (
+    *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),
+    *("step_seconds", "tokens", "samples"),
+)
+"""Roles that an evaluator does not log; lengths, entropies and counters so far it may."""
+_OF_EITHER = re.compile(r"(?:.*/)?(?:accuracy|acc|success_rate|scores?)", re.DOTALL)
+
+
+def console_of(text: bytes) -> str | None:
+    """Return the trainer most of whose signs are in the text of a console; None without any."""
+    counts = {trainer: len(signs.findall(text)) for trainer, signs in _CONSOLE_SIGNS.items()}
+    best = max(counts, key=lambda trainer: counts[trainer])
+    return best if counts[best] else None
+
+
+@functools.lru_cache(2**16)
+def is_of_training(name: str) -> bool:
+    """Whether a metric, by its name, is one that only a step of training logs, under whatever prefix."""
+    is_of_either = is_of_evaluation(name) or _OF_EITHER.fullmatch(name)
+    return not is_of_either and _training_names().fullmatch(name) is not None
+
+
+@functools.cache
+def _training_names() -> re.Pattern[str]:
+    roles = (getattr(vocabulary, role) for vocabulary in VOCABULARIES for role in _OF_TRAINING)
+    return re.compile(rf"(?:.*/)?{any_of(itertools.chain(*roles)).pattern}", re.DOTALL)
