@@ -137,7 +137,7 @@ def test_a_log_without_a_pass_rate_says_what_there_is():
 
 
 def test_what_is_said_names_a_metric_as_the_user_does():
-    asked = ReadOptions(option="metric=")
+    asked = ReadOptions(in_python=True)
     for rows in (steps(3, my_accuracy=0.3), steps(3, reward=1.3), steps(3, reward=-7.0)):
         with pytest.raises(InputError, match=r"metric= ") as caught:
             as_run(log(rows), WORDS, asked)

@@ -9,7 +9,7 @@ training reward       only where the user names it; no ceiling is called identif
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,8 +53,6 @@ class Chosen:
     metric: Metric
     series: Series
     rate_N: np.ndarray
-    names: tuple[str, ...]
-    """The metrics of the log that it was made of: one, unless data sets were pooled."""
     warnings: tuple[str, ...]
 
 
@@ -86,7 +84,7 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
     is_named = asked.metric is not None and len(found) == 1
     others = tuple(one.name for one in found if one is not chosen)
     metric = replace(chosen.metric, others=others, is_chosen=is_named)
-    return Chosen(metric, chosen.series, chosen.rate_N, (chosen.name,), tuple(warnings))
+    return Chosen(metric, chosen.series, chosen.rate_N, tuple(warnings))
 
 
 def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:
@@ -115,8 +113,9 @@ def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> l
     for one in told.split(","):
         if one in log.metrics:
             return [one]
+        pattern = re.compile(".*".join(map(re.escape, one.split("*"))), re.DOTALL)
+        like = sorted(filter(pattern.fullmatch, log.metrics)) if "*" in one else []
         # Of what is like a pattern the spreads and lengths of completions are not meant.
-        like = _like(one, log.metrics)
         held_out = [name for name in like if is_held_out_share(name) or vocabulary.held_out([name])]
         if found := held_out or vocabulary.matches("train_reward", like):
             return found
@@ -131,14 +130,6 @@ def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> l
     raise InputError(
         f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [told])}{there}"
     )
-
-
-def _like(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names of a pattern, in which `*` is any text."""
-    if "*" not in pattern:
-        return []
-    like = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
-    return sorted(name for name in names if like.fullmatch(name))
 
 
 def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
@@ -168,11 +159,7 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
 
 
 def _unasked(
-    log: Log,
-    vocabulary: Vocabulary,
-    found: Sequence[Candidate],
-    asked: ReadOptions,
-    warnings: list[str],
+    log: Log, vocabulary: Vocabulary, found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
 ) -> Candidate:
     """Choose where the user has named nothing."""
     if not found:
@@ -204,13 +191,11 @@ def _unasked(
 
 def _refusal(found: Sequence[Candidate], blamed: Sequence[Candidate], asked: ReadOptions) -> str:
     """Explain why none of the held-out metrics is taken, with the choices."""
-    sentence = "the reward has several parts, and none of them is named for correctness"
-    if blamed:
-        sentence = blamed[0].why_not
-    names = [one.name for one in found]
+    several = "the reward has several parts, and none of them is named for correctness"
     return (
-        f"{sentence}; held out are {listed(names)}: name the metric of right answers with {asked.option} "
-        f"NAME, and what a right answer earns, if not 1, with {asked.max_option} X"
+        f"{blamed[0].why_not if blamed else several}; held out are {listed([one.name for one in found])}: "
+        f"name the metric of right answers with {asked.option} NAME, and what a right answer earns, if not "
+        f"1, with {asked.max_option} X"
     )
 
 
@@ -275,7 +260,7 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
         samples.pop() if len(samples) == 1 else 0,
         tuple(one.name for one in found if one.name not in names),
     )
-    return Chosen(metric, series, series.value_N, tuple(names), tuple(one.how for one in rates if one.how))
+    return Chosen(metric, series, series.value_N, tuple(one.how for one in rates if one.how))
 
 
 def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:

@@ -59,7 +59,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     chosen = choose(log, vocabulary, asked)
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)
-    left_out = NONE if asked.pooled else left_out_of(log, chosen.names[0])
+    left_out = NONE if asked.pooled else left_out_of(log, metric.name)
     told = left_out.sentences()
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*told, *log.notes] if left_out.ending else [*log.notes, *told]

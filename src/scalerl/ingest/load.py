@@ -90,21 +90,17 @@ def load_run(
     """
     cost = None if model is None else Path(model)
     source = ReadOptions(
-        *(metric, format, trainer, run, devices, cost),
-        max_reward=max_reward,
-        min_reward=min_reward,
-        pooled=pooled,
+        *(metric, format, trainer, run, devices, cost, max_reward, min_reward, pooled),
         prompts=prompts or {},
-        option="metric=",
-        max_option="max_reward=",
+        in_python=True,
     )
-    records, foreign, unread = _records(path, source)
-    if records is None:
+    found, foreign = _records(path, source)
+    if found is None:
         what = "a plain table, not a run; scalerl.read_table reads its points"
         raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
-    source.check_used([path], foreign, "{}=")
-    _check_one(records, path)
-    return _with(records[0], unread)
+    source.check_used([path], foreign)
+    _check_one(found.runs, path)
+    return _with(found.runs[0], found.unread)
 
 
 def read_source(
@@ -134,7 +130,11 @@ def read_source(
         )
     try:
         logs = found.read(path, wanted(asked))
-        notes = _others(path, found) if asked.format is None else []
+        notes = ()
+        if asked.format is None and path.is_dir():  # an output folder may have a tracker's in it
+            others = [one.name for one in formats() if one.name != found.name and one.recognises(path)]
+            what = f"holds logs of several formats; {found.name} is read, and not {listed(others)}"
+            notes = (f"{path}: {what} (--format {others[0]})",) if others else ()
     except OSError as error:
         raise InputError(unopened(error, path)) from error
     if not logs:
@@ -153,7 +153,13 @@ def read_source(
             first_error = first_error or log.reason
             continue
         log = replace(log, notes=(*notes, *log.notes))
-        for one, options in _each(log, asked) if asked.each else [(log, asked)]:
+        each = [(log, asked)]
+        if asked.each:
+            each = [
+                (replace(log, name=f"{log.name}: {one.name}"), replace(asked, metric=one.name, each=False))
+                for one in candidates(log, _vocabulary(log, asked), asked)
+            ]
+        for one, options in each:
             try:
                 run_read = run_of(one, options)
                 limits.EVALUATIONS.check(evaluations + len(run_read.evals), path)
@@ -169,28 +175,6 @@ def read_source(
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
         raise InputError(f"{first_error}{more}")
     return found_runs
-
-
-def _each(log: Log, asked: ReadOptions) -> list[tuple[Log, ReadOptions]]:
-    """Return the log once for every held-out metric, or every one that is named, as a run of its name."""
-    found = candidates(log, _vocabulary(log, asked), asked)
-    return [
-        (replace(log, name=f"{log.name}: {one.name}"), replace(asked, metric=one.name, each=False))
-        for one in found
-    ]
-
-
-def _others(path: Path, taken: Format) -> list[str]:
-    """Note that a folder holds logs of further formats, as an output folder with a tracker's in it."""
-    if not path.is_dir():
-        return []
-    others = [one.name for one in formats() if one.name != taken.name and one.recognises(path)]
-    if not others:
-        return []
-    return [
-        f"{path}: holds logs of several formats; {taken.name} is read, and not {listed(others)} "
-        f"(--format {others[0]})"
-    ]
 
 
 def wanted(asked: ReadOptions) -> Wanted:
@@ -279,20 +263,21 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
             what = "standard input is read as a table; a log is given by the name of its file"
             raise InputError(f"{error} ({what})") from error
         return [Data(str(path), points, None)]
-    records, foreign, unread = _records(path, source)
-    if records is None:
+    found, foreign = _records(path, source)
+    if found is None:
         return [Data(str(path), read_table(path, x, y, price, right, wrong), None)]
-    found: list[tuple[RunRecord, Points]] = []
+    read: list[tuple[RunRecord, Points]] = []
     errors: list[InputError] = []
-    for one in records:
+    unread = [*found.unread]
+    for one in found.runs:
         try:
-            found.append((one, Points.from_record(one, x or one.default_axis, price)))
+            read.append((one, Points.from_record(one, x or one.default_axis, price)))
         except InputError as error:
             errors.append(error)
-            unread = (*unread, Unread(str(path), one.name if len(records) > 1 else "", str(error)))
-    if not found:
+            unread.append(Unread(str(path), one.name if len(found.runs) > 1 else "", str(error)))
+    if not read:
         raise errors[0]
-    return [Data(str(path), points, one, foreign, unread) for one, points in found]
+    return [Data(str(path), points, one, foreign, tuple(unread)) for one, points in read]
 
 
 def is_run_folder(path: str | Path) -> bool:
@@ -305,30 +290,23 @@ def is_run_folder(path: str | Path) -> bool:
         return holds_run(Path(path))
 
 
-def _records(
-    path: str | Path, source: ReadOptions
-) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
-    """Read the runs at a path (None: a table, or nothing); whether they are foreign; the unread ones."""
+def _records(path: str | Path, source: ReadOptions) -> tuple[FoundRuns | None, bool]:
+    """Read the runs at a path (None: a table, or nothing), and say whether they are another trainer's."""
     place = Path(path)
-    if (remote := on_server(path, source.format)) is not None:
-        found = read_source(path, source, remote)
-        return list(found.runs), True, found.unread
-    with reading(path):
-        is_folder = place.is_dir()
-        is_own = holds_run(place) or bool(runs_below(place)) if is_folder else not place.is_file()
-    # What is no file is a pipe, which can be read only once: nothing looks into it here.
-    format = None if is_own and source.format is None else recognise(place, source.format)
+    format = on_server(path, source.format)
+    if format is None:
+        with reading(path):
+            is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
+        # What is no file is a pipe, which can be read only once: nothing looks into it here.
+        format = None if is_own and source.format is None else recognise(place, source.format)
     if format is not None:
-        found = read_source(path, source, format)
-        return list(found.runs), True, found.unread
-    if not is_folder:
-        return None, False, ()
+        return read_source(path, source, format), True
+    if not place.is_dir():
+        return None, False
     if not holds_run(place):
         _check_holds_no_logs(place)
     record = RunRecord.read(path)
-    if source.task is not None:
-        record = of_task(record, source.task)
-    return [record], False, ()
+    return FoundRuns((record if source.task is None else of_task(record, source.task),)), False
 
 
 def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
@@ -375,7 +353,6 @@ def _check_one(records: Sequence[RunRecord], path: str | Path, unread: Sequence[
     """Raise an InputError that names the runs if there are several."""
     if len(records) > 1:
         names = listed([str(record.config["name"]) for record in records])
-        more = (
-            f"; of {listed([one.run for one in unread])} --run says why it cannot be read" if unread else ""
-        )
-        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}{more}")
+        if unread:
+            names += f"; of {listed([one.run for one in unread])} --run says why it cannot be read"
+        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}")

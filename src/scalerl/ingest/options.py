@@ -36,10 +36,8 @@ class ReadOptions:
     """Whether every held-out metric is wanted, as a run of its own."""
     prompts: Mapping[str, int] = field(default_factory=dict)
     """The number of held-out prompts by data set or metric; that of "" is of all."""
-    option: str = "--y"
-    """How the user names `metric`, for messages."""
-    max_option: str = "--max-reward"
-    """The same of `max_reward`."""
+    in_python: bool = False
+    """Whether they are arguments of a function rather than options of a command, for messages."""
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
@@ -47,6 +45,16 @@ class ReadOptions:
         wrong, right = self.rewards or (0.0, 1.0)
         if not (math.isfinite(number_of(wrong, _WRONG)) and wrong < number_of(right, _RIGHT) < math.inf):
             raise InputError(f"{_RIGHT} is a number above {_WRONG}, found {right} and {wrong}")
+
+    @property
+    def option(self) -> str:
+        """How the user names `metric`."""
+        return "metric=" if self.in_python else "--y"
+
+    @property
+    def max_option(self) -> str:
+        """How the user names `max_reward`."""
+        return "max_reward=" if self.in_python else "--max-reward"
 
     @property
     def min_option(self) -> str:
@@ -78,15 +86,12 @@ class ReadOptions:
         metric = self.metric or ""
         return metric.removeprefix(PASS_RATE_OF) if metric.startswith(PASS_RATE_OF) else None
 
-    def check_used(
-        self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}", is_table: bool = False
-    ) -> None:
+    def check_used(self, paths: Sequence[str | Path], foreign: bool, is_table: bool = False) -> None:
         """Raise an InputError if something was set here, and of `paths` nothing is what it is for.
 
         Args:
             paths: that were read.
             foreign: whether any of them is the log of another trainer.
-            option: how the user sets these.
             is_table: whether any of them is a table, which has a column of pass rates.
         """
         is_set = (self.metric is not None and self.task is None) or self.rewards is not None
@@ -96,7 +101,7 @@ class ReadOptions:
             )
         names = ["format", "trainer", "run", "devices", "model", "pooled", "each", "prompts"]
         names = [name for name in names if getattr(self, name) not in (None, False, {})]
-        given = [option.format(name.replace("_", "-")) for name in names]
+        given = [f"{name}=" if self.in_python else f"--{name}" for name in names]
         if given and not foreign:
             which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
             raise InputError(f"{', '.join(given)}: only for the log of another trainer, which {which}")

@@ -19,7 +19,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    TrainerCallback,
+    TrainerControl as Control,
+    TrainerState as State,
+    TrainingArguments as Args,
+)
 from transformers.trainer_callback import CallbackHandler
 
 from scalerl.curve.answers import Chance, Forecast, check_target
@@ -108,7 +113,17 @@ class ForecastCallback(TrainerCallback):
         Raises:
             InputError: an argument is not valid, or one that goes with it is missing.
         """
-        _check(target, end, axis, stop_at)
+        check_target(0.0 if target is None else target, 0.0)
+        if axis not in AXES:
+            raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
+        if end is None and axis != "steps":
+            raise InputError(f"on the axis '{axis}' the end of a training is not known: give it, end=...")
+        if end is not None and not 0 < number_of(end, "the end") < math.inf:
+            raise InputError(f"the end must be a number above 0, found {end:g}")
+        if stop_at not in (None, "no-go"):
+            raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
+        if stop_at is not None and target is None:
+            raise InputError("stop_at='no-go' needs a target: target=...")
         check_options(r0, min_compute, level=level)
         if axis == "dollars":
             in_dollars(np.empty(0), price)
@@ -117,13 +132,7 @@ class ForecastCallback(TrainerCallback):
         self._target, self._end, self._axis, self._price = target, end, axis, price
         cost = None if model is None else model_cost(model)
         self._asked = ReadOptions(
-            metric,
-            devices=devices,
-            model=cost,
-            max_reward=max_reward,
-            min_reward=min_reward,
-            option="metric=",
-            max_option="max_reward=",
+            metric, devices=devices, model=cost, max_reward=max_reward, min_reward=min_reward, in_python=True
         )
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         self._stops = stop_at is not None
@@ -142,29 +151,21 @@ class ForecastCallback(TrainerCallback):
             self._writer.close()
         self._writer = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Start anew, or go on: a state with steps has come from a checkpoint."""
         self._start(resumed=state.global_step > 0)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Forecast; the trainer has logged the evaluation by now."""
         self._look(args, state, control)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Forecast from the reward of training, in a run that evaluates nothing."""
         # Every row is an evaluation then: a fit for each would be most of a short step.
         if args.eval_strategy == "no" and state.global_step >= self._next:
             self._look(args, state, control)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Stop all processes where the main one has found the run hopeless: every process calls this."""
         # Every process stops at the same step, or the others would wait for it in a collective.
         if self._stops and args.world_size > 1:
@@ -172,13 +173,11 @@ class ForecastCallback(TrainerCallback):
             if self._hopeless:
                 self._stop(args, control)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Unlock the run folder."""
         self._close()
 
-    def _look(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def _look(self, args: Args, state: State, control: Control) -> None:
         self._next = state.global_step + max(state.global_step // _FITS, 1)
         if not state.is_world_process_zero:
             return
@@ -197,9 +196,15 @@ class ForecastCallback(TrainerCallback):
         except Exception as error:
             self._warn([f"no forecast: {type(error).__name__}: {error}"])
 
-    def _evaluated(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def _evaluated(self, args: Args, state: State, control: Control) -> None:
         """Forecast, unless nothing has been evaluated since the last time."""
-        record = self._import(args, state)
+        folder = Path(str(args.output_dir))
+        # n_gpu is 0 on a CPU, and above 1 under DataParallel, which has one process for all.
+        devices = self._asked.devices or args.world_size * max(args.n_gpu, 1)
+        asked = replace(self._asked, devices=devices)
+        builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
+        trainer_state.fill(builder, vars(state), folder)
+        record = run_of(builder.build(), asked)
         points = record.evals
         seen = len(points), points[-1].step, points[-1].pass_rate
         end = float(state.max_steps) if self._end is None else self._end
@@ -212,24 +217,7 @@ class ForecastCallback(TrainerCallback):
             self._keep(record, end)
         self._forecast(record, end, args, state, control)
 
-    def _import(self, args: TrainingArguments, state: TrainerState) -> RunRecord:
-        """The run as the importer has it from a trainer_state.json."""
-        folder = Path(str(args.output_dir))
-        # n_gpu is 0 on a CPU, and above 1 under DataParallel, which has one process for all.
-        devices = self._asked.devices or args.world_size * max(args.n_gpu, 1)
-        asked = replace(self._asked, devices=devices)
-        builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
-        trainer_state.fill(builder, vars(state), folder)
-        return run_of(builder.build(), asked)
-
-    def _forecast(
-        self,
-        record: RunRecord,
-        end: float,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-    ) -> None:
+    def _forecast(self, record: RunRecord, end: float, args: Args, state: State, control: Control) -> None:
         points = Points.from_record(record, self._axis, self._price)
         self.forecaster = forecaster = Forecaster(points=points, **self._options)
         line = forecaster.line(end)
@@ -243,18 +231,18 @@ class ForecastCallback(TrainerCallback):
         if chance is not None:
             line += f"; {self._target:g}: {chance.answer}"
         _print(state.global_step, line)
-        self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
-        if self._hopeless and fit.metric.is_ambiguous:
-            self._hopeless = False
-            others = f", and there are {listed(fit.metric.others)}" if fit.metric.others else ""
-            self._warn(
-                [f"no-go, but training is not stopped on {fit.metric}{others}: name it with metric=..."]
-            )
-        if self._hopeless and chance is not None:
-            _print(state.global_step, f"training is stopped: {chance.why}")
+        self._hopeless = False
+        if self._stops and chance is not None and chance.verdict == "no-go":
+            if fit.metric.is_ambiguous:
+                others = f", and there are {listed(fit.metric.others)}" if fit.metric.others else ""
+                what = f"no-go, but training is not stopped on {fit.metric}{others}"
+                self._warn([f"{what}: name it with metric=..."])
+            else:
+                self._hopeless = True
+                _print(state.global_step, f"training is stopped: {chance.why}")
         _log(_row(fit, fit.forecast(end), chance), args, state, control)
 
-    def _stop(self, args: TrainingArguments, control: TrainerControl) -> None:
+    def _stop(self, args: Args, control: Control) -> None:
         control.should_training_stop = True
         control.should_save = control.should_save or args.save_strategy != "no"
 
@@ -266,7 +254,12 @@ class ForecastCallback(TrainerCallback):
             # It is written once, so that what changes with every evaluation has no place in it.
             config = {name: record.config[name] for name in ("name", "source", "metric")}
             config["budget"] = {"kind": self._axis, "amount": end}
-            self._writer = _open(self._folder, config, self._resumed)
+            file = self._folder / "config.json"
+            if self._resumed and file.is_file() and read_object(file).get("source") == config["source"]:
+                files = [self._folder / name for name in RECORDS if (self._folder / name).exists()]
+                self._writer = RunWriter.resume(self._folder, {one.name: one.stat().st_size for one in files})
+            else:
+                self._writer = RunWriter(self._folder, config)
             self._resumed = True  # an evaluation after the training goes on with it
         self._writer.whole(record)
 
@@ -278,20 +271,6 @@ class ForecastCallback(TrainerCallback):
             if kind not in self._warned:
                 self._warned.add(kind)
                 tqdm.write(f"warning: {text}", file=sys.stderr)
-
-
-def _check(target: float | None, end: float | None, axis: str, stop_at: str | None) -> None:
-    check_target(0.0 if target is None else target, 0.0)
-    if axis not in AXES:
-        raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
-    if end is None and axis != "steps":
-        raise InputError(f"on the axis '{axis}' the end of a training is not known: give it, end=...")
-    if end is not None and not 0 < number_of(end, "the end") < math.inf:
-        raise InputError(f"the end must be a number above 0, found {end:g}")
-    if stop_at not in (None, "no-go"):
-        raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
-    if stop_at is not None and target is None:
-        raise InputError("stop_at='no-go' needs a target: target=...")
 
 
 def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float]:
@@ -306,9 +285,7 @@ def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float
     return {f"forecast/{name}": float(value) for name, value in values.items()}
 
 
-def _log(
-    row: dict[str, float], args: TrainingArguments, state: TrainerState, control: TrainerControl
-) -> None:
+def _log(row: dict[str, float], args: Args, state: State, control: Control) -> None:
     """Log a row of its own, as `Trainer.log` makes one."""
     if state.epoch is not None:
         row["epoch"] = state.epoch
@@ -336,12 +313,3 @@ def _broadcast(flag: bool, device: torch.device) -> bool:
     flags = torch.tensor([int(flag)], device=device)
     torch.distributed.broadcast(flags, src=0)
     return bool(flags.item())
-
-
-def _open(folder: Path, config: dict[str, Any], resumed: bool) -> RunWriter:
-    """Open a new run folder; or that of the same run, if the training was resumed."""
-    file = folder / "config.json"
-    if resumed and file.is_file() and read_object(file).get("source") == config["source"]:
-        there = [name for name in RECORDS if (folder / name).exists()]
-        return RunWriter.resume(folder, {name: (folder / name).stat().st_size for name in there})
-    return RunWriter(folder, config)

@@ -17,8 +17,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import first_bytes
-from scalerl.ingest.formats.wandb_file import MAGIC
-from scalerl.ingest.formats.wandb_rows import WandbReader, identify
+from scalerl.ingest.formats.wandb_file import MAGIC, WandbReader, identify
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.ingest.logs.order import Cells, is_step
 from scalerl.jsonl import flat
