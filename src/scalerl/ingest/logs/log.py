@@ -121,12 +121,7 @@ class LogBuilder:
     """
 
     def __init__(
-        self,
-        source: str,
-        format: str,
-        name: str,
-        wanted: Callable[[str], bool],
-        room: Room | None = None,
+        self, source: str, format: str, name: str, wanted: Callable[[str], bool], room: Room | None = None
     ) -> None:
         self._source, self._format, self._wanted = source, format, wanted
         self._room = room or Room(source)

@@ -16,7 +16,7 @@ from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.logs.log import Log, LogBuilder
-from scalerl.ingest.trackers.named import each_run
+from scalerl.ingest.trackers.named import Answered, each_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,8 +32,8 @@ _RETRIES = ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 """By default MLflow's client tries again for four minutes."""
 
 
-def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
-    """Yield the runs of a name that were not deleted, and None whenever the server has answered.
+def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
+    """Read the runs of a name that were not deleted.
 
     Raises:
         InputError: MLflow is not installed, no server is given, or it has no such run; and what MLflow raises
@@ -52,11 +52,10 @@ def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
         with _few_retries():
             client = MlflowClient(tracking_uri=uri)
             runs = _found(client, name, within, experiment)
-            yield None
+            answered()
             limits.RUNS.check(len(runs), name)
             named = [(run.info.run_name, run.info.run_id, run) for run in runs]
-            read_one = partial(_read_run, client, wanted)
-            yield from each_run(name, "mlflow", named, wanted, read_one)
+            return each_run(name, "mlflow", named, wanted, partial(_read_run, client, wanted, answered))
     except MlflowException as error:
         if (why := _unreached(error)) is not None:
             raise InputError(f"{name}: cannot reach the server: {why}") from error
@@ -156,8 +155,7 @@ def _name(run: Run) -> str:
     return run.info.run_name or run.info.run_id
 
 
-def _read_run(client: MlflowClient, wanted: Wanted, run: Run, builder: LogBuilder) -> Iterator[Log | None]:
-    """Yield None after every metric, and the log of the run in the end."""
+def _read_run(client: MlflowClient, wanted: Wanted, answered: Answered, run: Run, builder: LogBuilder) -> Log:
     for key, value in run.data.params.items():
         builder.config[key.replace("/", ".")] = parameter(value)
     for key in run.data.metrics:
@@ -165,11 +163,11 @@ def _read_run(client: MlflowClient, wanted: Wanted, run: Run, builder: LogBuilde
             builder.add(0.0, math.nan, {key: 0.0})  # which keeps the name alone
             continue
         history = client.get_metric_history(run.info.run_id, key)
-        yield None
+        answered()
         builder.begin_file()
         for one in sorted(history, key=lambda one: (one.timestamp, one.step)):
             builder.add(float(one.step), unix_seconds(one.timestamp), {key: as_logged(one.value)})
-    yield builder.build()
+    return builder.build()
 
 
 @contextmanager

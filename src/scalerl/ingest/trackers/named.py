@@ -14,7 +14,8 @@ import queue
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -29,8 +30,8 @@ ANSWER_SECONDS = 60.0
 """The longest wait for an answer of a server, in which a client may have tried several times."""
 _TRACKERS = {"wandb": "runs of W&B, by name", "mlflow": "runs of a server of MLflow, by name"}
 
-Found = Log | Unread | None
-"""What a tracker's reader yields: a run, one that cannot be read, or None when some answer has come."""
+Answered = Callable[[], None]
+"""What a tracker's reader calls whenever the server has answered."""
 
 
 def tracker_of(path: str | Path) -> str:
@@ -55,9 +56,8 @@ def on_server(path: str | Path, format: str | None = None) -> Format | None:
 
 def _read(tracker: str, path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     name = re.sub(r"^(mlflow:https?:)/+", r"\1//", str(path))  # a path has no two slashes
-    reader = import_module(f"{__package__}.{tracker}")
-    found = _within(ANSWER_SECONDS, lambda: reader.read(name, wanted), name)
-    return [one for one in found if one is not None]
+    read = import_module(f"{__package__}.{tracker}").read
+    return _within(ANSWER_SECONDS, lambda answered: read(name, wanted, answered), name)
 
 
 def each_run(
@@ -65,48 +65,46 @@ def each_run(
     format: str,
     runs: Sequence[tuple[str | None, str, T]],
     wanted: Wanted,
-    read: Callable[[T, LogBuilder], Iterator[Log | None]],
-) -> Iterator[Found]:
-    """Yield what a reader does with every run, given its name and ID; one of several may be unreadable."""
+    read: Callable[[T, LogBuilder], Log],
+) -> list[Log | Unread]:
+    """Read every run, given with its name and ID; one of several may be unreadable."""
     named, room = Counter(own or id for own, id, _ in runs), Room(name)
+    found: list[Log | Unread] = []
     for own, id, run in runs:
         title = (own or id) + f" {id}" * (named[own or id] > 1)
         try:
             with room.held():
-                yield from read(run, LogBuilder(name, format, title, wanted, room))
+                found.append(read(run, LogBuilder(name, format, title, wanted, room)))
         except InputError as error:
             if len(runs) == 1:
                 raise
-            yield Unread(name, title, str(error))
+            found.append(Unread(name, title, str(error)))
+    return found
 
 
-def _within(seconds: float, made: Callable[[], Iterator[Found]], name: str) -> Iterator[Found]:
-    """Yield what a reader does in a thread of its own, which is left behind if it does not answer in time.
+def _within(seconds: float, read: Callable[[Answered], T], name: str) -> T:
+    """Return what `read` does in a thread of its own, which is left behind if it does not answer in time.
 
     Clients try again for minutes, and W&B's waits for its own process without limit.
     """
-    answers: queue.SimpleQueue[Found | BaseException | type[StopIteration]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[None] = queue.SimpleQueue()
+    result: Future[T] = Future()
 
     def work() -> None:
         try:
-            for one in made():
-                answers.put(one)
-            answers.put(StopIteration)
+            result.set_result(read(lambda: answers.put(None)))
         except BaseException as error:  # raised again in the thread that waits
-            answers.put(error)
+            result.set_exception(error)
+        answers.put(None)
 
     threading.Thread(target=work, daemon=True, name=f"reader of {name}").start()
-    while True:
-        try:
-            one = answers.get(timeout=seconds)
-        except queue.Empty:
-            raise InputError(f"{name}: no answer within {seconds:g} s; is the server up?") from None
-        if one is StopIteration:
-            return
-        if isinstance(one, InputError):
-            raise one
-        if isinstance(one, Exception):  # whatever the client makes of what a server sends
-            raise InputError(f"{name}: {brief_error(one)}") from one
-        if isinstance(one, BaseException):
-            raise one
-        yield one  # pyright: ignore[reportReturnType]
+    try:
+        while not result.done():
+            answers.get(timeout=seconds)
+        return result.result()
+    except queue.Empty:
+        raise InputError(f"{name}: no answer within {seconds:g} s; is the server up?") from None
+    except InputError:
+        raise
+    except Exception as error:  # whatever the client makes of what a server sends
+        raise InputError(f"{name}: {brief_error(error)}") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from scalerl.errors import InputError, brief_error, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
-from scalerl.ingest.trackers.named import each_run
+from scalerl.ingest.trackers.named import Answered, each_run
 from scalerl.jsonl import flat
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ _SECONDS = 20
 _LATE = "did not respond in time"
 
 
-def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
-    """Yield the runs of a name, and None whenever the server has answered.
+def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
+    """Read the runs of a name.
 
     Raises:
         InputError: wandb is not installed, there is no key, or no such run; or the server cannot be reached,
@@ -54,12 +54,12 @@ def read(name: str, wanted: Wanted) -> Iterator[Log | Unread | None]:
     host = _host(name)
     try:
         api = wandb.Api(timeout=_SECONDS)
-        yield None
+        answered()
         runs = _found(api, name, place, within, group)
-        yield None
+        answered()
         named = [(run.name, run.id, run) for run in runs]
         keeps = lambda one: wanted(one) or is_own_step(one)  # noqa: E731
-        yield from each_run(name, "wandb", named, keeps, partial(_read_run, name, wanted))
+        return each_run(name, "wandb", named, keeps, partial(_read_run, name, wanted, answered))
     except InputError:
         raise
     except Exception as error:  # of many kinds, whatever the client makes of what a server sends
@@ -118,10 +118,9 @@ def _found(api: Api, name: str, place: str, within: str, group: str) -> list[Run
     return found
 
 
-def _read_run(name: str, wanted: Wanted, run: Run, builder: LogBuilder) -> Iterator[Log | None]:
-    """Yield None after some rows, and the log of the run in the end."""
+def _read_run(name: str, wanted: Wanted, answered: Answered, run: Run, builder: LogBuilder) -> Log:
     run.load_full_data()
-    yield None
+    answered()
     builder.config = flat(
         {key: value for key, value in run.config.items() if not key.startswith("_wandb")}, where=name
     )
@@ -132,8 +131,9 @@ def _read_run(name: str, wanted: Wanted, run: Run, builder: LogBuilder) -> Itera
             kept[key] = n
         elif not key.startswith("_"):
             builder.add(0.0, math.nan, {key: 0.0})  # which keeps the name alone
-    rows: dict[float, dict[str, Any]] = defaultdict(dict)
-    yield from _fetch(run, kept, rows, builder, name)
+    history = _History(run, name, answered)
+    history.fetch(kept, builder)
+    rows = history.rows
     if not rows:
         summary = flat(run.summary_metrics, where=name)
         step, time = finite(summary.get("_step")), finite(summary.get(_TIME))
@@ -142,7 +142,7 @@ def _read_run(name: str, wanted: Wanted, run: Run, builder: LogBuilder) -> Itera
     for step in sorted(rows):
         row = rows[step]
         builder.add(step, finite(row.pop(_TIME, None)), row)
-    yield build_log(builder, [Segment(0, builder.n_rows, has_own_steps=True)], wanted)
+    return build_log(builder, [Segment(0, builder.n_rows, has_own_steps=True)], wanted)
 
 
 def _counts(run: Run) -> dict[str, int]:
@@ -164,55 +164,51 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _fetch(
-    run: Run, counts: Mapping[str, int], rows: dict[float, dict[str, Any]], builder: LogBuilder, name: str
-) -> Iterator[None]:
-    """Add the rows of these metrics to `rows`, by W&B's step; yield after some of them."""
-    last = finite(_mapping(run.history_keys).get("lastStep"))
-    lines = finite(run.history_line_count)
-    # The steps may be wide, as where samples are counted.
-    page = max(_PAGE, int(_PAGE * (last + 1) / lines)) if lines > 0 and last > 0 else _PAGE
-    found: Counter[str] = Counter()
-    groups: dict[int, list[str]] = defaultdict(list)
-    for key, n in counts.items():
-        groups[n].append(key)
-    alone = groups.pop(0, [])
-    for n, keys in groups.items():
-        for first in range(0, len(keys), _TOGETHER):
-            part = keys[first : first + _TOGETHER]
-            yield from _scan(run, part, page, rows, found, name)
-            if len(part) > 1:
-                alone += [key for key in part if found[key] < n]
-    for key in alone:
-        yield from _scan(run, [key], page, rows, found, name)
-    for key, n in counts.items():
-        if found[key] < n:
-            builder.notes.append(f"W&B counts {n} values of {key!r}, and sent {found[key]}")
+class _History:
+    """The rows of a run as they are fetched, by W&B's step."""
 
+    def __init__(self, run: Run, name: str, answered: Answered) -> None:
+        self._run, self._name, self._answered = run, name, answered
+        self.rows: dict[float, dict[str, Any]] = defaultdict(dict)
+        self._found: Counter[str] = Counter()
+        last, lines = finite(_mapping(run.history_keys).get("lastStep")), finite(run.history_line_count)
+        # The steps may be wide, as where samples are counted.
+        self._page = max(_PAGE, int(_PAGE * (last + 1) / lines)) if lines > 0 and last > 0 else _PAGE
 
-def _scan(
-    run: Run,
-    keys: Sequence[str],
-    page: int,
-    rows: dict[float, dict[str, Any]],
-    found: Counter[str],
-    name: str,
-) -> Iterator[None]:
-    """Add the rows that have all of some metrics, or some of them, and count the values of each."""
-    for key in keys:
-        found[key] = 0
-    # The client would keep exported files, and read those of a run that has gone on since.
-    scan = run.scan_history(keys=[*keys, _TIME], page_size=page, use_cache=False)
-    for n, row in enumerate(scan):
-        if n % _PAGE == 0:
-            yield
-        step = finite(row.get("_step"))
-        cells = {key: row[key] for key in keys if row.get(key) is not None}
-        if not cells or math.isnan(step):
-            continue
-        found.update(cells.keys())
-        limits.VALUES.check(sum(found.values()), name)
-        rows[step].update(cells)
-        if row.get(_TIME) is not None:
-            rows[step][_TIME] = row[_TIME]
-    yield
+    def fetch(self, counts: Mapping[str, int], builder: LogBuilder) -> None:
+        """Add the rows of these metrics, each with the number of values that the server counts."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        for key, n in counts.items():
+            groups[n].append(key)
+        alone = groups.pop(0, [])
+        for n, keys in groups.items():
+            for first in range(0, len(keys), _TOGETHER):
+                part = keys[first : first + _TOGETHER]
+                self._scan(part)
+                if len(part) > 1:
+                    alone += [key for key in part if self._found[key] < n]
+        for key in alone:
+            self._scan([key])
+        for key, n in counts.items():
+            if self._found[key] < n:
+                builder.notes.append(f"W&B counts {n} values of {key!r}, and sent {self._found[key]}")
+
+    def _scan(self, keys: Sequence[str]) -> None:
+        """Add the rows that have all of some metrics, or some of them, and count the values of each."""
+        for key in keys:
+            self._found[key] = 0
+        # The client would keep exported files, and read those of a run that has gone on since.
+        scan = self._run.scan_history(keys=[*keys, _TIME], page_size=self._page, use_cache=False)
+        for n, row in enumerate(scan):
+            if n % _PAGE == 0:
+                self._answered()
+            step = finite(row.get("_step"))
+            cells = {key: row[key] for key in keys if row.get(key) is not None}
+            if not cells or math.isnan(step):
+                continue
+            self._found.update(cells.keys())
+            limits.VALUES.check(sum(self._found.values()), self._name)
+            self.rows[step].update(cells)
+            if row.get(_TIME) is not None:
+                self.rows[step][_TIME] = row[_TIME]
+        self._answered()
