@@ -15,8 +15,8 @@ from mlflow.entities import Metric, Param
 from read_logs import read_logs
 
 from scalerl import InputError, load_run
+from scalerl.ingest.formats.databases import MLFLOW as FORMAT
 from scalerl.ingest.formats.format import recognise
-from scalerl.ingest.formats.mlflow_db import FORMAT
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow
 

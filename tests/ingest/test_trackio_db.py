@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError
-from scalerl.ingest.formats.trackio_db import FORMAT
+from scalerl.ingest.formats.databases import TRACKIO as FORMAT
 from scalerl.ingest.load import read_source
 
 # The tables of trackio 0.43, whose package is too large for the tests; run_id is not in those before 0.24.

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from read_logs import read_logs
 
 from scalerl import InputError, limits
-from scalerl.ingest.formats.verl_log import FORMAT
+from scalerl.ingest.formats.metrics_jsonl import VERL as FORMAT
 
 # As verl.utils.tracking.FileLogger writes it: {"step": step, "data": data} by orjson, which has null for NaN.
 ROWS = [

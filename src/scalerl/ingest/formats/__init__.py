@@ -1,4 +1,4 @@
-"""The formats that trainers and trackers write, one file each, and what their readers share.
+"""The formats that trainers and trackers write, a file for each or for a few, and what their readers share.
 
     format.py     what a reader provides (`Format`), and the list of all formats
     importer.py   `Importer`, a reader of your own: `--format file.py:Class`

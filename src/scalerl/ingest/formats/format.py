@@ -1,4 +1,4 @@
-"""What a reader of one kind of file provides; every such file of this folder has one as `FORMAT`."""
+"""What a reader of one kind of file provides, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -95,17 +95,19 @@ class Format:
     wanted, however large the file is."""
 
 
-_MODULES = (
-    *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "mlflow_db"),
-    *("trackio_db", "verl_log", "parquet", "metrics_jsonl", "console"),
+_PLACES = (
+    *("wandb_offline:FORMAT", "wandb_csv:FORMAT", "tensorboard:FORMAT", "trainer_state:FORMAT"),
+    *("mlflow:FORMAT", "databases:MLFLOW", "databases:TRACKIO", "metrics_jsonl:VERL", "parquet:FORMAT"),
+    *("metrics_jsonl:FORMAT", "console:FORMAT"),
 )
 """Of the formats, those first that are told by the name or the first bytes of a file."""
 
 
 def formats() -> Iterator[Format]:
     """Yield all formats, each loaded when it is its turn: those of this package first."""
-    for name in _MODULES:
-        yield importlib.import_module(f"{__package__}.{name}").FORMAT
+    for place in _PLACES:
+        module, _, name = place.partition(":")
+        yield getattr(importlib.import_module(f"{__package__}.{module}"), name)
     yield from importlib.import_module(f"{__package__}.importer").announced()
 
 

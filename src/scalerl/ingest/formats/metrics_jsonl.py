@@ -1,4 +1,4 @@
-"""JSONL of metrics, a row a step: prime-rl's metrics.jsonl, and what many others write."""
+"""JSONL of metrics, a row a step: prime-rl's metrics.jsonl, that of many others, and verl's file logger."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError, listed
+from scalerl.errors import InputError, brief, listed
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, head_rows, lines, name_of, subfolders
-from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
-from scalerl.ingest.logs.log import Log, finite
+from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader, time_of
+from scalerl.ingest.logs.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat, parse_lines
 from scalerl.record.evaluation import AXES
 
@@ -119,3 +119,38 @@ def _joined(log: Log, prefix: str) -> Log:
         names=tuple(renamed[name] for name in log.names),
         notes=notes,
     )
+
+
+def _recognises_verl(path: Path) -> bool:
+    """Whether this is what verl's file logger writes, by its first rows."""
+    rows = head_rows(path, most=3)
+    return bool(rows) and all(_is_row_of_verl(row) for row in rows)
+
+
+def _read_verl(path: Path, wanted: Wanted) -> list[Log]:
+    """Read one run of verl's file logger, which writes no times, unless users add them.
+
+    Raises:
+        InputError: a line is no row of it, or there are none.
+    """
+    builder = LogBuilder(str(path), "verl", name_of(path), wanted)
+    is_empty = True
+    for number, row in parse_lines(lines(path), str(path), builder.notes):
+        if not _is_row_of_verl(row):
+            raise InputError(
+                f'{path}, line {number}: {brief(row)}; expected a row as {{"step": 1, "data": {{...}}}}'
+            )
+        _, time = time_of(row)
+        cells = flat(row["data"], separator="/", where=f"{path}, line {number}")
+        builder.add(finite(row["step"]), time, cells, line=number)
+        is_empty = False
+    if is_empty:
+        raise InputError(f'{path}: no row of verl\'s in it; expected some as {{"step": 1, "data": {{...}}}}')
+    return [builder.build()]
+
+
+VERL = Format("verl", "verl's file logger", _recognises_verl, _read_verl)
+
+
+def _is_row_of_verl(row: dict) -> bool:
+    return isinstance(row.get("data"), dict) and not math.isnan(finite(row.get("step")))

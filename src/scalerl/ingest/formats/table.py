@@ -97,14 +97,15 @@ class _Table:
         self.require(column)
         cells = self.cells[column]
         number_N = np.array([finite_cell(cells[row]) for row in rows], dtype=float)
-        for row in (rows[n] for n in np.flatnonzero(np.isnan(number_N)).tolist()):
-            where = f"{self.source}, line {self.lines[row]}, column '{column}'"
-            if _is_empty(cells[row]):
+        if (wrong_N := np.flatnonzero(np.isnan(number_N))).size:
+            row = rows[wrong_N[0]]
+            where, cell = f"{self.source}, line {self.lines[row]}, column '{column}'", cells[row]
+            if _is_empty(cell):
                 raise InputError(f"{where}: empty, expected a number")
-            cell = cells[row]
-            raise InputError(
-                f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}{_apart(cell)}"
-            )
+            what = f"expected a finite number{_instead(cell)}, found {brief(cell)}"
+            if isinstance(cell, str) and re.fullmatch(r"[^;\t]*\d[;\t].*", cell.strip()):
+                what += "; columns must be separated by commas, decimals by a point"
+            raise InputError(f"{where}: {what}")
         return number_N
 
     def require(self, column: str) -> None:
@@ -306,12 +307,6 @@ def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
 
 def _is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
-
-
-def _apart(cell: Any) -> str:
-    """Suggest how to separate columns, where a cell holds two numbers."""
-    is_two = isinstance(cell, str) and re.fullmatch(r"[^;\t]*\d[;\t].*", cell.strip())
-    return "; columns must be separated by commas, decimals by a point" if is_two else ""
 
 
 def _instead(cell: Any) -> str:
