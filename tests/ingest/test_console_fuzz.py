@@ -9,7 +9,7 @@ from console_logs import CONSOLES, NOISE, by_ray, plain, run
 from hostile_logs import alarm, everything
 
 from scalerl import InputError
-from scalerl.ingest.formats.console import FORMAT
+from scalerl.ingest.formats.console.reader import FORMAT
 from scalerl.ingest.logs.log import Log
 from scalerl.ingest.logs.order import REASONS
 from scalerl.record.left_out import REPEATED, SUPERSEDED

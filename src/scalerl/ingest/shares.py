@@ -37,26 +37,29 @@ def shares_of(
     if asked.rewards is None:
         is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
         rate_N, how, why_not = as_share(value_N / right, name, is_share)
-    elif value_N.min() >= 0 and value_N.max() <= 1 and is_known_share(name, vocabulary):
+    elif (
+        (value_N.min() >= 0 and value_N.max() <= 1)
+        # By its name it is a share of right answers whatever rewards are.
+        and (is_held_out_share(name) or vocabulary.matches("pass_rate", [name]))
+    ):
         rate_N = np.empty(0)
         why_not = (
             f"'{name}' is already a share in [0, 1], not a mean of rewards of {wrong:g} and "
             f"{right:g}: leave out {asked.max_option}"
         )
     else:
-        rate_N, why_not = as_scaled(value_N, name, wrong, right)
-        if why_not and value_N.min() < wrong:
-            why_not += f"; {asked.min_option} says what a wrong answer earns"
+        rate_N, why_not = (value_N - wrong) / (right - wrong), ""
+        if rate_N.min() < -_SLACK or rate_N.max() > 1 + _SLACK:
+            span = f"between {value_N.min():.3g} and {value_N.max():.3g}"
+            why_not = f"'{name}' lies {span}, which no mean of rewards of {wrong:g} and {right:g} does"
+            if value_N.min() < wrong:
+                why_not += f"; {asked.min_option} says what a wrong answer earns"
+        rate_N = np.clip(rate_N, 0.0, 1.0)
     doubt = ""
     if not why_not:
         why_not, doubt = check_spread(log, name, value_N - wrong, right - wrong)
-        rate_N = np.empty(0) if why_not else rate_N
+    rate_N = np.empty(0) if why_not else rate_N
     return rate_N, "; ".join(filter(None, [told, how, doubt])), why_not
-
-
-def is_known_share(name: str, vocabulary: Vocabulary) -> bool:
-    """Whether a metric, by its name, is a share of right answers whatever rewards are."""
-    return is_held_out_share(name) or bool(vocabulary.matches("pass_rate", [name]))
 
 
 def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np.ndarray, str, str]:
@@ -91,15 +94,6 @@ def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np
         span = f"'{name}' lies between {low:.3g} and {high:.3g}"
         why = f"{span}: neither a share nor a mean of rewards of -1 and 1"
     return np.empty(0), "", why
-
-
-def as_scaled(value_N: np.ndarray, name: str, wrong: float, right: float) -> tuple[np.ndarray, str]:
-    """Convert rewards of two values to shares in [0, 1]; return them, and why not."""
-    rate_N = (value_N - wrong) / (right - wrong)
-    if rate_N.min() >= -_SLACK and rate_N.max() <= 1 + _SLACK:
-        return np.clip(rate_N, 0.0, 1.0), ""
-    span = f"between {value_N.min():.3g} and {value_N.max():.3g}"
-    return np.empty(0), f"'{name}' lies {span}, which no mean of rewards of {wrong:g} and {right:g} does"
 
 
 def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[float, float, str]:

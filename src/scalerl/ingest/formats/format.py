@@ -98,7 +98,7 @@ class Format:
 _PLACES = (
     *("wandb_offline:FORMAT", "wandb_csv:FORMAT", "tensorboard:FORMAT", "trainer_state:FORMAT"),
     *("mlflow:FORMAT", "databases:MLFLOW", "databases:TRACKIO", "metrics_jsonl:VERL", "parquet:FORMAT"),
-    *("metrics_jsonl:FORMAT", "console:FORMAT"),
+    *("metrics_jsonl:FORMAT", "console.reader:FORMAT"),
 )
 """Of the formats, those first that are told by the name or the first bytes of a file."""
 

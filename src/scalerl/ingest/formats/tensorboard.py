@@ -25,8 +25,6 @@ _FLOATS = {1: "<f", 2: "<d"}
 float32 or float64."""
 _FLOAT_FIELDS = (4, 5, 6)
 """Its tensor_content, float_val and double_val."""
-_LENGTH = struct.Struct("<Q")
-_CHECK = struct.Struct("<I")
 
 
 def recognises(path: Path) -> bool:
@@ -35,7 +33,7 @@ def recognises(path: Path) -> bool:
         return any(_is_event_file(file) for _, files in folders_below(path) for file in files)
     start = first_bytes(path, 64)
     is_named = path.is_file() and _is_event_file(path)
-    return is_named or (_MAGIC in start and _masked_crc(start[:8]) == _check(start[8:12]))
+    return is_named or (_MAGIC in start and _masked_crc(start[:8]) == int.from_bytes(start[8:12], "little"))
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
@@ -170,10 +168,10 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
         at = large = 0
         while at < size:
             start = file.read(12)
-            if len(start) == 12 and _masked_crc(start[:8]) != _check(start[8:]):
+            if len(start) == 12 and _masked_crc(start[:8]) != int.from_bytes(start[8:], "little"):
                 notes.append(f"{path}: damaged from byte {at} on, of {size}; the rest is left out")
                 break
-            length = _LENGTH.unpack(start[:8])[0] if len(start) == 12 else size
+            length = int.from_bytes(start[:8], "little") if len(start) == 12 else size
             if at + 16 + length > size:
                 notes.append(f"{path}: the last record is unfinished (a crash while writing); left out")
                 break
@@ -185,7 +183,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
             data, end = file.read(length), file.read(4)
             if len(data) < length or len(end) < 4:  # the file was cut meanwhile
                 break
-            yield data, _check(end)
+            yield data, int.from_bytes(end, "little")
     if large:  # a scalar may be in one, beside an image
         what = f"{counted(large, 'record')} of more than {limits.ROW.most:,} bytes"
         notes.append(f"{path}: {what} passed over, with whatever metrics are in them")
@@ -220,10 +218,6 @@ def _number(tensor: memoryview) -> float | None:
     if layout is None or struct.calcsize(layout) != len(found):
         return None
     return float(struct.unpack(layout, found)[0])
-
-
-def _check(data: bytes) -> int:
-    return _CHECK.unpack(data)[0] if len(data) == 4 else -1
 
 
 def _masked_crc(data: bytes) -> int:

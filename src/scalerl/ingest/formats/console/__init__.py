@@ -9,7 +9,3 @@ Every form names the source that it is from. Lines of other processes may stand 
 
 Imported by `ingest`, `view`.
 """
-
-from scalerl.ingest.formats.console.reader import FORMAT
-
-__all__ = ["FORMAT"]

@@ -5,11 +5,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from scalerl import limits
 from scalerl.ingest.formats.lines import lines
+from scalerl.ingest.formats.rows import unix_seconds
 
 NUMBER = r"[-+]?(?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:[eE][-+]?\d{1,9})?|[-+]?(?:nan|inf)"
 """A number as Python prints it."""
@@ -21,7 +21,7 @@ _PROCESS = re.compile(r"\s*\((?P<name>[^()]{1,200}? pid=\d{1,9}[^()]{0,60})\) ?"
 """What Ray puts before every line of a worker."""
 _REPEATED = re.compile(r"\s{0,9}\[repeated \d{1,9}x across cluster\].*")
 """What Ray puts behind a line that several workers print."""
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _LEAST_DRAWN = 8
 """Characters of the shortest row, or part of one."""
 _SIGNS = re.compile(rb"[sS]tep|[{'\"]|\xe2| \| |%\||alidation|Results|Epoch|Running evals|[\0\x1b]")
@@ -54,13 +54,7 @@ class ConsoleLine:
     def time(self) -> float:
         """Return the Unix seconds that a logger put at its start, NaN without; clocks are taken for UTC."""
         stamp = _TIME.search(self.text, 0, _STAMPED)
-        if stamp is None:
-            return math.nan
-        try:
-            at = datetime.fromisoformat(f"{stamp[1]}T{stamp[2]}").replace(tzinfo=UTC)
-        except ValueError:
-            return math.nan
-        return at.timestamp() + (float(f"0.{stamp[3]}") if stamp[3] else 0.0)
+        return unix_seconds(stamp[0]) if stamp else math.nan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.formats.console.blocks import NemoRLRows, OpenInstructRows, PrimeRLRows, VerlRows
 from scalerl.ingest.formats.console.dicts import DictRows, SkyRLRows
-from scalerl.ingest.formats.console.lines import ConsoleForm, ConsoleLine, ConsoleRow, read_lines
+from scalerl.ingest.formats.console.lines import ConsoleLine, ConsoleRow, read_lines
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, finite_cell
@@ -36,15 +36,11 @@ _ROUNDED = 1.1e-3
 """How far the ratio of two epochs of four digits may be off."""
 _ASTRAY = 0.02
 """Rows of training by which an evaluation may be elsewhere than where it stands."""
-_FORMS: tuple[type[ConsoleForm], ...] = (
-    *(VerlRows, DictRows, SkyRLRows),
-    *(NemoRLRows, PrimeRLRows, OpenInstructRows),
-)
 
 
 def _rows(lines: Iterable[ConsoleLine]) -> Iterator[ConsoleRow]:
     """Yield all rows of a console, in whatever form."""
-    forms = [form() for form in _FORMS]
+    forms = [VerlRows(), DictRows(), SkyRLRows(), NemoRLRows(), PrimeRLRows(), OpenInstructRows()]
     for line in lines:
         for form in forms:
             yield from form.take(line)
@@ -217,8 +213,14 @@ class _Gathered:
         trainer = next((one for one, _ in self.trainers.most_common() if is_bare or one != "trl"), "")
         builder = self._bare if is_bare else self._with
         builder.notes += self._notes(trainer)
-        if not is_bare:
-            return _told(builder.build(), trainer)
+        log = builder.build(self._steps_of_bare() if is_bare else None)
+        vocabulary, hint = BY_TRAINER.get(trainer), ""
+        if vocabulary and not vocabulary.held_out([*log.metrics, *log.omitted]):
+            console = CONSOLES[trainer]
+            hint = f"the console of {console.name}, without validation: set {console.validation}"
+        return replace(log, trainer=trainer, hint=hint)
+
+    def _steps_of_bare(self) -> np.ndarray:
         step_R = self._bars.steps()
         if step_R is None:
             rows = counted(len(self._bars), "row")
@@ -229,10 +231,10 @@ class _Gathered:
                     f"{what}; nor can rows of training be counted, between which evaluations stand: read "
                     "trainer_state.json of a checkpoint, or the log of a tracker"
                 )
-            builder.notes.append(
+            self._bare.notes.append(
                 f"{what}: rows of training are counted; a step here is `logging_steps` of the trainer's"
             )
-        return _told(builder.build(step_R[builder.steps().astype(int)]), trainer)
+        return step_R[self._bare.steps().astype(int)]
 
     def _notes(self, trainer: str) -> Iterator[str]:
         if self._is_unfinished:
@@ -246,17 +248,6 @@ class _Gathered:
             yield f"{self._path}: {what}; those of one are read (--trainer)"
         if trainer in CONSOLES and (note := CONSOLES[trainer].note):
             yield f"{self._path}: {note}"
-
-
-def _told(log: Log, trainer: str) -> Log:
-    """Add to a log whose it is, and what is to be set where it has no evaluation."""
-    vocabulary = BY_TRAINER.get(trainer)
-    hint = ""
-    if vocabulary and not vocabulary.held_out([*log.metrics, *log.omitted]):
-        hint = (
-            f"the console of {CONSOLES[trainer].name}, without validation: set {CONSOLES[trainer].validation}"
-        )
-    return replace(log, trainer=trainer, hint=hint)
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:
