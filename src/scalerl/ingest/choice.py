@@ -46,18 +46,8 @@ class Candidate:
         return self.metric.name
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The metric of a run, its values in [0, 1], and what has to be said of both."""
-
-    metric: Metric
-    series: Series
-    rate_N: np.ndarray
-    warnings: tuple[str, ...]
-
-
-def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
-    """Choose the metric that stands for the pass rate.
+def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[Candidate, list[str]]:
+    """Choose the metric that stands for the pass rate; return it, and what has to be said of it.
 
     Raises:
         InputError: there is none, or it is not certain which, or what is named is none; with the choices.
@@ -84,7 +74,7 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Chosen:
     is_named = asked.metric is not None and len(found) == 1
     others = tuple(one.name for one in found if one is not chosen)
     metric = replace(chosen.metric, others=others, is_chosen=is_named)
-    return Chosen(metric, chosen.series, chosen.rate_N, tuple(warnings))
+    return replace(chosen, metric=metric), warnings
 
 
 def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:
@@ -226,7 +216,7 @@ def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
     return chosen
 
 
-def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
+def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[Candidate, list[str]]:
     """Return the mean over data sets, weighted by their prompts, at the steps that all have."""
     usable = [one for one in found if not one.why_not]
     rates = [one for one in usable if one.metric.kind == "pass rate"] or usable
@@ -260,7 +250,8 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> Chosen:
         samples.pop() if len(samples) == 1 else 0,
         tuple(one.name for one in found if one.name not in names),
     )
-    return Chosen(metric, series, series.value_N, tuple(one.how for one in rates if one.how))
+    pooled = Candidate(metric, series, series.value_N, "", "", len(series))
+    return pooled, [one.how for one in rates if one.how]
 
 
 def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:

@@ -56,16 +56,15 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
     """
     log = presentable(log)
-    chosen = choose(log, vocabulary, asked)
+    chosen, said = choose(log, vocabulary, asked)
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)
     left_out = NONE if asked.pooled else left_out_of(log, metric.name)
     told = left_out.sentences()
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*told, *log.notes] if left_out.ending else [*log.notes, *told]
-    warnings += chosen.warnings
     made, doubts = counters(log, vocabulary, asked.devices, asked.cost())
-    warnings += doubts
+    warnings += [*said, *doubts]
     taken = {"pass rate": f"{metric}; {counted(len(series), 'evaluation')}"}
     if metric.others:
         taken["other held-out metrics"] = f"{listed(metric.others)} ({asked.option} NAME)"
