@@ -71,9 +71,8 @@ def load_run(
         path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads; or a run on
             the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
         metric: of a log, the metric that is the pass rate, in which `*` is any text, or the first that there
-            is of several with commas between; by default the best
-            known one that is held out (docs/reference/ingest.md). Of a run on a mixture of tasks
-            `pass_rate/NAME` is that of one of them.
+            is of several with commas between; by default the best known one that is held out
+            (docs/reference/ingest.md). Of a mixture of tasks `pass_rate/NAME` is that of one of them.
         format: its format; by default it is recognised.
         trainer: whose names its metrics have; by default it is recognised.
         run: of several runs in it this one.

@@ -19,7 +19,7 @@ from scalerl.record.metric import is_of_evaluation
 
 _PLAIN_SET = r"(?!step$|[^/]*(?:-truncated_ratio$|pass(?:@|_at_)?\d))[^/]+"
 """slime logs eval/SET, and also eval/SET-truncated_ratio, eval/SET-pass@2, eval/SET/... and eval/step."""
-PREFIXES = ("", "train/", "global/", "rollout/")
+_PREFIXES = ("", "train/", "global/", "rollout/")
 """What trackers' integrations put before a trainer's own names.
 
 `eval/` is none of them, as the entropy of an evaluation is not that of a step: names of evaluations have it
@@ -147,7 +147,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
     """Compile names, those of trainers and `more`, which have no prefix, with `*` for anything."""
-    prefixes = "|".join(map(re.escape, PREFIXES))
+    prefixes = "|".join(map(re.escape, _PREFIXES))
     bodies = [_body(pattern).replace("<set>", _PLAIN_SET) for pattern in sorted(set(patterns))]
     exact = "".join(f"|{_body(name)}" for name in more)
     return re.compile(f"(?:{prefixes})(?:{'|'.join(bodies)}){exact}", re.DOTALL)

@@ -198,7 +198,15 @@ def parse_table(
     doubts = [f"{source}: {ONE_SAMPLE}"] if samples_N is not None and (samples_N == 1).any() else []
     if without := len(table.step_R) - len(table.lines):
         doubts.insert(0, f"{source}: {counted(without, 'row')} left out, without a '{table.y}'")
-    rate_N, told = _rates(table, rows, min_reward, max_reward)
+    rate_N, told = table.numbers(table.y, rows), ()
+    if (min_reward, max_reward) != (0.0, 1.0):
+        if is_named_for_correctness(table.y) and rate_N.min() >= 0 and rate_N.max() <= 1:
+            raise InputError(
+                f"{source}: '{table.y}' is a share that lies in [0, 1] as it is: leave out --percent, "
+                "--max-reward and --min-reward"
+            )
+        rate_N = (rate_N - min_reward) / (max_reward - min_reward)
+        told = (f"{source}: {scaled_by(table.y, min_reward, max_reward)}",)
     counts = {"n_prompts": prompts_N, "n_samples": samples_N}
     known = {name: int(count_N[-1]) for name, count_N in counts.items() if count_N is not None}
     points = Points(
@@ -215,21 +223,6 @@ def parse_table(
         replace(Metric.of_column(table.y), **known),
     )
     return warn_of_repeats(points)
-
-
-def _rates(
-    table: _Table, rows: Sequence[int], wrong: float, right: float
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the pass rates of rows, and how they were made."""
-    y, value_N = table.y, table.numbers(table.y, rows)
-    if (wrong, right) == (0.0, 1.0):
-        return value_N, ()
-    if is_named_for_correctness(y) and value_N.min() >= 0 and value_N.max() <= 1:
-        raise InputError(
-            f"{table.source}: '{y}' is a share that lies in [0, 1] as it is: leave out --percent, "
-            "--max-reward and --min-reward"
-        )
-    return (value_N - wrong) / (right - wrong), (f"{table.source}: {scaled_by(y, wrong, right)}",)
 
 
 def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:

@@ -175,8 +175,12 @@ class WandbReader:
         for number, _, value in fields(record):
             if isinstance(value, int):
                 continue
-            if number in (_HISTORY, _SUMMARY):
-                self._take_values(number == _HISTORY, value)
+            if number == _HISTORY:
+                self._has_history = True
+                self._add(self._row(value))
+            elif number == _SUMMARY and not self._has_history:  # else it repeats the history
+                self._summary |= self._row(value)
+                limits.KEYS.check(len(self._summary), self._path)
             elif number == _RUN:
                 self.name = str(part(value, _DISPLAY_NAME), "utf-8") or self.name
                 self._start = _seconds(part(value, _START_TIME)) if math.isnan(self._start) else self._start
@@ -185,14 +189,6 @@ class WandbReader:
                 self._configure(value)
             elif number == _TELEMETRY:
                 self.has_own_steps |= integer(part(value, _FEATURE), _SET_STEP) > 0
-
-    def _take_values(self, is_history: bool, body: memoryview) -> None:
-        if is_history:
-            self._has_history = True
-            self._add(self._row(body))
-        elif not self._has_history:  # else it repeats the history
-            self._summary |= self._row(body)
-            limits.KEYS.check(len(self._summary), self._path)
 
     def _add(self, row: dict[str, float | str]) -> None:
         """Add a row at its step, or at the one after the last where it has none."""
