@@ -41,9 +41,8 @@ from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.length import NoLengthControl
-from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
-from scalerl.rl.learner.batch import make_batch
-from scalerl.rl.learner.stats import StepStats
+from scalerl.rl.engine.ordered import pack_rollouts, unpack_rollouts
+from scalerl.rl.learner.batch import StepStats, make_batch
 from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
 from scalerl.rl.loop.pipeline import Step, make_group
 from scalerl.rl.loop.pool import PromptPool

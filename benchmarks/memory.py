@@ -35,8 +35,8 @@ from scalerl.rl.config.memory import generator_memory, pass_tokens, positions_of
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.engine import SlotCache
 from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.score import _Chunked
 from scalerl.rl.learner.sharding import Whole, group_of, shard
-from scalerl.rl.learner.vocabulary import _Chunked
 from scalerl.rl.model import causal_lm
 from scalerl.rl.model.causal_lm import checkpoint_activations, dtype_of, hidden_states, log_probs_TV
 

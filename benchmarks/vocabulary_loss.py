@@ -4,7 +4,7 @@
 
 One forward and backward pass from the last hidden states to the log-probabilities of the sampled tokens and
 their entropies: whole by PyTorch's `log_softmax`, and
-in chunks as the learner does (`scalerl.rl.learner.vocabulary`). Float32, one thread. Each is a
+in chunks as the learner does (`scalerl.rl.learner.score`). Float32, one thread. Each is a
 process of its own, whose peak memory is the operating system's peak of resident memory, less what it was
 before the pass: weights and hidden states are in both, and not counted. The ratios are of the chunks to the
 whole.
@@ -30,7 +30,7 @@ def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> 
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from scalerl.rl.learner.vocabulary import chunked_log_probs
+    from scalerl.rl.learner.score import chunked_log_probs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

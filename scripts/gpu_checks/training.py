@@ -16,8 +16,8 @@ from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.config.memory import trainer_memory
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.learner.batch import Batch, make_batch
-from scalerl.rl.learner.blocks import compile_blocks
 from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.sharding import compile_blocks
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.types import Group, Prompt, Reward, Rollout
 

@@ -143,7 +143,7 @@ class TrainingProgress(_Bar):
             print(f"{self._name}  {text}", file=sys.stderr, flush=True)
 
     def building(self, progress: Any) -> None:
-        """Show a `scalerl.rl.model.build.BuildProgress`."""
+        """Show a `scalerl.rl.model.demo_base.BuildProgress`."""
         self.show(progress.share, progress.text, line=progress.milestone)
 
     def show(self, share: float, text: str, line: bool = False) -> None:

@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Make the model unless it is there, and print its folder."""
     from scalerl.cli.console import TrainingProgress
-    from scalerl.rl.model.smollm2 import build_smollm2, smollm2_folder
+    from scalerl.rl.model.named import build_smollm2, smollm2_folder
 
     with TrainingProgress(args.name) as bar:
         print(build_smollm2(args.output or smollm2_folder(), bar.building))

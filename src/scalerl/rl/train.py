@@ -20,9 +20,8 @@ from scalerl.rl.checkpoint.best import Smooth
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.loop.activity import Activities
 from scalerl.rl.loop.parts import Load
-from scalerl.rl.loop.progress import Progress
+from scalerl.rl.loop.progress import Activities, Progress
 from scalerl.rl.loop.resume import check_restart, has_finished
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.model.named import find_model

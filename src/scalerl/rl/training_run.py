@@ -32,14 +32,13 @@ from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.probe import Probe
-from scalerl.rl.loop.activity import TRAINING, Activities
 from scalerl.rl.loop.budget import amounts, spent
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
 from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations, before_training
 from scalerl.rl.loop.parts import Load, parts_of
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.loop.pool import PromptPool
-from scalerl.rl.loop.progress import Progress, View
+from scalerl.rl.loop.progress import TRAINING, Activities, Progress, View
 from scalerl.rl.loop.resume import (
     changes_of_resume,
     check_saved,
@@ -206,7 +205,7 @@ class TrainingRun:
                     self.evaluations.start(step.index, self.learner.weights(), last=share >= 1)
                 if self._forecast(share):
                     self.evaluations.write_finished(self.stop)
-            self.view.step(step.index, share, self.counters)
+            self.view.step(step.index, share, self.counters.tokens_per_second)
             self._starts_step(share)
             if share >= 1:
                 return True

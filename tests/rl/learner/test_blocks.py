@@ -14,9 +14,9 @@ from scalerl.rl.algo.loss import Kl
 from scalerl.rl.checkpoint.store import save_model as save
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize, LearnerSettings, Lora
-from scalerl.rl.learner.blocks import blocks_of, compile_blocks
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
+from scalerl.rl.learner.sharding import blocks_of, compile_blocks
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model, load_tokenizer
 
 COMPILED = LearnerSettings(compile=True)

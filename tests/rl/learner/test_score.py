@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from scalerl.rl.config.settings import Lora
-from scalerl.rl.kernels import compiled, packed
-from scalerl.rl.kernels.packing import Packing
+from scalerl.rl.kernels import dense, packed
+from scalerl.rl.kernels.packed import Packing
 from scalerl.rl.learner.score import Scorer
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.model.lora import add_adapters
@@ -135,7 +135,7 @@ def test_what_was_done_to_a_model_decides_too(save_model, llama_folder, monkeypa
 
 def test_a_compiler_that_does_not_work_is_none(monkeypatch):
     monkeypatch.setenv("CC", "false")
-    assert compiled.load_library("packed.c", {}) is None
+    assert dense.load_library("packed.c", {}) is None
 
 
 def test_a_packing_by_hand():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from scalerl.rl.learner.vocabulary import chunked_log_probs
+from scalerl.rl.learner.score import chunked_log_probs
 from scalerl.rl.model.causal_lm import logits_of, product
 
 

@@ -8,7 +8,7 @@ import pytest
 from cut_runs import CutError, cut_at, recipe_of, run
 
 from scalerl.record.activity import Activity, Count, read_activity
-from scalerl.rl.loop.activity import Activities
+from scalerl.rl.loop.progress import Activities
 from scalerl.rl.train import train
 from scalerl.view import closing_rows
 
@@ -21,8 +21,8 @@ def recipe(guesser):
 @pytest.fixture
 def at_once(monkeypatch):
     """Every activity is reported and written."""
-    monkeypatch.setattr("scalerl.rl.loop.activity._REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("scalerl.rl.loop.activity.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("scalerl.rl.loop.progress._REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("scalerl.rl.loop.progress.WRITE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -8,7 +8,7 @@ import pytest
 from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
 from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources, Vllm
 from scalerl.rl.config.devices import Assignment, HeldDevices
-from scalerl.rl.learner.stats import StepStats
+from scalerl.rl.learner.batch import StepStats
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.types import Counters
 

@@ -13,8 +13,7 @@ from record_checker import check
 from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import BatchSize
-from scalerl.rl.learner.batch import make_batch
-from scalerl.rl.learner.stats import StepStats
+from scalerl.rl.learner.batch import StepStats, make_batch
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.weights import WeightStream

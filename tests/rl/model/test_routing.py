@@ -16,7 +16,7 @@ from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.settings import Inline, Local, Steps
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
+from scalerl.rl.engine.ordered import pack_rollouts, unpack_rollouts
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.score import Scorer, packs

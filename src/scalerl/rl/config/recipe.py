@@ -171,9 +171,7 @@ class Recipe:
     @property
     def processes(self) -> int:
         """Processes that decode."""
-        if self.cluster is not None:
-            return self.cluster.processes
-        return self.placement.generators if isinstance(self.placement, Local) else 1
+        return self.cluster.processes if self.cluster is not None else self.placement.generators
 
     @property
     def apart(self) -> bool:
@@ -188,9 +186,7 @@ class Recipe:
     @property
     def trainers(self) -> int:
         """Processes that train, where torchrun does not say otherwise."""
-        if self.cluster is not None:
-            return self.cluster.trainers
-        return self.placement.trainers if isinstance(self.placement, Local) else 1
+        return (self.cluster or self.placement).trainers
 
     @property
     def on_cluster(self) -> Cluster:

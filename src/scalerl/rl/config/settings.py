@@ -6,7 +6,7 @@ Numbers out of range raise a ValueError that names the key.
 import math
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -201,6 +201,8 @@ class Samples:
 class Inline:
     """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
 
+    generators: ClassVar[int] = 1
+    trainers: ClassVar[int] = 1
     kind: Literal["inline"] = "inline"
 
 

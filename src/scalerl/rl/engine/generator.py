@@ -32,9 +32,8 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
 from scalerl.rl.config.memory import RoleMemory
 from scalerl.rl.engine.engine import Engine, make_engine
-from scalerl.rl.engine.ordered import Generator
+from scalerl.rl.engine.ordered import Generator, pack_samples, unpack_samples
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
-from scalerl.rl.engine.saved_rollouts import pack_samples, unpack_samples
 from scalerl.rl.engine.slots import DecodeSlots
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory

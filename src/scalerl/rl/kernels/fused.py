@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
-from scalerl.rl.kernels.compiled import LANES, Pointer, fits, load_library
-from scalerl.rl.kernels.dense import DenseLayer, DenseModel
+from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, Pointer, fits, load_library
 
 MOST_TOKENS = 512
 """Tokens of one pass, so that what lies between two matrix products stays in the processor's cache."""

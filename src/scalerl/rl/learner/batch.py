@@ -1,16 +1,26 @@
-"""From verified groups to the arrays of one trainer step.
+"""What a trainer step is made of: the arrays of its batch, the rows of each pass, and its figures.
+
+All ranks cut a batch into the same passes, so that nothing is sent. The weights per token make the result
+independent of it, but for rounding.
 
 Shapes in names: G completions of one group, N completions of the batch, T positions (prompt and completion).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from scalerl.rl.algo.advantage import Advantage, centre
 from scalerl.rl.algo.averaging import Averaging
+from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.types import Group, Rollout
 
 Fate = Literal["trained", "zero_variance", "truncated", "failed"]
@@ -108,7 +118,7 @@ def make_batch(
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
-    return _pad(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
+    return padded(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
 
 
 def has_signal(group: Group, *, keep_truncated: bool = False) -> bool:
@@ -126,14 +136,15 @@ def _whole(group: Group, keep_truncated: bool) -> list[int]:
     ]
 
 
-def _pad(
+def padded(
     rollouts: Sequence[Rollout],
     group_N: np.ndarray,
     advantage_N: np.ndarray,
     weight_N: np.ndarray,
-    fates: tuple[Fate, ...],
-    without_signal: int,
+    fates: tuple[Fate, ...] = (),
+    without_signal: int = 0,
 ) -> Batch:
+    """Return completions as a batch, with `weight_N` on each of their sampled tokens."""
     prompt_N = np.array([len(r.prompt_T) for r in rollouts], dtype=np.int64)
     length_N = prompt_N + np.array([len(r.token_T) for r in rollouts], dtype=np.int64)
     shape = (len(rollouts), int(length_N.max(initial=0)))
@@ -141,14 +152,13 @@ def _pad(
     prompt_NT, all_NT = at_T < prompt_N[:, None], at_T < length_N[:, None]
     own_NT = all_NT & ~prompt_NT
 
-    def padded(name: str, dtype: type) -> np.ndarray:
-        """Return an attribute of the rollouts that has a value per completion token, padded."""
+    def of_tokens(name: str, dtype: type) -> np.ndarray:
         out_NT = np.zeros(shape, dtype=dtype)
         if rollouts:
             out_NT[own_NT] = np.concatenate([getattr(r, name) for r in rollouts])
         return out_NT
 
-    token_NT = padded("token_T", np.int64)
+    token_NT = of_tokens("token_T", np.int64)
     if rollouts:
         token_NT[prompt_NT] = np.concatenate([r.prompt_T for r in rollouts])
     recorded = [r.expert_PLK for r in rollouts if r.expert_PLK is not None]
@@ -158,10 +168,10 @@ def _pad(
         expert_NTLK[at_T < length_N[:, None] - 1] = np.concatenate(recorded)  # the last token is not read
     return Batch(
         token_NT=token_NT,
-        behaviour_logp_NT=padded("logp_T", np.float32),
+        behaviour_logp_NT=of_tokens("logp_T", np.float32),
         # Inserted tokens are read and weigh 0: the model has not chosen them.
-        weight_NT=padded("sampled_T", np.float64) * weight_N[:, None],
-        version_NT=padded("version_T", np.int64),
+        weight_NT=of_tokens("sampled_T", np.float64) * weight_N[:, None],
+        version_NT=of_tokens("version_T", np.int64),
         advantage_N=advantage_N,
         length_N=length_N,
         prompt_N=prompt_N,
@@ -170,3 +180,125 @@ def _pad(
         zero_variance=without_signal,
         expert_NTLK=expert_NTLK,
     )
+
+
+def share_rows(length_N: np.ndarray, n_ranks: int) -> list[np.ndarray]:
+    """Return the rows of each rank, ascending: the longest left goes to the rank with the fewest tokens."""
+    shares: list[list[int]] = [[] for _ in range(n_ranks)]
+    loads = [(0, rank) for rank in range(n_ranks)]
+    for row in np.argsort(-length_N, kind="stable"):
+        tokens, rank = loads[0]
+        shares[rank].append(int(row))
+        heapq.heapreplace(loads, (tokens + int(length_N[row]), rank))
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+def in_groups(length_N: np.ndarray, group_N: np.ndarray, size: BatchSize) -> list[np.ndarray]:
+    """Cut a batch into micro-batches in its own order; groups stay whole where they fit.
+
+    For a pass that reads the prompt of a group once.
+    """
+    most = size.micro_tokens or size.micro
+    cost_N = length_N if size.micro_tokens else np.ones_like(group_N)
+    cuts, total = [], 0
+    for rows in np.split(np.arange(len(group_N)), np.flatnonzero(np.diff(group_N)) + 1):
+        if total and total + int(cost_N[rows].sum()) > most:
+            cuts, total = [*cuts, int(rows[0])], 0
+        for row in rows:
+            if total and total + int(cost_N[row]) > most:  # a group that is too large is cut
+                cuts, total = [*cuts, int(row)], 0
+            total += int(cost_N[row])
+    return np.split(np.arange(len(group_N)), cuts)
+
+
+def by_length(length_N: np.ndarray, rows: np.ndarray, size: BatchSize, packed: bool) -> list[np.ndarray]:
+    """Cut `rows` into micro-batches, the shortest completions first, so that little is padded.
+
+    A micro-batch has at most `size.micro_tokens` tokens, padding counted unless they are `packed`, and at
+    least one completion; where that is 0, at most `size.micro` completions.
+    """
+    rows = rows[np.argsort(length_N[rows], kind="stable")]
+    if not size.micro_tokens:
+        return np.split(rows, range(size.micro, len(rows), size.micro)) if len(rows) else []
+    found: list[list[int]] = []
+    for row in rows:
+        tokens = [int(length_N[other]) for other in (*(found[-1] if found else ()), row)]
+        total = sum(tokens) if packed else len(tokens) * tokens[-1]
+        if found and total <= size.micro_tokens:
+            found[-1].append(int(row))
+        else:
+            found.append([int(row)])
+    return [np.array(one, dtype=np.int64) for one in found]
+
+
+def of_rank(
+    length_N: np.ndarray, rank: int, n_ranks: int, cut: Callable[[np.ndarray], list[np.ndarray]]
+) -> list[np.ndarray]:
+    """Return the micro-batches of one rank, with empty ones up to the most that any rank has.
+
+    `cut` makes them of the rows of a rank. The collectives of a pass need all ranks, also those that have no
+    completion left.
+    """
+    each = [cut(rows) for rows in share_rows(length_N, n_ranks)]
+    nothing = np.zeros(0, dtype=np.int64)
+    return [*each[rank], *[nothing] * (max(map(len, each)) - len(each[rank]))]
+
+
+def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
+    """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
+    one = {"weight_NT": np.zeros((1, 2)), "length_N": np.array([2]), "prompt_N": np.array([1])}
+    return replace(batch, **one), np.zeros(1, dtype=np.int64)
+
+
+class StepSums(NamedTuple):
+    """Sums over trained tokens: scalars, but for `load`. Those of micro-batches and ranks are added."""
+
+    loss: Tensor
+    entropy: Tensor
+    ratio: Tensor
+    ratio_squared: Tensor
+    log_ratio_abs: Tensor
+    clipped: Tensor
+    """Tokens on which a bound of the loss acts."""
+    kl: Tensor
+    load: Tensor
+    """Tokens of each expert, layer after layer; none where the model is no mixture."""
+
+    def packed(self) -> Tensor:
+        """Return all sums as one tensor in float64, on the CPU."""
+        return torch.cat([part.double().reshape(-1) for part in self]).cpu()
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> StepSums:
+        """Return the sums that `packed` has made one tensor of."""
+        n_scalars = len(cls._fields) - 1
+        scalars = list(packed[:n_scalars])
+        return cls(*scalars, load=packed[n_scalars:])
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step showed, over the trained tokens; NaN where the step was skipped."""
+
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    lr: float = math.nan
+    entropy: float = math.nan
+    """Mean entropy of the trainer's distribution, nats per token."""
+    ratio_mean: float = math.nan
+    ratio_max: float = math.nan
+    ratio_clipped: float = math.nan
+    """Share of tokens on which a bound of the loss on the importance ratio acts."""
+    ess: float = math.nan
+    """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
+    logp_shift: float = math.nan
+    """Mean |log rho|, nats per token: how far trainer and generator are apart, staleness included."""
+    kl: float = math.nan
+    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
+    router_load_max: float = math.nan
+    """Of a mixture of experts: trained tokens that meet the expert of the largest load, over those of an even
+    load, in the layer where that is the most. See `scalerl.rl.model.routing.balance_of`."""
+    router_load_entropy: float = math.nan
+    """Entropy of the load over that of an even load, in [0, 1], in the layer where it is the least."""
+    flops: float = 0.0
+    tokens: int = 0

@@ -23,11 +23,10 @@ from scalerl.errors import WriteError
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.recipe import Recipe, from_dict
-from scalerl.rl.learner.batch import Batch
+from scalerl.rl.learner.batch import Batch, StepStats
 from scalerl.rl.learner.checkpoint import DISK, Saving
 from scalerl.rl.learner.learner import Learner, StepStoppedError
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.learner.stats import StepStats
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
 from scalerl.rl.model.weights import plan_of
@@ -45,23 +44,18 @@ class Ranks(Protocol):
         Raises:
             ScalerlError: what all ranks raised; WorkerError where one of them is lost.
         """
-        ...
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
         """Start the same; a driver that is no rank itself need not wait for it."""
-        ...
 
     def first(self, name: str, *args: Any) -> Any:
         """Call a method on rank 0 alone, from any thread, while the others go on."""
-        ...
 
     def weights(self, plan: Plan) -> Weights:
         """Return the current weights, which have this plan."""
-        ...
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
         """Have a step given up once `stop` is set; report its micro-batches where this process makes them."""
-        ...
 
 
 class LearnerRank:

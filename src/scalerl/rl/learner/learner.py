@@ -34,12 +34,11 @@ from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.memory import RoleMemory, trainer_memory
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.learner import checkpoint, passes
-from scalerl.rl.learner.batch import Batch
+from scalerl.rl.learner import checkpoint
+from scalerl.rl.learner.batch import Batch, StepStats, StepSums, by_length, in_groups, nothing_of, of_rank
 from scalerl.rl.learner.optimiser import Optimiser
 from scalerl.rl.learner.score import Scorer, copies, scores_of_held
-from scalerl.rl.learner.sharding import Whole, clip_gradients, group_of, plain_of, tensors_of
-from scalerl.rl.learner.stats import StepStats, StepSums
+from scalerl.rl.learner.sharding import Whole, clip_gradients, gathered, group_of, plain_of
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
 from scalerl.rl.model.lora import write_adapter
 from scalerl.rl.model.memory import within_memory
@@ -122,7 +121,9 @@ class Learner:
         if self._mesh is None:
             return weights_of(self.model)
         plan = plan_of(self.model, dtype_of(self._recipe.precision))
-        return WeightStream(plan, lambda: tensors_of(cast("Whole", self._whole)))
+        groups = partial(gathered, cast("Whole", self._whole))
+        # Copies, as the storage of what is gathered is freed with its group.
+        return WeightStream(plan, lambda: ((n, w.detach().clone()) for of_one in groups() for n, w in of_one))
 
     @torch.no_grad()
     def restore(self, folder: Path) -> None:
@@ -264,7 +265,7 @@ class Learner:
                 # Reduced in the last pass alone, gradients travel once a step, and are whole until then.
                 reduces = i == len(micro_batches) - 1 or self._recipe.learner.reduce == "micro_batch"
                 group_of(self._whole).set_requires_gradient_sync(reduces)
-            part, largest = self._accumulate(*((batch, rows) if len(rows) else passes.nothing_of(batch)))
+            part, largest = self._accumulate(*((batch, rows) if len(rows) else nothing_of(batch)))
             sums, ratio_max = sums + part.packed(), max(ratio_max, largest)
         if not self._mesh:
             return StepSums.unpacked(sums), ratio_max
@@ -290,11 +291,11 @@ class Learner:
         """
         size = self._recipe.batch
         if self.score.dense:
-            return passes.in_groups(batch.length_N, batch.group_N, size)
+            return in_groups(batch.length_N, batch.group_N, size)
         data = self._mesh["data"] if self._mesh else None
         rank, n_ranks = (data.get_local_rank(), data.size()) if data else (0, 1)
-        cut = partial(passes.by_length, batch.length_N, size=size, packed=self.score.packed)
-        return passes.of_rank(batch.length_N, rank, n_ranks, cut)
+        cut = partial(by_length, batch.length_N, size=size, packed=self.score.packed)
+        return of_rank(batch.length_N, rank, n_ranks, cut)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[StepSums, float]:
         """Add the gradient of some completions to the masters'; returns sums, and the largest ratio."""

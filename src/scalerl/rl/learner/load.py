@@ -13,11 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scalerl.errors import InputError
 from scalerl.rl.config.memory import trainer_memory
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.check import check_training
-from scalerl.rl.learner.blocks import blocks_of, check_compiled, compile_blocks
+from scalerl.rl.engine.build import check_training
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.score import packs
-from scalerl.rl.learner.sharding import check_plan, plain_of, shard
+from scalerl.rl.learner.sharding import blocks_of, check_plan, compile_blocks, plain_of, shard
 from scalerl.rl.model.causal_lm import (
     checkpoint_activations,
     compute_device,
@@ -29,7 +28,7 @@ from scalerl.rl.model.causal_lm import (
 from scalerl.rl.model.lora import add_adapters
 from scalerl.rl.model.memory import within_memory
 from scalerl.rl.model.packed_attention import register
-from scalerl.rl.model.routing import check_replay
+from scalerl.rl.model.routing import check_replay, has_routers
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.workers.ranks import on_all_ranks
 
@@ -62,29 +61,23 @@ def _placed(
     recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
 ) -> tuple[nn.Module, bool]:
     """Return a model on its device, or its shards, and whether its attention is one for packed sequences."""
-    model, packed = _read(recipe, model_folder, mesh, trained)
-    if recipe.learner.compile:
-        compile_blocks(plain_of(model))
-    return model, packed
-
-
-def _read(
-    recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
-) -> tuple[nn.Module, bool]:
-    """Return the same before anything is compiled."""
     device, read = compute_device(), partial(_model, recipe, model_folder, trained, mesh)
     attention = _attention(recipe, device)
     if mesh is None:
         model = read()
-        return model, attention != "sdpa" and packs(model, attention)
-    model = on_all_ranks(read)
-    # Only rank 0 has weights to try it with, and all must do the same. There they are on the CPU yet, which
-    # has no flash attention.
-    packed = torch.tensor(attention != "sdpa" and dist.get_rank() == 0 and packs(model, register())).int()
-    dist.broadcast(packed, 0)
-    if packed:
-        model.set_attn_implementation(attention)
-    return shard(model, mesh, device, dtype_of(recipe.precision)), bool(packed)
+        packed = attention != "sdpa" and packs(model, attention)
+    else:
+        model = on_all_ranks(read)
+        # Only rank 0 has weights to try it with, and all must do the same. There they are on the CPU yet,
+        # which has no flash attention.
+        found = torch.tensor(attention != "sdpa" and dist.get_rank() == 0 and packs(model, register())).int()
+        dist.broadcast(found, 0)
+        if packed := bool(found):
+            model.set_attn_implementation(attention)
+        model = shard(model, mesh, device, dtype_of(recipe.precision))
+    if recipe.learner.compile:
+        compile_blocks(plain_of(model))
+    return model, packed
 
 
 def _attention(recipe: Recipe, device: torch.device) -> str:
@@ -121,10 +114,15 @@ def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: Device
     else:
         model = empty_model(model_folder, precision)
         without_dropout(model)
-    if mesh is not None:
-        _check_sharding(model, recipe)
-    if recipe.learner.compile:
-        check_compiled(model, recipe.model)
+    if recipe.learner.compile and has_routers(model):
+        # Each layer would be compiled apart, for the hook that reads its experts.
+        raise InputError(f"learner.compile: {recipe.model} is a mixture of experts: leave it false")
+    if recipe.learner.compile or mesh is not None:
+        blocks_of(model)  # raises where there are none
+    if mesh is not None and recipe.learner.tensor_parallel > 1:
+        check_plan(model, recipe.learner.tensor_parallel)
+        if recipe.lora.rank:
+            raise InputError("learner.tensor_parallel: adapters cannot be shared so: leave it 1")
     if recipe.routing_replay:
         check_replay(model, recipe.model)
     if not trained:
@@ -133,11 +131,3 @@ def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: Device
     if recipe.learner.activation_checkpointing:
         checkpoint_activations(model)
     return model
-
-
-def _check_sharding(model: Any, recipe: Recipe) -> None:
-    blocks_of(model)  # raises where there are none
-    if recipe.learner.tensor_parallel > 1:
-        check_plan(model, recipe.learner.tensor_parallel)
-        if recipe.lora.rank:
-            raise InputError("learner.tensor_parallel: adapters cannot be shared so: leave it 1")

@@ -1,5 +1,7 @@
 """AdamW over the masters, with its moments on the device or in the memory of the CPU."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 

@@ -25,6 +25,7 @@ L layers with experts, K experts of a token.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.learner.batch import padded
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.types import Rollout
 
@@ -83,12 +85,17 @@ class Probe:
             self._held = self._learner.hold()
 
     def _score(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        token_NT, wanted_NT, recorded_W, expert_NTLK = self._tokens(rollouts)
+        n = len(rollouts)
+        batch = padded([self._up_to_next_version(r) for r in rollouts], np.arange(n), np.zeros(n), np.ones(n))
+        wanted_NT = batch.sampled_NT[:, 1:]
+        recorded_W, expert_NTLK = batch.behaviour_logp_NT[:, 1:][wanted_NT], batch.expert_NTLK
         if not len(recorded_W):
             return {}
         fp32 = self._learner.fp32_logits
         heads = (fp32, not fp32) if self._two_heads else (fp32,)
-        logp_WH, rank_W2 = self._learner.held_scores(self._held, token_NT, wanted_NT, heads, expert_NTLK)
+        tokens = torch.from_numpy(batch.token_NT), torch.from_numpy(wanted_NT)
+        experts = None if expert_NTLK is None else expert_NTLK[:, :-1]  # the last token is not read
+        logp_WH, rank_W2 = self._learner.held_scores(self._held, *tokens, heads, experts)
         gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
         rank, variance = rank_W2.mean(0).tolist()
         found = {
@@ -106,22 +113,10 @@ class Probe:
             }
         return found
 
-    def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray | None]:
-        """Return padded tokens, which of them (after the first) the held version sampled, their recorded
-        log-probabilities, and the recorded experts of tokens but the last."""
-        own = [r.version_T == self.version for r in rollouts]  # versions never fall within a completion
-        ends = [len(r.prompt_T) + int(of.sum()) for r, of in zip(rollouts, own, strict=True)]
-        token_NT = np.zeros((len(rollouts), max(ends)), dtype=np.int64)
-        wanted_NT = np.zeros(token_NT.shape, dtype=bool)
-        expert_NTLK: np.ndarray | None = None
-        if (of_first := rollouts[0].expert_PLK) is not None:
-            expert_NTLK = np.zeros((len(rollouts), max(ends) - 1, *of_first.shape[1:]), dtype=of_first.dtype)
-        for n, (r, end) in enumerate(zip(rollouts, ends, strict=True)):
-            start = len(r.prompt_T)
-            token_NT[n, :start], token_NT[n, start:end] = r.prompt_T, r.token_T[: end - start]
-            wanted_NT[n, start:end] = r.sampled_T[: end - start]
-            if expert_NTLK is not None and r.expert_PLK is not None:
-                expert_NTLK[n, : end - 1] = r.expert_PLK[: end - 1]
-        recorded = [r.logp_T[of & r.sampled_T] for r, of in zip(rollouts, own, strict=True)]
-        tokens = torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:])
-        return *tokens, np.concatenate(recorded), expert_NTLK
+    def _up_to_next_version(self, rollout: Rollout) -> Rollout:
+        """Return the tokens of a completion that came before those of other versions than the held one."""
+        end = int((rollout.version_T == self.version).sum())  # versions never fall within a completion
+        own = {name: getattr(rollout, name)[:end] for name in ("token_T", "sampled_T", "logp_T", "version_T")}
+        if rollout.expert_PLK is not None:
+            own["expert_PLK"] = rollout.expert_PLK[: len(rollout.prompt_T) + end - 1]
+        return replace(rollout, **own)

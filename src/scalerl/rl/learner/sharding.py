@@ -6,6 +6,8 @@ as soon as it is complete, so that no other process ever holds more of the model
 With tensor parallelism the matrices of each block are cut by the plan that transformers has for the model, by
 output and then by input, so that heads and inner units are shared; everything between blocks is the same on
 all processes of a row of the mesh. Embeddings and head stay whole.
+
+`torch.compile` works on the same blocks, one by one.
 """
 
 import re
@@ -27,8 +29,44 @@ from torch.distributed.tensor.parallel import (
 )
 
 from scalerl.errors import InputError
-from scalerl.rl.learner.blocks import blocks_of
 from scalerl.rl.model.lora import merged_parameters
+
+_GRAPHS = 64
+"""The most graphs of a function, of which PyTorch allows 8, and computes the rest without: a block has more
+for lengths that vary, a single completion, passes without gradients, a base model, and pairs of these."""
+
+
+def blocks_of(model: Any) -> list[nn.Module]:
+    """Return the blocks of a model, in order: the modules that transformers never splits over devices.
+
+    Raises:
+        InputError: the model does not name its blocks.
+    """
+    names = set(model._no_split_modules or ())
+    # Of a class or one that it derives from: FSDP2 makes a subclass of a block's.
+    blocks = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
+    if not blocks:
+        kind = model.config.model_type
+        raise InputError(f"a model of type {kind} can be neither sharded nor compiled: it names no blocks")
+    return blocks
+
+
+def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
+    """Compile the forward pass of every block, and so its backward pass; it is done by the first pass.
+
+    For a model that is sharded already, and has its activations checkpointed: that is then within a compiled
+    block, and FSDP2's gathering around it. An attention that PyTorch cannot trace (the packed one on a CPU)
+    splits a block, and leaves one that is checkpointed as it was. Blocks of one class share their code; names
+    of parameters stay as they are.
+    """
+    config: Any = torch._dynamo.config
+    # Since PyTorch 2.7 it is recompile_limit, and this name another of it.
+    config.cache_size_limit = max(config.cache_size_limit, _GRAPHS)
+    for block in blocks_of(model):
+        # `forward`, not the module: its hooks, as those of FSDP2, then stay outside of what is compiled, and
+        # no module is put around it, which would change names.
+        block.forward = torch.compile(block.forward, backend=backend)
+
 
 T = TypeVar("T")
 _HEADS = 2  # the dimension of heads in what the norms of queries and keys are given
@@ -101,17 +139,6 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of the plain model, whole, adapters merged, tied ones once; collective.
-
-    One group at a time is gathered, in the precision that the model computes in, and what is yielded is a
-    copy.
-    """
-    for tensors in gathered(whole):
-        for name, weight in tensors:
-            yield name, weight.detach().clone()  # its own storage is freed with its group
-
-
 def clip_gradients(masters: Sequence[Tensor], most: float) -> float:
     """Scale the gradients so that the norm of all is at most `most`; return what it was; collective."""
     by_mesh: dict[Any, list[Any]] = {}  # what is shared by tensor has a mesh of its own
@@ -127,7 +154,11 @@ def clip_gradients(masters: Sequence[Tensor], most: float) -> float:
 
 
 def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """Yield the parameters of one group after another, each while it is gathered; collective."""
+    """Yield the parameters of one group after another, each while it is gathered; collective.
+
+    They are those of the plain model, whole, adapters merged, tied ones once, in the precision that the model
+    computes in; their storage is freed with the group.
+    """
     blocks = [module for module in groups_of(whole) if module is not whole]
     names = {id(module): f"{name}." for name, module in whole.model.named_modules()}
     prefixes = tuple(names[id(block)] for block in blocks)

@@ -102,6 +102,11 @@ class RunCounters:
         held = self.trainer_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens per second of work: idle devices would make the same code look slower."""
+        return self.generated / (self.generate_seconds + self.train_seconds)
+
     def hold(self, generator: Counters, wall_seconds: float) -> None:
         """Add wall time of training, and what the generator has done in it; `generator` is cumulative."""
         self.wall_seconds += wall_seconds

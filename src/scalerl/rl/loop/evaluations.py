@@ -14,8 +14,8 @@ from scalerl.record.downstream import suite_row
 from scalerl.record.evaluation import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.config.recipe import HELDOUT, Recipe
-from scalerl.rl.loop.activity import Activities
 from scalerl.rl.loop.counters import RunCounters
+from scalerl.rl.loop.progress import Activities
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
 from scalerl.rl.sync.shared_weights import hold

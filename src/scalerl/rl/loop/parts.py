@@ -17,7 +17,7 @@ from scalerl.rl.engine.build import check_sampler, load_generator
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.loop.activity import EVALUATING, Activities
+from scalerl.rl.loop.progress import EVALUATING, Activities
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside

@@ -39,15 +39,12 @@ from scalerl.errors import OutOfMemoryError
 from scalerl.record.activity import Count
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.ordered import Generator
-from scalerl.rl.engine.saved_rollouts import pack_groups, pack_samples, unpack_groups, unpack_samples
-from scalerl.rl.learner.batch import Batch, make_batch
+from scalerl.rl.engine.ordered import Generator, pack_groups, pack_samples, unpack_groups, unpack_samples
+from scalerl.rl.learner.batch import Batch, StepStats, make_batch
 from scalerl.rl.learner.learner import Learner, StepStoppedError
-from scalerl.rl.learner.stats import StepStats
-from scalerl.rl.loop.activity import TRAINING, Activities
-from scalerl.rl.loop.admission import AdmissionControl
+from scalerl.rl.loop.admission import AdmissionControl, VerifiedGroups
 from scalerl.rl.loop.pool import PromptPool
-from scalerl.rl.loop.verified import VerifiedGroups
+from scalerl.rl.loop.progress import TRAINING, Activities
 from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Group, Pending, Reward, Rollout, Verify
 

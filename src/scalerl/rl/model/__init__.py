@@ -2,7 +2,7 @@
 
     causal_lm.py     models, tokenizers, log-probabilities; packed_attention.py, routing.py: parts of models
     lora.py          adapters; weights.py: the stream of named tensors that is published
-    named.py         the model that a recipe names; build.py, demo_base.py, smollm2.py make some
+    named.py         the model that a recipe names, SmolLM2 too; demo_base.py makes the demonstration's
     shape.py         sizes from config.json without torch; memory.py: too little of it
 
 It may import `scalerl.rl.config` and what is below. Imported by `cli`, `rl`, `rl.checkpoint`, `rl.engine`,

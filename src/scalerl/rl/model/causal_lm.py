@@ -279,7 +279,7 @@ def log_probs_TV(
 
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
-    The same with a gradient is `scalerl.rl.learner.vocabulary.chunked_log_probs`. `head` is what `head_of`
+    The same with a gradient is `scalerl.rl.learner.score.chunked_log_probs`. `head` is what `head_of`
     returned for these weights, where a caller keeps it.
     """
     weight_VD, bias_V = head or head_of(model, fp32_logits)

@@ -22,7 +22,7 @@ import torch
 from scalerl.errors import brief_error
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.generator import TorchGenerator
-from scalerl.rl.engine.saved_rollouts import pack_samples
+from scalerl.rl.engine.ordered import pack_samples
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Weights

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from scalerl.errors import InputError
 from scalerl.rl.config.settings import BatchSize, LearnerSettings
+from scalerl.rl.learner.batch import by_length, in_groups, of_rank, share_rows
 from scalerl.rl.learner.checkpoint import check_index
-from scalerl.rl.learner.passes import by_length, in_groups, of_rank, share_rows
 from scalerl.rl.learner.score import packs
 from scalerl.rl.loop.resume import resume_line
 from scalerl.rl.model.causal_lm import load_model

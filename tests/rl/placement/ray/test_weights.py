@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_nodes import simulated
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.loop.activity import Activities
+from scalerl.rl.loop.progress import Activities
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.ray.parts import RayParts
 from scalerl.rl.sync import object_store as parcel

@@ -107,7 +107,7 @@ class RayParts:
     def evaluate(self, stop: threading.Event, activities: Any) -> Evaluate:
         """Return the evaluator: by the servers of vLLM, or in an actor with the resources of a generator.
 
-        `stop` is not needed there; `activities` are `scalerl.rl.loop.activity.Activities`.
+        `stop` is not needed there; `activities` are `scalerl.rl.loop.progress.Activities`.
         """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
         if isinstance(cluster.engine, Vllm):
