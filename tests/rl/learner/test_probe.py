@@ -235,3 +235,13 @@ def test_the_state_of_a_probe_can_be_put_back(recipe, make_rollout):
     assert another([rollout]) != expected
     another.restore(state)
     assert another([rollout]) == expected
+
+
+def test_ranks_that_hold_the_weights_themselves_hold_those_of_the_resume(recipe, monkeypatch):
+    learner = load_learner(recipe, recipe.model)
+    state = Probe(learner, recipe).state()
+    monkeypatch.setattr(learner, "hold", list)  # as `LearnerGroup.hold`
+    learner.version = 2
+    probe = Probe(learner, recipe)
+    probe.restore(state)  # of one process
+    assert probe.version == 2

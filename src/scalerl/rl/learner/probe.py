@@ -75,8 +75,9 @@ class Probe:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-        self.version, self._held = state["version"], state["held"]
-        if not self._held:  # nothing was probed until now, or the ranks hold the weights
+        if self._held and state["held"]:
+            self.version, self._held = state["version"], state["held"]
+        else:  # nothing was probed until now, or ranks hold the weights: those that they have now
             self._hold()
 
     def _hold(self) -> None:
