@@ -51,9 +51,11 @@ class Weights(Protocol):
     @property
     def plan(self) -> Plan:
         """Names, shapes and dtypes, in any order."""
+        ...
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor, which must not be written to."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,11 @@ class Pending(Protocol[_Result]):
 
     def wait(self, seconds: float) -> bool:
         """Wait until the work is done, for `seconds` at most; returns whether it is."""
+        ...
 
     def result(self) -> _Result:
         """Return the result of work that is done."""
+        ...
 
 
 @dataclass(frozen=True)

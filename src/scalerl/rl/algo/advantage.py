@@ -21,6 +21,7 @@ class Advantage(Protocol):
 
     def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One array (G,) per group, exactly 0 where a group has no signal; the same shapes come back."""
+        ...
 
 
 @dataclass(frozen=True)

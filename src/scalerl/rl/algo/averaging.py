@@ -17,6 +17,7 @@ class Averaging(Protocol):
 
     def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
         """`budget` is the most tokens that a completion may sample: context.thinking + context.answer."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Curriculum(Protocol):
 
     def retires(self, history: History) -> bool:
         """Whether a prompt with this history is done with; asked after each of its groups."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Loss(Protocol):
     ) -> TokenLoss:
         """From the trainer's log-probabilities (with gradient), those at sampling, the advantages, and which
         tokens were sampled. Both log-probabilities are 0 where nothing was."""
+        ...
 
 
 @dataclass(frozen=True)

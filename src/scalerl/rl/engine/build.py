@@ -24,6 +24,7 @@ from scalerl.rl.config.memory import RoleMemory, generator_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.generator import TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
+from scalerl.rl.kernels.dense import attends_to_all
 from scalerl.rl.model.causal_lm import (
     answer_tokens,
     end_tokens,
@@ -133,12 +134,15 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
     Raises:
         InputError: model or tokenizer do not fit the recipe.
     """
-    _check_attention(model, recipe.model)
+    config: Any = model.config
+    if not attends_to_all(config):  # it would be sampled wrongly
+        raise InputError(
+            f"model {recipe.model} uses sliding-window or other attention that is not full: not supported yet"
+        )
     length = LengthRule.resolve(
         recipe.length, tokenizer, recipe.context.thinking, recipe.context.answer, recipe.end_of_thinking
     )
     needed = recipe.context.prompt + length.max_tokens
-    config: Any = model.config
     if needed > config.max_position_embeddings:
         raise InputError(
             f"context: prompt, thinking, phrase and answer need {needed} positions, and the model has "
@@ -163,16 +167,6 @@ def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) ->
     """Check that `model` can be sampled from; return tokenizer and sampling."""
     tokenizer = load_tokenizer(model_folder)
     return tokenizer, sampling_of(recipe, model, tokenizer, recipe.seed)
-
-
-def _check_attention(model: nn.Module, name: str | Path) -> None:
-    """Reject a model that does not attend to everything before a token: it would be sampled wrongly."""
-    config: Any = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-        raise InputError(
-            f"model {name} uses sliding-window or other attention that is not full: not supported yet"
-        )
 
 
 def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:

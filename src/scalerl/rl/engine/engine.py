@@ -37,18 +37,23 @@ class Engine(Protocol):
 
         What the cache held of these slots is freed first.
         """
+        ...
 
     def decode(self, slots_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
         """Append one token to each slot, at its position; return the last hidden states: (A, D)."""
+        ...
 
     def free(self, slots_B: np.ndarray) -> None:
         """Free what the cache holds of some slots, all different: their completions have ended."""
+        ...
 
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Return copies of what the cache holds of some slots, up to so many positions."""
+        ...
 
     def restore(self, slots_B: np.ndarray, state: Mapping[str, Any]) -> None:
         """Put back into the same slots what `state` returned, where nothing else is in any slot."""
+        ...
 
 
 def make_engine(

@@ -28,6 +28,12 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions in which an angle depends on the position alone."""
 
 
+def attends_to_all(config: Any) -> bool:
+    """Return whether every token attends to all that came before; others have a window, say."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+
+
 class DenseLayer:
     """The weights of one block: the model's own tensors, so that an update of it is an update here."""
 
@@ -70,9 +76,7 @@ class DenseModel:
         config: Any = model.config
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act not in ("silu", "swish"):
             return None
-        # The kernels attend to all that came before; a window would be ignored.
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        if not attends_to_all(config):  # the kernels do: a window would be ignored
             return None
         base: Any = model.base_model
         rotary, head_dim = base.rotary_emb, base.layers[0].self_attn.head_dim

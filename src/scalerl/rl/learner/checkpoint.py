@@ -13,7 +13,7 @@ import json
 import os
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -43,27 +43,6 @@ from scalerl.rl.workers.ranks import on_all_ranks
 State = dict[str, Tensor]
 DISK, ADAPTER = "learner", "adapter"
 """The folders within that of a run's checkpoint: of this, and of LoRA's adapters in PEFT's format."""
-
-
-class Saving:
-    """A save under way on all ranks."""
-
-    def __init__(self, writer: _SummingWriter, folder: Path, future: Future[Any]) -> None:
-        self._writer, self._folder, self._future = writer, folder, future
-
-    def wait(self) -> Sums:
-        """Wait until all ranks have written their part; on rank 0, return the sums of their files.
-
-        Raises:
-            WriteError: a rank could not write.
-        """
-        try:
-            self._future.result()
-        except (CheckpointException, OSError, RuntimeError) as error:
-            raise WriteError(
-                f"{self._folder}: the checkpoint could not be saved ({_cause(error)})"
-            ) from error
-        return self._writer.sums
 
 
 @dataclass(frozen=True)
@@ -109,15 +88,24 @@ class _NoParents(FileSystem):
         Path(path).mkdir(exist_ok=True)
 
 
-def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
+def save(state: State, folder: Path, group: dist.ProcessGroup) -> Callable[[], Sums]:
     """Start to save; what is in `state` may change once this returns. Collective over `group`.
 
-    `group` is used from a thread, and so must be used by nothing else.
+    `group` is used from a thread, and so must be used by nothing else. What is returned waits until all ranks
+    have written their part, raises a WriteError where one could not, and returns on rank 0 the sums of all.
     """
     writer = _SummingWriter(folder)
     found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
-    # PyTorch returns the future, or with some stagers an object that holds it.
-    return Saving(writer, folder, found if isinstance(found, Future) else found.upload_completion)
+
+    def wait() -> Sums:
+        try:
+            # PyTorch returns the future, or with some stagers an object that holds it.
+            (found if isinstance(found, Future) else found.upload_completion).result()
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise WriteError(f"{folder}: the checkpoint could not be saved ({_cause(error)})") from error
+        return writer.sums
+
+    return wait
 
 
 def to_host(state: Mapping[str, Tensor]) -> State:

@@ -24,7 +24,7 @@ from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.learner.batch import Batch, StepStats
-from scalerl.rl.learner.checkpoint import DISK, Saving
+from scalerl.rl.learner.checkpoint import DISK
 from scalerl.rl.learner.learner import Learner, StepStoppedError
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
@@ -44,18 +44,23 @@ class Ranks(Protocol):
         Raises:
             ScalerlError: what all ranks raised; WorkerError where one of them is lost.
         """
+        ...
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
         """Start the same; a driver that is no rank itself need not wait for it."""
+        ...
 
     def first(self, name: str, *args: Any) -> Any:
         """Call a method on rank 0 alone, from any thread, while the others go on."""
+        ...
 
     def weights(self, plan: Plan) -> Weights:
         """Return the current weights, which have this plan."""
+        ...
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
         """Have a step given up once `stop` is set; report its micro-batches where this process makes them."""
+        ...
 
 
 class LearnerRank:
@@ -63,7 +68,7 @@ class LearnerRank:
 
     learner: Learner
     _held: list[Tensor]
-    _saving: Saving
+    _saving: Callable[[], Sums]
 
     def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
         """Make the learner; returns the device it computes on."""
@@ -102,7 +107,7 @@ class LearnerRank:
 
     def wait_saved(self) -> Sums:
         """Wait until what `save` started is on the disk; on rank 0 that of all, and return their sums."""
-        return self._saving.wait()
+        return self._saving()
 
     def restore(self, folder: str) -> int:
         """Go on from a checkpoint; returns the version."""

@@ -85,10 +85,10 @@ class Learner:
         # Weights in float32 are their own masters, without a second copy.
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = Optimiser(recipe.optimiser, self._masters, recipe.learner.offload_optimiser)
-        how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed}
         kernels = recipe.engine.kind != "transformers" and not recipe.learner.compile
-        self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how, kernels=kernels)
-        self._base_score = self.score.by(base) if base is not None else None
+        how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed, "kernels": kernels}
+        self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how)
+        self._base_score = Scorer(base, recipe.temperature, self.fp32_logits, **how) if base else None
         self._flop_count = FlopCount.of(self.model)
         self.stop = threading.Event()
         self._report: Callable[[int, int], None] = lambda done, of: None
@@ -133,10 +133,11 @@ class Learner:
         self.version = int(state["version"])
         self._round_masters()
 
-    def save(self, folder: Path) -> checkpoint.Saving:
+    def save(self, folder: Path) -> Callable[[], Sums]:
         """Start to save what the ranks of a sharded learner need to go on; training may go on at once.
 
-        After `.wait()` it is on the disk, on rank 0 that of all ranks; without `.metadata` it is not whole.
+        What is returned waits until it is on the disk, on rank 0 that of all ranks, and returns its sums;
+        without `.metadata` it is not whole.
         """
         return checkpoint.save(self._disk_state(), folder, cast("dist.ProcessGroup", self._disk))
 

@@ -149,17 +149,12 @@ class Scorer:
         pass in C, where it computes this model. `chunk` tokens' logits are in memory at once."""
         self.model = plain_of(model)
         self._whole, self._temperature, self._fp32_logits = model, temperature, fp32_logits
-        self._how: dict[str, Any] = {"chunk": chunk, "packed": packed, "kernels": kernels}
         self._chunk, self.packed = chunk, packed
         self._device = next(model.parameters()).device
         self.routers = Routers.of(self.model)
         """Of a mixture of experts: after a pass, its load over the wanted tokens."""
         dense = DenseModel.of(model) if kernels and model is self.model else None
         self._dense = dense if dense and can_pack(dense) else None
-
-    def by(self, model: nn.Module) -> Scorer:
-        """Return the same scorer of another model, sharded where this one is."""
-        return Scorer(model, self._temperature, self._fp32_logits, **self._how)
 
     @property
     def dense(self) -> DenseModel | None:

@@ -334,11 +334,6 @@ def _float32_product(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-def head_dim(config: Any) -> int:
-    """Return the size of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 @dataclass(frozen=True)
 class FlopCount:
     """Floating-point operations of a causal LM, counted from its shape.
@@ -361,7 +356,8 @@ class FlopCount:
         seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
         head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
         seen[id(head)] = head.numel()
-        width = config.num_attention_heads * head_dim(config)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = config.num_attention_heads * head_dim
         return cls(sum(seen.values()), 4 * config.num_hidden_layers * width)
 
     def forward(self, tokens: float, positions: float) -> float:
