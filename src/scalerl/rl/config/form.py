@@ -219,7 +219,6 @@ def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
 
 
 def _loads(text: str, source: str) -> dict[str, Any]:
-    """Return the tables of a text."""
     deep = InputError(f"{source}: more than {limits.DEPTH.most} levels of nesting, which is the limit")
     if _DEEP_KEY.search(text):
         raise deep

@@ -244,7 +244,6 @@ def _check_answers(tokenizer: Any, recipe: Recipe) -> None:
 
 
 def _answer_length(tokenizer: Any, text: str) -> int:
-    """Return the tokens of an answer and its end."""
     token_T = np.array(tokenizer(text, add_special_tokens=False)["input_ids"])
     # What a tokenizer of few words does not know is written of their letters, a token each.
     is_spelt = unknown_word(tokenizer, Prompt("answer", text, text), token_T) is not None

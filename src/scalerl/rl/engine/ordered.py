@@ -242,7 +242,6 @@ class Generator(ABC):
             self._complete[seq_no] = tuple(samples[sample] for sample in sorted(samples))
 
     def _keep(self, packed: dict[str, Any]) -> None:
-        """Keep complete groups, as `pack_samples` has them."""
         for seq_no, rollouts in unpack_samples(packed).items():
             self._incomplete.pop(seq_no, None)
             self._complete[seq_no] = rollouts

@@ -207,8 +207,6 @@ class _Attend(Function):
 
 
 class _Attention(ctypes.Structure):
-    """The struct of the same name in packed.c."""
-
     _fields_ = (
         *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "n_prompts")),
         *((name, c_void_p) for name in ("prompt_start", "prompt_length", "first", "start", "length")),

@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from scalerl.errors import InputError, WriteError, brief_error, first_line
 from scalerl.rl.checkpoint.manifest import Sum, Sums, sum_file
 from scalerl.rl.learner.sharding import Whole, full_of, gathered, groups_of
-from scalerl.rl.model.lora import adapter_parameters, has_adapters, merged_parameters, write_adapter
+from scalerl.rl.model.lora import adapter_parameters, merged_parameters, write_adapter
 from scalerl.rl.workers.ranks import on_all_ranks
 
 State = dict[str, Tensor]
@@ -53,8 +53,6 @@ class _Written(WriteResult):
 
 
 class _SummingWriter(FileSystemWriter):
-    """Sums on every rank the files that it has written."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.sums: Sums = {}
@@ -117,7 +115,7 @@ def to_host(state: Mapping[str, Tensor]) -> State:
 
 def host_state(model: nn.Module) -> State:
     """Return copies of the weights of the plain model in the memory of the CPU, adapters merged."""
-    if not has_adapters(model):
+    if not any(adapter_parameters(model)):
         return to_host(model.state_dict())  # tied weights stay tied
     # One by one: all merged weights on the device would be the model once more.
     return {n: w.detach().to("cpu", copy=True).contiguous() for n, w in merged_parameters(model)}

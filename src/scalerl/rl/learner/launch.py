@@ -170,7 +170,6 @@ def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
 
 
 def _send(tree: Any, group: Any) -> None:
-    """Broadcast a tree of plain values, arrays and tensors."""
     arrays: dict[str, Tensor] = {}
     plain = without_arrays(tree, arrays)
     shapes = {name: [str(a.dtype).removeprefix("torch."), list(a.shape)] for name, a in arrays.items()}

@@ -259,7 +259,10 @@ class Learner:
         micro_batches = self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             self._report(i, len(micro_batches))
-            if self._stopped_on_any_rank():
+            stopped = torch.tensor(float(self.stop.is_set()))
+            if self._stopping is not None:  # all ranks stop before the same micro-batch
+                dist.all_reduce(stopped, dist.ReduceOp.MAX, group=self._stopping)
+            if stopped:
                 self._drop_gradients()
                 raise StepStoppedError
             if self._mesh:
@@ -276,14 +279,6 @@ class Learner:
         dist.all_reduce(of_all, group=group)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
         return StepSums.unpacked(of_all.cpu()), float(most)
-
-    def _stopped_on_any_rank(self) -> bool:
-        """Return the same on all ranks, which stop before the same micro-batch."""
-        if self._stopping is None:
-            return self.stop.is_set()
-        found = torch.tensor(float(self.stop.is_set()))
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._stopping)
-        return bool(found)
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """Return the rows of each pass of this rank; empty ones where another rank has more.
@@ -351,7 +346,6 @@ class Learner:
         return sums, float(ratio.max()) if len(ratio) else 0.0
 
     def _gather_gradients(self) -> None:
-        """Add the gradients of one micro-batch to the masters' own."""
         for parameter, master in zip(self._trained, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 grad = parameter.grad.float()

@@ -88,11 +88,6 @@ class RunCounters:
         }
 
     @property
-    def flops(self) -> float:
-        """Floating-point operations of generating and training."""
-        return self.generate_flops + self.train_flops
-
-    @property
     def idle_seconds(self) -> float:
         """Device-seconds in which neither role did anything.
 

@@ -83,8 +83,6 @@ class Step:
 
 @dataclass(frozen=True)
 class _PendingRewards:
-    """Groups that are being verified."""
-
     sampled: Sequence[tuple[Rollout, ...]]
     rewards: Pending[list[list[Reward]]]
 
@@ -236,17 +234,13 @@ class Pipeline:
         if not self._verifying and 0 < (n := self._n_to_verify()) <= self._generator.ready:
             sampled = self._generator.take(n)
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
-        if self._verifying and self._verifying.rewards.wait(_POLL_SECONDS):
-            self._keep_verified()
-
-    def _keep_verified(self) -> None:
-        assert self._verifying is not None
-        done, self._verifying = self._verifying, None
-        for rollouts, rewards in zip(done.sampled, done.rewards.result(), strict=True):
-            group = make_group(rollouts, rewards, self._recipe.length)
-            self._verified.add(group)
-            self._pool.record(group)
-        self._admit()  # for those without signal, where others replace them
+        if (done := self._verifying) and done.rewards.wait(_POLL_SECONDS):
+            self._verifying = None
+            for rollouts, rewards in zip(done.sampled, done.rewards.result(), strict=True):
+                group = make_group(rollouts, rewards, self._recipe.length)
+                self._verified.add(group)
+                self._pool.record(group)
+            self._admit()  # for those without signal, where others replace them
 
     def _make_batch(self) -> Batch:
         recipe = self._recipe

@@ -127,5 +127,4 @@ class PromptPool:
 
 
 def _task_of(prompt: str) -> str:
-    """Return the task of a mixture that a prompt is of, by its id."""
     return prompt.partition("/")[0]

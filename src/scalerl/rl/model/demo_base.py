@@ -172,7 +172,6 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BuildProgress],
 def _train(
     spec: BaseModel, progress: Callable[[BuildProgress], None] | None
 ) -> tuple[nn.Module, dict[str, float]]:
-    """Return the trained model and its cost."""
     torch.set_num_threads(1)  # the result must not depend on how many cores there are
     torch.manual_seed(spec.seed)
     model = new_model(spec)

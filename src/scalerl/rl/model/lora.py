@@ -51,7 +51,6 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
 
 
 def _targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Return the names of the layers that get adapters, in full."""
     head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     # Not the head: its logits are computed a chunk at a time, from its weight alone.
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
@@ -120,8 +119,3 @@ def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterat
             yield f"{owner}.weight", parameter + layer.get_delta_weight("default").to(parameter.dtype)
         else:
             yield f"{owner}.{leaf}", parameter
-
-
-def has_adapters(model: nn.Module) -> bool:
-    """Return whether `add_adapters` has added any."""
-    return any(hasattr(module, "lora_A") for module in model.modules())

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "scalerl_varlen"
 """The name of it in transformers."""
+_OTHERS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 def register() -> str:
@@ -77,6 +78,3 @@ def _one_by_one(
         for of_one in zip(*each, strict=True)
     ]
     return torch.cat(parts, 2).transpose(1, 2)
-
-
-_OTHERS = ("sliding_window", "softcap", "s_aux", "position_bias")

@@ -25,7 +25,14 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
 
         return ModelShape.of(model_shape(recipe).config.to_dict(), name)  # pyright: ignore
     path = Path(name)
-    return ModelShape.of(read_model_config(path if path.is_dir() else _downloaded(name)), name)
+    if not path.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(name, "config.json"))
+        except Exception as error:  # of the network, of the hub, of a name that is none
+            raise InputError(f"model {name}: its config.json cannot be read ({first_line(error)})") from error
+    return ModelShape.of(read_model_config(path), name)
 
 
 def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
@@ -39,12 +46,3 @@ def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
     started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
     n_heldout = len(recipe.task.prompts("heldout"))
     check_memory(memory_of(recipe, shape, gpus, n_heldout, int(started) if started else None))
-
-
-def _downloaded(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json"))
-    except Exception as error:  # of the network, of the hub, of a name that is none
-        raise InputError(f"model {name}: its config.json cannot be read ({first_line(error)})") from error
