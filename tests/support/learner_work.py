@@ -35,9 +35,9 @@ def train_and_save(rank, recipe, batches, folder):
     learner = load_learner(recipe, recipe.model)
     for batch in batches[:-1]:
         learner.step(batch)
-    saving = learner.save(folder / DISK)
+    wait = learner.save(folder / DISK)
     last = learner.step(batches[-1])
-    saving.wait()
+    wait()
     return last, log_probs(learner, batches[-1])
 
 
