@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import counted
 from scalerl.study.page.figures import study_chart
-from scalerl.study.page.tables import plan_rows, study_tables, verdict_table
+from scalerl.study.page.tables import MARKS, plan_rows, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.study.verdict.verdict import StudyVerdict
@@ -106,15 +106,10 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     doubts = [("caution", text) for text in verdict.cautions]
     doubts += [("warning", text) for text in _warnings(verdict)]
     lines += [Text.assemble((f"{label}: ", "yellow"), text) for label, text in doubts]
-    lines += [Text(text, style="dim") for text in [assumptions(verdict)] if text]
-    for part in (
-        Text(study_name(verdict), style="bold"),
-        Text(_head(verdict)),
-        Text(),
-        table,
-        Text(),
-        *lines,
-    ):
+    if text := assumptions(verdict):
+        lines.append(Text(text, style="dim"))
+    head = Text(study_name(verdict), style="bold"), Text(_head(verdict)), Text()
+    for part in (*head, table, Text(), *lines):
         if isinstance(part, Text):
             part.plain = formats.one_line(part.plain)
         # In a pipe a line is a line, however long.
@@ -144,16 +139,15 @@ def _head(verdict: StudyVerdict) -> str:
 def _short(verdict: StudyVerdict) -> Table:
     """The verdicts on one screen: claims, which stand below numbers, are said in the answers."""
     table = verdict_table(verdict)
-    rows = [
-        replace(row, cells=tuple(Cell(cell.text, _first(cell.beside)) for cell in row.cells[:_IN_TERMINAL]))
-        for row in table.rows
-    ]
+    rows = []
+    for row in table.rows:
+        # Of what stands below a number the interval, its first line; reasons and claims are none.
+        besides = (
+            cell.beside.partition("\n")[0] if cell.beside.startswith("[") else "" for cell in row.cells
+        )
+        cells = (Cell(cell.text, beside) for cell, beside in zip(row.cells, besides, strict=True))
+        rows.append(replace(row, cells=(*cells,)[:_IN_TERMINAL]))
     return replace(table, headers=table.headers[:_IN_TERMINAL], rows=tuple(rows))
-
-
-def _first(beside: str) -> str:
-    """The interval of a number, which is its first line; reasons and claims are none."""
-    return beside.partition("\n")[0] if beside.startswith("[") else ""
 
 
 def _warnings(verdict: StudyVerdict) -> list[str]:
@@ -164,44 +158,38 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
     """Return the page of a study; links to runs are relative to `folder`."""
     from scalerl.view.style import inline_svg
 
-    tables = {
-        table.name: PagePart(table.title, table=table, kind=table.name) for table in study_tables(verdict)
-    }
-    drawn = {
-        one.name: PagePart(one.title, svg=inline_svg(one.figure, one.name, one.title), note=one.caption)
-        for one in figures
-    }
-    none = PagePart()
-    measured = [tables.get("measured", none), drawn.get("forest", none)]
-    chart = study_chart(verdict)
-    runs = replace(tables.get("runs", none), title="", links=_links(verdict, folder))
-    verdicts = replace(tables.get("verdict", none), title="", kind="verdict-table")
+    parts = {t.name: PagePart(t.title, table=t, kind=t.name) for t in study_tables(verdict)}
+    for one in figures:
+        svg = inline_svg(one.figure, one.name, one.title)
+        parts[f"{one.name} figure"] = PagePart(one.title, svg=svg, note=one.caption)
+
+    def section(title: str, *names: str, opens: bool = False) -> PageSection:
+        return PageSection(title, [parts[name] for name in names if name in parts], open=opens)
+
+    parts["plan"] = PagePart(rows=plan_rows(verdict))
+    parts["assumptions"] = PagePart(text=assumptions(verdict))
+    parts["verdict"] = replace(parts["verdict"], title="", kind="verdict-table")
+    if "runs" in parts:
+        parts["runs"] = replace(parts["runs"], title="", links=_links(verdict, folder))
     return Document(
         kind="Study of reinforcement learning recipes",
         name=study_name(verdict),
         sentence=_sentence(verdict),
         answers=[group for group in _grouped(answers(verdict)) if group[2]],
-        chart=chart,
+        chart=study_chart(verdict),
         chart_note=_CHART,
         cautions=[("", text) for text in verdict.cautions],
         warnings=[("", text) for text in _warnings(verdict)],
         sections=[
-            PageSection("Verdicts", [verdicts], open=True),
-            PageSection("Differences to the base", measured, open=True),
-            PageSection("The linearised curve", [drawn.get("linearised", none)]),
-            PageSection(
-                "Frozen forecasts",
-                [
-                    tables.get("forecast_scores", none),
-                    drawn.get("forecasts", none),
-                    tables.get("forecasts", none),
-                ],
-            ),
-            PageSection("Stability", [tables.get("stability", none)]),
-            PageSection("Decisions during the study", [tables.get("decisions", none)]),
-            PageSection("Runs", [runs]),
-            PageSection("The plan", [PagePart(rows=plan_rows(verdict)), tables.get("changes", none)]),
-            PageSection("What is taken for granted", [PagePart(text=assumptions(verdict))]),
+            section("Verdicts", "verdict", opens=True),
+            section("Differences to the base", "measured", "forest figure", opens=True),
+            section("The linearised curve", "linearised figure"),
+            section("Frozen forecasts", "forecast_scores", "forecasts figure", "forecasts"),
+            section("Stability", "stability"),
+            section("Decisions during the study", "decisions"),
+            section("Runs", "runs"),
+            section("The plan", "plan", "changes"),
+            section("What is taken for granted", "assumptions"),
         ],
     )
 
@@ -227,11 +215,8 @@ def _sentence(verdict: StudyVerdict) -> str:
 
 def _grouped(found: Sequence[Answer]) -> list[tuple[str, list[tuple[str, str]], str]]:
     """Answers under the heading of their kind, in the order of `HEADINGS`; the base last."""
-    grouped = sorted(HEADINGS.items(), key=lambda item: item[0] == "base")
-    looks: dict[str, str] = dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved")
-    looks |= dict.fromkeys(("inconclusive", "not compared"), "open")
-    made = [
-        (heading, [(one.arm, one.text) for one in found if one.kind == kind], looks.get(kind, ""))
-        for kind, heading in grouped
-    ]
+    made = []
+    for kind, heading in sorted(HEADINGS.items(), key=lambda item: item[0] == "base"):
+        look = "" if kind == "base" else MARKS[kind]
+        made.append((heading, [(one.arm, one.text) for one in found if one.kind == kind], look))
     return [group for group in made if group[1]]

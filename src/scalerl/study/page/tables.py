@@ -28,10 +28,11 @@ from scalerl.view.runs.tables import frozen_table
 from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
-_MARKS: dict[Kind, Mark] = {
+MARKS: dict[Kind, Mark] = {
     **{"base": "base", "noise": "", "never acted": "", "inconclusive": "open", "not compared": "open"},
     **dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved"),
 }
+"""How the row and the answers of an arm stand out, by its verdict."""
 
 
 def study_tables(verdict: StudyVerdict) -> list[Table]:
@@ -102,7 +103,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), unit),
     ]
-    return row(*cells, mark=_MARKS[kind])
+    return row(*cells, mark=MARKS[kind])
 
 
 def _reason(pair: Pair | None) -> str:
@@ -126,15 +127,8 @@ def stability_table(verdict: StudyVerdict) -> Table:
         found = arm.stability
         alarms = ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in found.alarms.items())
         counts = (*(found.outcomes.get(outcome, 0) for outcome in _OUTCOMES), found.retried)
-        rows.append(
-            row(
-                arm.name,
-                *map(str, counts),
-                percent(found.truncated),
-                alarms or "none",
-                "; ".join(found.causes),
-            )
-        )
+        causes = "; ".join(found.causes)
+        rows.append(row(arm.name, *map(str, counts), percent(found.truncated), alarms or "none", causes))
     note = (
         "Retried: attempts that failed, of runs that were tried again. Truncated: mean share of completions "
         "over the evaluations of all runs; 10 to 15 % went with runs that broke in the paper."
@@ -182,51 +176,59 @@ def decisions_table(verdict: StudyVerdict) -> Table:
     """What the study decided while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
     prose = ("arm", "decision", "why")
-    rows = tuple(_decision_row(made, unit) for made in verdict.study.decisions)
+    rows = []
+    for made in verdict.study.decisions:
+        what, mark = made["decision"], "open" if made["decision"] == "stopped" else ""
+        saved = plain(as_float(made.get("saved")) / unit.size)
+        rows.append(row(made["arm"], what, _why_decided(made, unit), saved, mark=mark))
     note = "A stopped arm keeps its runs up to that budget, and is judged by them."
     headers = (*prose, f"saved ({unit.name})")
-    return Table("decisions", "Decisions during the study", headers, rows, note, prose)
+    return Table("decisions", "Decisions during the study", headers, tuple(rows), note, prose)
 
 
-def _decision_row(made: Mapping[str, Any], unit: Unit) -> Row:
-    budget, probability, saved = (as_float(made.get(key)) for key in ("budget", "probability", "saved"))
-    value, tried = as_float(made.get("value")), as_mapping(made.get("tried"))
-    gains = as_mapping(made.get("gains"))
+def _why_decided(made: Mapping[str, Any], unit: Unit) -> str:
     if made["decision"] == "learning rate":
+        tried = as_mapping(made.get("tried"))
         listed = ", ".join(f"{key}: {rate(result)}" for key, result in tried.items())
-        text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
-    elif made["decision"] == "combined":
-        listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
-        text = f"pass rate at the budget, less that of the base: {listed}"
-    else:
-        known = "not told" if math.isnan(probability) else f"{probability:.3f}"
-        text = f"at {unit.show(budget)}: probability that its ceiling is below that of the best arm {known}"
-    mark = "open" if made["decision"] == "stopped" else ""
-    return row(made["arm"], made["decision"], text, plain(saved / unit.size), mark=mark)
+        return f"{as_float(made.get('value')):g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
+    if made["decision"] == "combined":
+        gains = as_mapping(made.get("gains")).items()
+        listed = ", ".join(f"{arm} {signed(gain)}" for arm, gain in gains)
+        return f"pass rate at the budget, less that of the base: {listed}"
+    budget, probability = unit.show(made.get("budget")), as_float(made.get("probability"))
+    known = "not told" if math.isnan(probability) else f"{probability:.3f}"
+    return f"at {budget}: probability that its ceiling is below that of the best arm {known}"
 
 
 def runs_table(verdict: StudyVerdict) -> Table:
     """One row per run."""
     unit = unit_for(verdict.axis, verdict.budget)
-    prose = ("arm", "outcome", "fit", "cause")
-    headers = ("arm", "seed", "outcome", "attempts", "last pass rate", f"compute ({unit.name})")
-    rows = tuple(_run_row(verdict, run, unit) for arm in verdict.arms for run in arm.runs)
-    return Table("runs", "Runs", (*headers, "fit", "cause"), rows, prose=prose)
-
-
-def _run_row(verdict: StudyVerdict, fitted: FittedRun, unit: Unit) -> Row:
-    run = fitted.run
-    return row(
-        run.plan.arm,
-        str(run.plan.seed),
-        run.outcome,
-        str(len(run.attempts)),
-        rate(run.last_pass_rate),
-        plain(_spent_compute(verdict, fitted) / unit.size),
-        _fit_cell(fitted, unit),
-        run.cause,
-        mark="open" if run.outcome == "failed" else "",
+    rows = []
+    for fitted in (run for arm in verdict.arms for run in arm.runs):
+        run = fitted.run
+        about = (
+            run.plan.arm,
+            str(run.plan.seed),
+            run.outcome,
+            str(len(run.attempts)),
+            rate(run.last_pass_rate),
+        )
+        spent, mark = (
+            plain(_spent_compute(verdict, fitted) / unit.size),
+            "open" if run.outcome == "failed" else "",
+        )
+        rows.append(row(*about, spent, _fit_cell(fitted, unit), run.cause, mark=mark))
+    headers = (
+        "arm",
+        "seed",
+        "outcome",
+        "attempts",
+        "last pass rate",
+        f"compute ({unit.name})",
+        "fit",
+        "cause",
     )
+    return Table("runs", "Runs", headers, tuple(rows), prose=("arm", "outcome", "fit", "cause"))
 
 
 def _spent_compute(verdict: StudyVerdict, fitted: FittedRun) -> float:

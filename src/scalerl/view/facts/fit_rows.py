@@ -34,7 +34,28 @@ def answer_rows(
 
     With the prior of siblings the same follows once more.
     """
-    rows = [_ceiling(result), *_identified(result), *_answers(result, at, target, budget)]
+    intervals, unit = result.intervals, unit_of(result.axis)
+    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
+    rows = [
+        ("ceiling A", "withheld" if result.misfit else shown),
+        ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
+    ]
+    if result.identification.waits and not result.misfit and not result.reservation:
+        place = "more than 8 times the compute so far, by a rough guess"
+        if tell := result.compute_to_tell:
+            moves = result.identification.ratio >= 1
+            sure = "it moves as the run goes on" if moves else "a rough guess"
+            place = f"about {_shown(float(f'{tell:.2g}'))} {unit}; {sure}"
+        rows.append(("identified from", place))
+    asked_at = [budget] if target is not None and budget is not None and budget not in at else []
+    for amount in (*at, *asked_at):
+        f = result.forecast(amount)
+        spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
+        rows.append((f"at {_shown(amount)} {unit}", f"{f.median:.3f}   {spans}"))
+    if target is not None and budget is not None:
+        asked, chance = f"{target:g} at {_shown(budget)}", result.chance(target, budget)
+        rows += [(f"{asked} {unit}", chance.answer), (f"{asked}, rerun", chance.answer_rerun)]
+        rows.append(("because", chance.why))
     if result.campaign:
         informed = result.campaign
         rows += [("", ""), ("prior", informed.prior), *answer_rows(informed, at, target, budget)]
@@ -59,9 +80,10 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
-        *_wander(result),
-        ("families", family_weights(result.families)),
     ]
+    if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
+        rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
+    rows.append(("families", family_weights(result.families)))
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     return rows
@@ -84,64 +106,17 @@ def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
     """Where to stop, if a further unit of compute has to gain `worth`."""
     now = float(result.points.compute_N[-1])
     gain, stop = result.gain_per_unit(now), result.stop_at(worth)
-    place = (
-        "now"
-        if stop <= now
-        else (f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute")
-    )
+    place = f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute"
+    place = "now" if stop <= now else place
     return [
         (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
         ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
     ]
 
 
-def _ceiling(result: Fit) -> tuple[str, str]:
-    """The ceiling with its interval."""
-    intervals = result.intervals
-    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
-    return "ceiling A", "withheld" if result.misfit else shown
-
-
-def _identified(result: Fit) -> list[tuple[str, str]]:
-    """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
-    rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
-    if result.identification.waits and not result.misfit and not result.reservation:
-        tell, unit = result.compute_to_tell, unit_of(result.axis)
-        sure = "it moves as the run goes on" if result.identification.ratio >= 1 else "a rough guess"
-        place = f"about {_shown(float(f'{tell:.2g}'))} {unit}; {sure}" if tell else _FAR_TO_TELL
-        rows.append(("identified from", place))
-    return rows
-
-
-def _wander(result: Fit) -> list[tuple[str, str]]:
-    """How far the run is off its curve, where that is as much as the noise of an evaluation."""
-    wander = result.noise.wander
-    return [("wander", f"{wander:+.3f} so far")] if abs(wander) > result.noise.sd else []
-
-
-_FAR_TO_TELL = "more than 8 times the compute so far, by a rough guess"
-
-
 def _shown(amount: float) -> str:
     """Return an amount of compute with four digits, or more where it is a large one: `0.6333`, `16000`."""
     return f"{amount:.{4 if amount < 1e4 else 6}g}"
-
-
-def _answers(
-    result: Fit, at: Sequence[float], target: float | None, budget: float | None
-) -> list[tuple[str, str]]:
-    """Forecasts and the verdict."""
-    rows, unit = [], unit_of(result.axis)
-    asked_at = [budget] if target is not None and budget is not None and budget not in at else []
-    for amount in (*at, *asked_at):
-        f = result.forecast(amount)
-        spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {_shown(amount)} {unit}", f"{f.median:.3f}   {spans}"))
-    if target is not None and budget is not None:
-        asked, chance = f"{target:g} at {_shown(budget)}", result.chance(target, budget)
-        rows += [(f"{asked} {unit}", chance.answer), (f"{asked}, rerun", chance.answer_rerun)]
-        rows.append(("because", chance.why))
-    return rows
 
 
 FAR = 10.0
@@ -162,11 +137,7 @@ def beyond(amounts: Iterable[float], runs: Sequence[tuple[Points, RunRecord | No
     named = " and ".join(dict.fromkeys(f"{amount:.10g}" for amount in (far[0], far[-1])))
     times = f"{'is' if len(far) == 1 else 'are up to'} {float(f'{far[-1] / reach:.3g}'):,.10g} times beyond"
     unit = unit_of(axis)
-    return f"{named} {unit} {times} the data, which reach {reach:.4g} {unit}{_meant(far[-1], axis, runs)}"
-
-
-def _meant(amount: float, axis: str, runs: Sequence[tuple[Points, RunRecord | None]]) -> str:
-    """Return the axis that an amount is nearest to, if it is within `FAR` times of its data; else nothing."""
+    said = f"{named} {unit} {times} the data, which reach {reach:.4g} {unit}"
     reached: dict[str, float] = {}
     for points, record in runs:
         if record is not None:
@@ -175,11 +146,11 @@ def _meant(amount: float, axis: str, runs: Sequence[tuple[Points, RunRecord | No
             own = {"steps": 0.0 if points.step_N is None else float(points.step_N.max(initial=0.0))}
         reached |= {name: max(reached.get(name, 0.0), end) for name, end in own.items()}
     near = {
-        name: abs(math.log(amount / end))
+        name: abs(math.log(far[-1] / end))
         for name, end in reached.items()
-        if name != axis and 1 / FAR <= amount / max(end, 1e-300) <= FAR
+        if name != axis and 1 / FAR <= far[-1] / max(end, 1e-300) <= FAR
     }
-    if not near:
-        return ""
-    name = min(near, key=lambda one: near[one])
-    return f"; if it was meant in {unit_of(name)}, of which they reach {reached[name]:.4g}: --x {name}"
+    if near:
+        name = min(near, key=lambda one: near[one])
+        said += f"; if it was meant in {unit_of(name)}, of which they reach {reached[name]:.4g}: --x {name}"
+    return said

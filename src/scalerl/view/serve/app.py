@@ -20,7 +20,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -109,16 +109,55 @@ def make_app(
         finally:
             looker.stop()
 
+    def of_runs(answer: Callable[[list[str], str | None], Response]) -> Callable[[Request], Response]:
+        """Answer about the runs that a request names, in a thread; errors are JSON."""
+
+        def respond(request: Request) -> Response:
+            looker.touch()
+            ids = request.path_params.get("ids") or request.query_params.get("runs", "")
+            try:
+                return answer(
+                    [one for one in ids.split(",") if one], request.query_params.get("axis") or None
+                )
+            except UnknownRunError as error:
+                return _json({"error": str(error)}, 404)
+            except ScalerlError as error:
+                return _json({"error": str(error)}, 422)
+
+        return respond
+
+    async def runs(request: Request) -> Response:
+        looker.touch()
+        since = request.query_params.get("since", "0")
+        if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
+            return _json({"error": "since: expected a version, a whole number"}, 400)
+        # The answer holds what the looker has found so far; its events announce the rest.
+        await run_in_threadpool(store.looked.wait, _FIRST_LOOK)
+        return await run_in_threadpool(lambda: _json(store.listed(int(since))))
+
+    async def events(request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        # Each holds a connection for as long as its page is open.
+        if looker.streams >= _MOST_STREAMS:
+            return _json({"error": "too many pages are open"}, 503)
+        return StreamingResponse(_versions(looker, request), media_type="text/event-stream")
+
+    def send_file(path: Path, kind: str) -> Callable[[Request], Response]:
+        return lambda request: Response(path.read_bytes(), media_type=kind)
+
     routes = [
-        Route("/", lambda request: Response(_list_page(), media_type="text/html")),
-        *(Route(path, _file(*file)) for path, file in _FILES.items()),
-        Route("/run/{ids}", _page(looker)),
-        Route("/api/runs", _runs(looker)),
-        Route("/api/overlay", _of_several(looker, store.overlay)),
-        Route("/api/compare", _of_several(looker, store.compare)),
-        Route("/events", _events(looker)),
+        Route("/", lambda request: _html(_list_page())),
+        *(Route(path, send_file(*file)) for path, file in _FILES.items()),
+        Route("/run/{ids}", of_runs(lambda ids, axis: _html(store.page(ids, axis)))),
+        Route("/api/runs", runs),
+        Route("/api/overlay", of_runs(lambda ids, axis: _json(store.overlay(ids, axis)))),
+        Route("/api/compare", of_runs(lambda ids, axis: _json(store.compare(ids, axis)))),
+        Route("/events", events),
     ]
-    inner = Starlette(routes=routes, lifespan=life, exception_handlers={Exception: _broken})
+    broken = {"error": "the server is at fault: its log says how"}
+    handlers = {Exception: lambda request, error: _json(broken, 500)}
+    inner = Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
     # Around all of it: as a middleware it would not see the answer to an unforeseen exception.
     return Guard(inner, hosts, token, cookie), looker
 
@@ -128,89 +167,25 @@ def _list_page() -> str:
     return page("list.html", {"linked": "./", "name": "runs", "scripts": scripts})
 
 
-def _broken(request: Request, error: Exception) -> Response:
-    return _json({"error": "the server is at fault: its log says how"}, 500)
-
-
-def _file(path: Path, kind: str) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
-        return Response(path.read_bytes(), media_type=kind)
-
-    return answer
+def _html(text: str) -> Response:
+    return Response(text, media_type="text/html")
 
 
 def _json(data: Any, status: int = 200) -> Response:
     return Response(dumps(data), status, media_type="application/json")
 
 
-def _runs(looker: Looker) -> Callable[[Request], Any]:
-    async def answer(request: Request) -> Response:
-        looker.touch()
-        since = request.query_params.get("since", "0")
-        if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
-            return _json({"error": "since: expected a version, a whole number"}, 400)
-        # The answer holds what the looker has found so far; its events announce the rest.
-        await run_in_threadpool(looker.store.looked.wait, _FIRST_LOOK)
-        return await run_in_threadpool(lambda: _json(looker.store.listed(int(since))))
-
-    return answer
-
-
-def _answered(looker: Looker, respond: Callable[[Request], Response]) -> Callable[[Request], Any]:
-    """Return `respond` with its errors as JSON."""
-
-    def answer(request: Request) -> Response:
-        looker.touch()
-        try:
-            return respond(request)
-        except UnknownRunError as error:
-            return _json({"error": str(error)}, 404)
-        except ScalerlError as error:
-            return _json({"error": str(error)}, 422)
-
-    return answer  # no coroutine: it is run in a thread
-
-
-def _of_several(
-    looker: Looker, query: Callable[[list[str], str | None], dict[str, Any]]
-) -> Callable[[Request], Any]:
-    def respond(request: Request) -> Response:
-        ids = [one for one in request.query_params.get("runs", "").split(",") if one]
-        return _json(query(ids, request.query_params.get("axis") or None))
-
-    return _answered(looker, respond)
-
-
-def _page(looker: Looker) -> Callable[[Request], Any]:
-    def respond(request: Request) -> Response:
-        ids, axis = request.path_params["ids"].split(","), request.query_params.get("axis") or None
-        return Response(looker.store.page(ids, axis), media_type="text/html")
-
-    return _answered(looker, respond)
-
-
-def _events(looker: Looker) -> Callable[[Request], Any]:
-    async def stream(request: Request) -> AsyncIterator[str]:
-        looker.streams += 1
-        sent, since = 0, time.monotonic()
-        try:
-            while not (looker.stopped or await request.is_disconnected()):
-                if looker.store.version != sent:
-                    sent, since = looker.store.version, time.monotonic()
-                    yield f"data: {sent}\n\n"
-                elif time.monotonic() - since > _BEAT:
-                    since = time.monotonic()
-                    yield ": still here\n\n"
-                await asyncio.sleep(_TICK)
-        finally:
-            looker.streams -= 1
-
-    async def answer(request: Request) -> Response:
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        # Each holds a connection for as long as its page is open.
-        if looker.streams >= _MOST_STREAMS:
-            return JSONResponse({"error": "too many pages are open"}, 503)
-        return StreamingResponse(stream(request), media_type="text/event-stream")
-
-    return answer
+async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
+    looker.streams += 1
+    sent, since = 0, time.monotonic()
+    try:
+        while not (looker.stopped or await request.is_disconnected()):
+            if looker.store.version != sent:
+                sent, since = looker.store.version, time.monotonic()
+                yield f"data: {sent}\n\n"
+            elif time.monotonic() - since > _BEAT:
+                since = time.monotonic()
+                yield ": still here\n\n"
+            await asyncio.sleep(_TICK)
+    finally:
+        looker.streams -= 1

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,23 @@ class Run:
     """Whether the row's fit is not of all evaluations."""
     fitted: float = -math.inf
     """When it was fitted last, by the monotonic clock."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Runs that are shown together, with names that differ, and their fits on the axis of all."""
+
+    runs: list[Run]
+    names: list[str]
+    axis: str
+    made: list[Fitted]
+
+    @property
+    def budget(self) -> float | None:
+        """The budget that all of these runs have; None where they have none, or not the same."""
+        budgets = {one.standing.budget for one in self.made}
+        budget = budgets.pop()
+        return budget if not budgets and budget > 0 else None
 
 
 class RunStore:
@@ -157,41 +174,10 @@ class RunStore:
         """
         from scalerl.view.runs.page import runs_document
 
-        runs, axis, made = self._chosen(ids, axis)
+        def answer(chosen: _Chosen) -> dict[str, Any]:
+            return {"html": runs_document(self._compared(chosen)).html(linked="../")}
 
-        def answer() -> dict[str, Any]:
-            return {"html": runs_document(self._compared(runs, made)).html(linked="../")}
-
-        return self._answers.once(_key("page", axis, _names(runs), made), answer)["html"]
-
-    def _compared(self, runs: Sequence[Run], made: Sequence[Fitted]) -> RunsView:
-        """Runs as a page shows them, runs of one recipe being its seeds."""
-        from scalerl.forecast.recipes import by_recipe
-        from scalerl.view.runs.gathered import compared
-
-        view = self._view(_names(runs), made)
-        if len(runs) == 1:
-            return view
-        pairs = list(zip(view.runs, made, strict=True))
-        recipes = by_recipe(
-            pairs,
-            lambda pair: pair[0].record,
-            lambda pair: self._plain(str(pair[0].record.path)) if pair[0].record else pair[1].standing.name,
-        )
-        members = {name: [run for run, _ in group] for name, group in recipes.items()}
-        return compared(view, members, budget=_common_budget(made))
-
-    def _view(self, names: Sequence[str], made: Sequence[Fitted]) -> RunsView:
-        """Runs as a page shows them; with a target the budget is that of all of them."""
-        from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.groups import OverlayRun
-
-        shown = []
-        for name, one in zip(names, (each.standing for each in made), strict=True):
-            why = self._plain(one.why_no_fit)
-            shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
-        budget, target = _common_budget(made), self._asked.target
-        return RunsView(tuple(shown), self._asked.level, budget if target is not None else None, target)
+        return self._answered("page", ids, axis, answer)["html"]
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The data of a chart of these runs: see `scalerl.view.runs.overlay`; and the answer in a sentence.
@@ -204,18 +190,14 @@ class RunStore:
         from scalerl.view.runs.answer import sentence_of
         from scalerl.view.runs.overlay import overlay
 
-        runs, axis, made = self._chosen(ids, axis)
-        names = _names(runs)
+        def answer(chosen: _Chosen) -> dict[str, Any]:
+            view = self._view(chosen)
+            data = overlay(view.runs, budget=chosen.budget, target=self._asked.target, tasks=view.tasks)
+            common = [{"key": key, "name": axis_name(key)} for key in self._common(chosen.runs)]
+            ids = [run.id for run in chosen.runs]
+            return data | {"common": common, "ids": ids, "sentence": sentence_of(view)}
 
-        def answer() -> dict[str, Any]:
-            view = self._view(names, made)
-            budget, target = _common_budget(made), self._asked.target
-            data = overlay(view.runs, budget=budget, target=target, tasks=view.tasks)
-            common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
-            return data | {"common": common, "ids": [run.id for run in runs], "sentence": sentence_of(view)}
-
-        # Names are part of the key, as they depend on the runs that are shown beside one another.
-        return self._answers.once(_key("overlay", axis, names, made), answer)
+        return self._answered("overlay", ids, axis, answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The comparison of these runs, as `scalerl compare --json` has it.
@@ -224,21 +206,61 @@ class RunStore:
             UnknownRunError: there is no run of this id.
             InputError: they cannot be compared, or one of them cannot be fitted.
         """
-        runs, axis, made = self._chosen(ids, axis)
-        for run, one in zip(runs, made, strict=True):
-            if one.standing.fit is None:
-                raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
 
-        def answer() -> dict[str, Any]:
-            view = self._compared(runs, made)
+        def answer(chosen: _Chosen) -> dict[str, Any]:
+            for run, one in zip(chosen.runs, chosen.made, strict=True):
+                if one.standing.fit is None:
+                    raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
+            view = self._compared(chosen)
             if view.comparison is None:
                 raise InputError(view.not_compared or "a comparison takes two runs")
-            return {"axis": axis, "result": view.comparison.to_json()}
+            return {"axis": chosen.axis, "result": view.comparison.to_json()}
 
-        return self._answers.once(_key("compare", axis, _names(runs), made), answer)
+        return self._answered("compare", ids, axis, answer)
 
-    def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str, list[Fitted]]:
-        """The runs of these ids, the axis for all of them, and their fits on it."""
+    def _answered(
+        self,
+        what: str,
+        ids: Sequence[str],
+        axis: str | None,
+        answer: Callable[[_Chosen], dict[str, Any]],
+    ) -> dict[str, Any]:
+        chosen = self._chosen(ids, axis)
+        # Names are part of the key, as they depend on the runs that are shown beside one another.
+        key = what, chosen.axis, *chosen.names, *(one.number for one in chosen.made)
+        return self._answers.once(key, lambda: answer(chosen))
+
+    def _compared(self, chosen: _Chosen) -> RunsView:
+        """Runs as a page shows them, runs of one recipe being its seeds."""
+        from scalerl.forecast.recipes import by_recipe
+        from scalerl.view.runs.gathered import compared
+
+        view = self._view(chosen)
+        if len(chosen.runs) == 1:
+            return view
+        recipes = by_recipe(
+            view.runs,
+            lambda run: run.record,
+            lambda run: self._plain(str(run.record.path if run.record else run.points.source)),
+        )
+        return compared(view, recipes, budget=chosen.budget)
+
+    def _view(self, chosen: _Chosen) -> RunsView:
+        """Runs as a page shows them; with a target the budget is that of all of them."""
+        from scalerl.view.runs.gathered import RunsView
+        from scalerl.view.runs.groups import OverlayRun
+
+        shown = []
+        for name, one in zip(chosen.names, (each.standing for each in chosen.made), strict=True):
+            why = self._plain(one.why_no_fit)
+            shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
+        target = self._asked.target
+        budget = chosen.budget if target is not None else None
+        return RunsView(tuple(shown), self._asked.level, budget, target)
+
+    def _chosen(self, ids: Sequence[str], axis: str | None) -> _Chosen:
+        from scalerl.forecast.recipes import distinct
+
         with self._changing:
             if unknown := [one for one in ids if one not in self._runs]:
                 raise UnknownRunError(f"no run {unknown[0]!r}")
@@ -257,7 +279,9 @@ class RunStore:
         if axis not in common:
             check_devices(_named(runs), axis)
             raise InputError(f"not all of these runs have the axis {axis!r}; they have {', '.join(common)}")
-        return runs, axis, [self._fits.of(run.id, run.record, axis) for run in runs if run.record]
+        made = [self._fits.of(run.id, run.record, axis) for run in runs if run.record]
+        names = distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
+        return _Chosen(runs, names, axis, made)
 
     def _axis(self, record: RunRecord) -> str:
         """The axis on which a run is listed: the one that is asked for, where it was logged."""
@@ -378,23 +402,5 @@ def _broken(entry: Entry, error: str) -> dict[str, Any]:
     return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """No two alike."""
-    from scalerl.forecast.recipes import distinct
-
-    return distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
-
-
 def _named(runs: Sequence[Run]) -> list[tuple[str, RunRecord | None]]:
     return [(run.row["name"], run.record) for run in runs]
-
-
-def _common_budget(made: Sequence[Fitted]) -> float | None:
-    """The budget that all of these runs have; None where they have none, or not the same."""
-    budgets = {one.standing.budget for one in made}
-    budget = budgets.pop()
-    return budget if not budgets and budget > 0 else None
-
-
-def _key(what: str, axis: str, names: Sequence[str], made: Sequence[Fitted]) -> Hashable:
-    return what, axis, *names, *(one.number for one in made)
