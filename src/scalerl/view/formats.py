@@ -9,7 +9,8 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from scalerl.jsonl import flat
@@ -75,36 +76,70 @@ def markdown_text(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def latex(table: Table) -> str:
-    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each."""
-    parts = _latex_parts(table)
-    return "\n".join(_latex_part(table, columns, n, len(parts)) for n, columns in enumerate(parts))
-
-
 def latex_document(tables: Iterable[Table]) -> str:
     """All tables, to be read by `\\input`."""
     return "\n".join(["% For the preamble: \\usepackage{booktabs,longtable}\n", *map(latex, tables)])
 
 
-def _latex_parts(table: Table) -> list[list[int]]:
-    """Places of the columns of each part, none wider than the text where two columns find room."""
-    widths = [_latex_width(table, place) for place in range(len(table.headers))]
-    parts: list[list[int]] = []
-    for place in range(1, len(widths)):
-        if parts and sum(widths[p] for p in (*parts[-1], place)) <= _TEXT_WIDTH:
-            parts[-1].append(place)
+def latex(table: Table) -> str:
+    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each."""
+    first, *others = (_latex_column(table, place) for place in range(len(table.headers)))
+    parts: list[list[_LatexColumn]] = []
+    for column in others:
+        if parts and sum(one.width for one in (*parts[-1], column)) <= _TEXT_WIDTH:
+            parts[-1].append(column)
         else:
-            parts.append([0, place])
-    return parts or [[0]]
+            parts.append([first, column])
+    parts = parts or [[first]]
+    return "\n".join(_latex_part(table, columns, n, len(parts)) for n, columns in enumerate(parts))
 
 
-def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
-    shape = "".join(_latex_column(table, place) for place in places)
-    head = " & ".join(_latex_head(table, place) for place in places) + r" \\"
-    body = [
-        " & ".join(_latex_cell(row.cells[place], _is_prose(table, place)) for place in places) + r" \\"
-        for row in table.rows
-    ]
+@dataclass(frozen=True)
+class _LatexColumn:
+    """A column as it is set; its width is in letters, its gap included."""
+
+    shape: str
+    head: str
+    cells: list[str]
+    width: int
+
+
+def _latex_column(table: Table, place: int) -> _LatexColumn:
+    """Words stand at the left, and wrap where they are long; numbers at the right. A heading wraps."""
+    header = table.headers[place]
+    prose = header in table.prose
+    lines_R = [_latex_lines(row.cells[place], prose) for row in table.rows]
+    longest = max((len(line) for lines in lines_R for line in lines), default=0)
+    own = min(longest, _LONGEST_PROSE) if prose else longest
+    width = max(own, *map(len, header.split()), _SHORTEST_HEAD)
+    side = "l" if prose else "r"
+    head = textwrap.wrap(one_line(header), width, break_long_words=False)
+    cells = []
+    for first, *others in ([latex_text(line) for line in lines] for lines in lines_R):
+        cells.append(_latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t"))
+    return _LatexColumn(
+        shape=f"p{{{_LONGEST_PROSE * _EM:g}em}}" if prose and longest > _LONGEST_PROSE else side,
+        head=_latex_stack([latex_text(line) for line in head], side, "b"),
+        cells=cells,
+        width=width + 2,
+    )
+
+
+def _latex_lines(cell: Cell, prose: bool) -> list[str]:
+    """A number, and below it what stands beside it; of words all in one line, but for sentences.
+
+    The page and Markdown have room for these.
+    """
+    beside = cell.beside.splitlines()
+    if not prose:
+        return [cell.text, *beside]
+    return [Cell(cell.text, "\n".join(line for line in beside if len(line) <= _SENTENCE)).whole]
+
+
+def _latex_part(table: Table, columns: list[_LatexColumn], number: int, of: int) -> str:
+    shape = "".join(column.shape for column in columns)
+    head = " & ".join(column.head for column in columns) + r" \\"
+    body = [" & ".join(cells) + r" \\" for cells in zip(*(one.cells for one in columns), strict=True)]
     title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
     # A part that goes on is not explained again.
     note = latex_text(table.note) if number == 0 else ""
@@ -132,59 +167,6 @@ def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_prose(table: Table, place: int) -> bool:
-    return table.headers[place] in table.prose
-
-
-def _latex_lines(cell: Cell) -> list[str]:
-    """A number, and below it what stands beside it."""
-    return [cell.text, *cell.beside.splitlines()]
-
-
-def _without_sentences(cell: Cell) -> Cell:
-    """A cell of words without the sentences beside it: the page and Markdown have room for them."""
-    return Cell(cell.text, "\n".join(line for line in cell.beside.splitlines() if len(line) <= _SENTENCE))
-
-
-def _latex_content(table: Table, place: int) -> int:
-    """Letters of the widest line of a column, its heading aside."""
-    prose = _is_prose(table, place)
-    cells = (row.cells[place] for row in table.rows)
-    lines = (
-        line for cell in cells for line in ([_without_sentences(cell).whole] if prose else _latex_lines(cell))
-    )
-    return max(map(len, lines), default=0)
-
-
-def _latex_width(table: Table, place: int) -> int:
-    """Letters of a column with its gap: as wide as its cells, or where these wrap; its heading wraps."""
-    longest = _latex_content(table, place)
-    most = _LONGEST_PROSE if _is_prose(table, place) else longest
-    words = (len(word) for word in table.headers[place].split())
-    return max(min(longest, most), *words, _SHORTEST_HEAD) + 2
-
-
-def _latex_column(table: Table, place: int) -> str:
-    # Prose that is long wraps; other words stand at the left, numbers at the right.
-    if not _is_prose(table, place):
-        return "r"
-    wraps = _latex_content(table, place) > _LONGEST_PROSE
-    return f"p{{{_LONGEST_PROSE * _EM:g}em}}" if wraps else "l"
-
-
-def _latex_head(table: Table, place: int) -> str:
-    width = _latex_width(table, place) - 2
-    lines = textwrap.wrap(one_line(table.headers[place]), width, break_long_words=False)
-    return _latex_stack([latex_text(line) for line in lines], "l" if _is_prose(table, place) else "r", "b")
-
-
-def _latex_cell(cell: Cell, prose: bool) -> str:
-    if prose:
-        return latex_text(_without_sentences(cell).whole)
-    first, *others = map(latex_text, _latex_lines(cell))
-    return _latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t")
-
-
 def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
     """Lines over one another, as one cell."""
     if len(lines) < 2:
@@ -205,7 +187,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     An interval has two columns; another list is JSON. Text that a spreadsheet would run as a formula gets an
     apostrophe before it; numbers stay numbers.
     """
-    lines = [flat(dict(_ends(flat(row)))) for row in rows]
+    lines = [flat({key: _ends(value) for key, value in flat(row).items()}) for row in rows]
     buffer = io.StringIO()
     keys = dict.fromkeys(key for line in lines for key in line)
     writer = csv.DictWriter(buffer, keys, lineterminator="\n")
@@ -214,11 +196,10 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def _ends(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Intervals as objects of their two ends."""
-    for key, value in values.items():
-        is_interval = isinstance(value, tuple | list) and [type(end) for end in value] == [float, float]
-        yield key, dict(zip(("low", "high"), value, strict=True)) if is_interval else value
+def _ends(value: Any) -> Any:
+    """An interval as an object of its two ends."""
+    is_interval = isinstance(value, tuple | list) and [type(end) for end in value] == [float, float]
+    return dict(zip(("low", "high"), value, strict=True)) if is_interval else value
 
 
 def _csv_value(value: Any) -> str:

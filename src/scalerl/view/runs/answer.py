@@ -6,7 +6,7 @@ from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, se
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
 from scalerl.view.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.runs.groups import OverlayRun, names_by
 
 Named = list[tuple[str, str]]
 MOST = 6
@@ -21,9 +21,8 @@ def sentence_of(view: RunsView) -> str:
     if view.target is not None:
         return f"{_question(view)} {_verdicts(view)}"
     if view.comparison is not None:
-        return (
-            f"Compared with {view.comparison.base}: {'; '.join(map(_moved, view.comparison.pairs[:MOST]))}."
-        )
+        moved = "; ".join(map(_moved, view.comparison.pairs[:MOST]))
+        return f"Compared with {view.comparison.base}: {moved}."
     fitted = [run for run in view.runs if run.fit is not None and run.fit.misfit is None]
     if not fitted:
         return view.not_compared or f"{len(view.runs)} runs; none has a curve yet."
@@ -35,22 +34,18 @@ def sentence_of(view: RunsView) -> str:
 def _verdicts(view: RunsView) -> str:
     """Return the runs by their verdict: `Yes: a, b; no: c.`"""
     words = {"go": "yes", "no-go": "no"}
-    said: dict[str, list[str]] = {}
+    verdicts = []
     for run in view.runs:
-        sound = run.fit is not None and run.fit.misfit is None
-        verdict = (
-            run.fit.chance(view.target, view.end).verdict if sound and run.fit and view.target else "no curve"
-        )
-        said.setdefault(words.get(verdict, verdict), []).append(run.name)
-    order = sorted(said, key=lambda word: [*words.values(), word].index(word))
-    text = "; ".join(f"{word}: {_some(said[word])}" for word in order)
+        sound = run.fit if run.fit is not None and run.fit.misfit is None else None
+        verdict = sound.chance(view.target, view.end).verdict if sound and view.target else "no curve"
+        verdicts.append((run.name, words.get(verdict, verdict)))
+    said = names_by(verdicts)
+    parts = []
+    for word in sorted(said, key=lambda word: [*words.values(), word].index(word)):
+        more = f" and {len(said[word]) - MOST} more" if len(said[word]) > MOST else ""
+        parts.append(f"{word}: {', '.join(said[word][:MOST])}{more}")
+    text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _some(names: list[str]) -> str:
-    return (
-        ", ".join(names) if len(names) <= MOST else f"{', '.join(names[:MOST])} and {len(names) - MOST} more"
-    )
 
 
 def _moved(pair: Pair) -> str:
@@ -113,9 +108,8 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
     if view.budget is None and view.target is None and (told := _frozen(run)):
         return told
     if fit.misfit is not None:
-        return (
-            f"No saturating curve describes it: {misfit_in_words(fit.lack_of_fit)}. Its ceiling is withheld."
-        )
+        why = misfit_in_words(fit.lack_of_fit)
+        return f"No saturating curve describes it: {why}. Its ceiling is withheld."
     if view.target is not None:
         return _verdict(fit, view.target, view.end, view.unit)
     forecast = fit.forecast(view.end)

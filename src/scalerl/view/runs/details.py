@@ -29,46 +29,33 @@ _CURVE = (
 )
 
 
-def fit_section(run: OverlayRun, end: float) -> PageSection:
-    """What `scalerl fit` prints of a run, and of the part of it that a curve describes."""
-    if run.fit is None:
-        return PageSection("The fit", (PagePart(text=f"No fit: {run.reason}."),))
-    return PageSection(
-        "The fit",
-        (
-            PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE),
-            PagePart("Fitted on the part that holds", rows=fit_rows(run.part, [end]) if run.part else ()),
-        ),
+def run_sections(run: OverlayRun, end: float) -> list[PageSection]:
+    """What `scalerl fit` prints of a run, forecast at `end`, and all that its folder has beside the curve."""
+    fits = [PagePart(text=f"No fit: {run.reason}.")]
+    if run.fit is not None:
+        fits = [PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE)]
+    if run.fit is not None and run.part is not None:
+        fits.append(PagePart("Fitted on the part that holds", rows=fit_rows(run.part, [end])))
+    found, record = [PageSection("The fit", fits)], run.record
+    if record is None or not record.evals:
+        return found
+    stratum = str(record.config.get("strata") or "stratum")
+    recipe = [PagePart(title, rows=rows) for title, rows in recipe_sections(record.config.get("recipe"))]
+    recipe = recipe or [PagePart(text="This run’s config.json holds no recipe.")]
+    computes = (
+        PagePart("Counted as training compute", rows=compute_rows(record)),
+        PagePart("Recorded, and not counted", rows=uncounted_rows(record)),
     )
-
-
-def record_sections(run: RunRecord) -> list[PageSection]:
-    """All that a run folder has beside its curve."""
-    groups = strata_table(run.eval_prompts(), str(run.config.get("strata") or "stratum"))
-    recipe = run.config.get("recipe")
-    sections = [PagePart(title, rows=rows) for title, rows in recipe_sections(recipe)]
-    found = [
-        _health(run),
-        PageSection(f"Pass rate by {run.config.get('strata') or 'stratum'}", (PagePart(table=groups),)),
-        PageSection("Completions", _completions(run)),
-        PageSection(
-            "Compute",
-            (
-                PagePart("Counted as training compute", rows=compute_rows(run)),
-                PagePart("Recorded, and not counted", rows=uncounted_rows(run)),
-            ),
-            columns=True,
-        ),
-        PageSection(
-            "Recipe and environment",
-            (
-                *(sections or [PagePart(text="This run’s config.json holds no recipe.")]),
-                PagePart("environment", rows=environment(run.config)),
-            ),
-            columns=True,
-        ),
+    by_stratum = PagePart(table=strata_table(record.eval_prompts(), stratum))
+    settings = (*recipe, PagePart("environment", rows=environment(record.config)))
+    return [
+        *found,
+        _health(record),
+        PageSection(f"Pass rate by {stratum}", (by_stratum,)),
+        PageSection("Completions", _completions(record)),
+        PageSection("Compute", computes, columns=True),
+        PageSection("Recipe and environment", settings, columns=True),
     ]
-    return found
 
 
 def _completions(run: RunRecord) -> list[PagePart]:

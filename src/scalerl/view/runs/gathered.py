@@ -21,7 +21,7 @@ from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.standing import own_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
-from scalerl.view.runs.groups import OverlayRun, RunGroup, recipe_groups
+from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by, recipe_groups
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -73,9 +73,13 @@ class RunsView:
     @property
     def unit(self) -> Unit:
         """The unit of compute in tables."""
-        largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
         of_one = any(is_of_one_device(run.record, self.axis) for run in self.runs)
-        return unit_for(self.axis, max(largest, self.end), of_one)
+        return unit_for(self.axis, max(self.spent, self.end), of_one)
+
+    @property
+    def spent(self) -> float:
+        """The largest compute of a run so far."""
+        return max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
 
     @property
     def end(self) -> float:
@@ -87,16 +91,14 @@ class RunsView:
         """What `end` is, in words."""
         return self._end[1]
 
-    @property
+    @functools.cached_property
     def _end(self) -> tuple[float, str]:
         if self.budget is not None:
             return self.budget, "the budget"
         own = {own_budget(run.record, self.axis) for run in self.runs}
         if len(own) == 1 and (budget := own.pop()) > 0:
             return budget, "the end of the run" if len(self.runs) == 1 else "the end of the runs"
-        return 2 * max(
-            float(run.points.compute_N.max(initial=0.0)) for run in self.runs
-        ), "twice the compute so far"
+        return 2 * self.spent, "twice the compute so far"
 
     @property
     def beyond(self) -> list[str]:
@@ -148,8 +150,8 @@ def compared(
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
     view = replace(view, groups={name: [run.name for run in members] for name, members in recipes.items()})
-    fits = {name: [run.fit for run in runs if run.fit is not None] for name, runs in recipes.items()}
-    fits = {name: found for name, found in fits.items() if found}
+    fitted = {name: [run.fit for run in runs if run.fit] for name, runs in recipes.items()}
+    fits = {name: found for name, found in fitted.items() if found}
     if base is not None and base not in fits:
         return replace(view, not_compared=f"Nothing is compared: no run of {base} could be fitted.")
     if len(fits) < 2:
@@ -240,9 +242,7 @@ def assumptions(view: RunsView) -> list[str]:
 
 def _compute(view: RunsView) -> str:
     """Define compute in a sentence: once for all runs, or for each what it consists of."""
-    by_meaning: dict[str, list[str]] = {}
-    for run in view.runs:
-        by_meaning.setdefault(_meaning(run, view.axis), []).append(run.name)
+    by_meaning = names_by((run.name, _meaning(run, view.axis)) for run in view.runs)
     if len(by_meaning) == 1:
         return f"Compute is {next(iter(by_meaning))}."
     parts = [f"{meaning} ({', '.join(names)})" for meaning, names in by_meaning.items()]
@@ -271,10 +271,7 @@ START = {
 
 def _starts(view: RunsView) -> list[str]:
     """Return where the pass rate before training comes from: a sentence for all runs, or for each source."""
-    by_source: dict[str, list[str]] = {}
-    for run in view.runs:
-        if run.fit is not None:
-            by_source.setdefault(run.fit.r0_source, []).append(run.name)
+    by_source = names_by((run.name, run.fit.r0_source) for run in view.runs if run.fit is not None)
     about = "R_0, the pass rate before training, is"
     if len(by_source) == 1:
         (source,) = by_source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,18 +143,23 @@ def _recipe(record: RunRecord | None) -> dict[str, str]:
     return found
 
 
+def names_by(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the names that come with every text, from pairs of (name, text)."""
+    found: dict[str, list[str]] = {}
+    for name, text in texts:
+        found.setdefault(text, []).append(name)
+    return found
+
+
 def _partition(runs: Sequence[OverlayRun], text_R: Sequence[str]) -> frozenset[frozenset[str]]:
-    members: dict[str, set[str]] = {}
-    for run, text in zip(runs, text_R, strict=True):
-        members.setdefault(text, set()).add(run.name)
+    members = names_by((run.name, text) for run, text in zip(runs, text_R, strict=True))
     return frozenset(map(frozenset, members.values()))
 
 
 def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = True) -> list[RunGroup]:
-    members: dict[str, list[OverlayRun]] = {}
-    for run, name in zip(runs, name_R, strict=True):
-        members.setdefault(name, []).append(run)
-    groups = [RunGroup(name, tuple(of_group)) for name, of_group in members.items()]
+    of = {run.name: run for run in runs}
+    members = names_by(zip(of, name_R, strict=True))
+    groups = [RunGroup(name, tuple(of[one] for one in names)) for name, names in members.items()]
     return _with_draws(groups) if drawn else groups
 
 

@@ -19,7 +19,7 @@ from scalerl.forecast.sides import mostly_identified
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling
-from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
+from scalerl.view.facts.frozen import Band, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import PLACES, places_between, thin
 from scalerl.view.facts.standing import own_budget
@@ -28,7 +28,7 @@ from scalerl.view.runs.groups import OverlayRun, RunGroup, groupings, recipe_gro
 from scalerl.view.runs.panels import logged
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit, Points
+    from scalerl.curve import Fit
 
 MOST_DRAWN = 4000
 """Evaluations that a chart draws in all: beyond that a browser becomes slow."""
@@ -184,7 +184,8 @@ def _run(
     points, fit = run.points, run.fit
     order_N = np.argsort(points.compute_N, kind="stable")
     chosen = order_N[thin(points.pass_rate_N[order_N], most)]
-    used_N = np.zeros(len(points), dtype=bool) if fit is None else _used(points, fit)
+    # Repeats of a compute are fitted all, or none.
+    used_N = np.isin(points.compute_N, () if fit is None else fit.points.compute_N)
     return {
         "name": run.name,
         "reason": run.reason,
@@ -198,11 +199,6 @@ def _run(
         "fit": None if fit is None else _fit(fit, run.part, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }
-
-
-def _used(points: Points, fit: Fit) -> np.ndarray:
-    """Return which evaluations were fitted, booleans (N,)."""
-    return np.isin(points.compute_N, fit.points.compute_N)  # repeats of a compute are fitted all, or none
 
 
 def _fit(fit: Fit, part: Fit | None, places: int, end: float) -> dict[str, Any]:
@@ -235,22 +231,23 @@ def _curve(band: Band) -> dict[str, Any]:
 def _forecasts(record: RunRecord, clocks: dict[str, np.ndarray], places: int) -> list[dict[str, Any]]:
     made = [one for one in frozen_forecasts(record) if one.axis in clocks and one.target_compute > 0]
     lead = main_forecast(made)
-    return [_forecast(record, one, places) | {"leads": one is lead} for one in made]
-
-
-def _forecast(record: RunRecord, forecast: FrozenForecast, places: int) -> dict[str, Any]:
-    outcome, band = judge(record, forecast), forecast.band
-    return {
-        "axis": forecast.axis,
-        "step": short_number(forecast.made_at_step),
-        "made": short_number(forecast.compute),
-        "target": short_number(forecast.target_compute),
-        "median": short_number(forecast.median),
-        "interval": short_numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
-        "measured": short_number(outcome.measured.pass_rate) if outcome.measured else None,
-        "outcome": outcome.word,
-        "curve": band and _curve(_thinned(band, 2 * places)),
-    }
+    found = []
+    for one in made:
+        outcome = judge(record, one)
+        shown = {
+            "axis": one.axis,
+            "step": short_number(one.made_at_step),
+            "made": short_number(one.compute),
+            "target": short_number(one.target_compute),
+            "median": short_number(one.median),
+            "interval": short_numbers(np.array(one.prediction)) if math.isfinite(one.width) else None,
+            "measured": short_number(outcome.measured.pass_rate) if outcome.measured else None,
+            "outcome": outcome.word,
+            "curve": one.band and _curve(_thinned(one.band, 2 * places)),
+            "leads": one is lead,
+        }
+        found.append(shown)
+    return found
 
 
 def _thinned(band: Band, most: int) -> Band:

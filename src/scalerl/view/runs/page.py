@@ -20,9 +20,9 @@ from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.answer import MOST, answers_of, sentence_of
-from scalerl.view.runs.details import fit_section, record_sections
+from scalerl.view.runs.details import run_sections
 from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of
-from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.runs.groups import OverlayRun, names_by
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
 
@@ -82,7 +82,7 @@ def runs_document(view: RunsView) -> Document:
         chart_note=_chart_note(view, chart),
         cautions=_cautions(view),
         warnings=_warnings(view),
-        sections=[*_tables(view), *(_details(view, alone) if alone else ()), _assumed(view)],
+        sections=[*_tables(view), *(run_sections(alone, view.end) if alone else ()), _assumed(view)],
     )
 
 
@@ -158,19 +158,19 @@ def _cautions(view: RunsView) -> list[Pair]:
 
 def _warnings(view: RunsView) -> list[Pair]:
     """Return the warnings of reading and fitting, each once, with the runs that they are of."""
-    about: dict[str, list[str]] = {}
+    said = []
     for run in view.runs:
         misfit = run.fit.misfit.why if run.fit is not None and run.fit.misfit else None
-        said = warnings_of(run)
+        found = warnings_of(run)
         if run.record is not None:
-            said += [local(run, one) for one in notes(run.record)]
+            found += [local(run, one) for one in notes(run.record)]
         if len(view.runs) == 1 and run.record is not None:
             frozen = main_forecast(frozen_forecasts(run.record))
-            said += map(str, (frozen.fit.get("warnings") or ()) if frozen else ())
-        for warning in dict.fromkeys(said):
-            if misfit is None or misfit not in warning:
-                about.setdefault(warning, []).append(run.name)
-    named = [(", ".join(names) if len(view.runs) > 1 else "", text) for text, names in about.items()]
+            found += map(str, (frozen.fit.get("warnings") or ()) if frozen else ())
+        unsaid = (one for one in dict.fromkeys(found) if misfit is None or misfit not in one)
+        said += [(run.name, one) for one in unsaid]
+    several = len(view.runs) > 1
+    named = [(", ".join(names) if several else "", text) for text, names in names_by(said).items()]
     return [*(("", text) for text in view.beyond), *named]
 
 
@@ -189,11 +189,6 @@ def _tables(view: RunsView) -> list[PageSection]:
     if view.comparison is None and len(view.runs) > 1:
         shown.insert(1, PageSection("Comparison", (PagePart(text=view.not_compared),), open=True))
     return shown
-
-
-def _details(view: RunsView, run: OverlayRun) -> list[PageSection]:
-    sections = [fit_section(run, view.end)]
-    return [*sections, *(record_sections(run.record) if run.record is not None and run.record.evals else ())]
 
 
 def _assumed(view: RunsView) -> PageSection:

@@ -43,7 +43,7 @@ class HealthLine:
 
     def values(self, steps: Steps) -> np.ndarray:
         """Return the value at every step, shape (n,)."""
-        return _field(steps, self.of) if isinstance(self.of, str) else self.of(steps)
+        return field(steps, self.of) if isinstance(self.of, str) else self.of(steps)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,20 @@ class Panel:
     bounded: bool = False
 
 
-def _field(steps: Steps, key: str) -> np.ndarray:
-    return np.array([as_float(row.get(key)) for row in steps])
+def field(steps: Steps, key: str) -> np.ndarray:
+    """Return the number under a key of every step, shape (n,), NaN where there is none.
+
+    `queue.verified` is that of the object `queue`.
+    """
+    first, _, inner = key.partition(".")
+    found = (row.get(first) for row in steps)
+    return np.array([as_float(as_mapping(value).get(inner) if inner else value) for value in found])
 
 
 def failed_share(steps: Steps) -> np.ndarray:
     """Return the share of the completions whose verification failed, shape (n,)."""
     failed_N = np.array([sum(map(as_float, as_mapping(row.get("failed")).values())) for row in steps])
-    completions_N = _field(steps, "completions")
+    completions_N = field(steps, "completions")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(completions_N > 0, failed_N / completions_N, math.nan)
 
@@ -83,11 +89,10 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
     `tokens.generated` may be cumulative, as in evals.jsonl, or count one step: a counter that never falls
     is taken as cumulative.
     """
-    tokens_N = np.array([as_float(as_mapping(row.get("tokens")).get("generated")) for row in steps])
-    seconds_N = np.diff(_field(steps, "time"), prepend=math.nan)
+    tokens_N = field(steps, "tokens.generated")
+    seconds_N = np.diff(field(steps, "time"), prepend=math.nan)
     increments_N = np.diff(tokens_N, prepend=math.nan)
-    cumulative = not (increments_N < 0).any()
-    made_N = increments_N if cumulative else tokens_N
+    made_N = tokens_N if (increments_N < 0).any() else increments_N
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(seconds_N > 0, made_N / seconds_N, math.nan)
 
@@ -141,12 +146,9 @@ def step_panels(
 
     `thresholds` are the recipe's `health`, as config.json has it.
     """
-    step_N = _field(steps, "step")
-    return [
-        _panel(panel, steps, step_N, alarms, as_mapping(thresholds))
-        for panel in panels
-        if _known_values(panel, steps).any()
-    ]
+    step_N, limits = field(steps, "step"), as_mapping(thresholds)
+    shown = [panel for panel in panels if _known_values(panel, steps).any()]
+    return [_panel(panel, steps, step_N, alarms, limits) for panel in shown]
 
 
 def always_zero(steps: Steps) -> list[str]:
@@ -176,9 +178,16 @@ def _panel(
     panel: Panel, steps: Steps, step_N: np.ndarray, alarms: Sequence[Alarm], thresholds: Mapping[str, Any]
 ) -> dict[str, Any]:
     found = [(one, one.values(steps) * panel.scale) for one in panel.lines]
-    known = np.concatenate([values for _, values in found])
-    known = known[np.isfinite(known)]
+    known = panel.scale * _known_values(panel, steps)
+    marks = []
+    for alarm in alarms:
+        last = float(step_N[-1]) if alarm.last is None else alarm.last
+        if alarm.metric in panel.watched:
+            marks.append({"from": alarm.first - 0.5, "to": last + 0.5, "level": alarm.level})
     limits = as_mapping(thresholds.get(panel.watched[0])) if panel.bounded else {}
+    bounds = [(name, as_float(limits.get(name)) * panel.scale) for name in ("warning", "alarm")]
+    # Those that are no farther from the values than the values reach.
+    most = 2 * float(known.max(initial=0.0))
     return {
         "title": panel.title,
         "unit": panel.unit,
@@ -192,22 +201,10 @@ def _panel(
             for one, values in found
             if np.isfinite(values).any()
         ],
-        "marks": [_mark(alarm, step_N) for alarm in alarms if alarm.metric in panel.watched],
-        "bounds": _bounds(limits, known, panel.scale),
+        "marks": marks,
+        "bounds": [{"name": name, "value": value} for name, value in bounds if 0 < value <= most],
         "zero": panel.from_zero and not (known < 0).any(),
     }
-
-
-def _mark(alarm: Alarm, step_N: np.ndarray) -> dict[str, Any]:
-    last = float(step_N[-1]) if alarm.last is None else alarm.last
-    return {"from": alarm.first - 0.5, "to": last + 0.5, "level": alarm.level}
-
-
-def _bounds(limits: Mapping[str, Any], known: np.ndarray, scale: float) -> list[dict[str, Any]]:
-    """Return the thresholds that are no farther from the values than the values reach."""
-    found = [(name, as_float(limits.get(name)) * scale) for name in ("warning", "alarm")]
-    most = 2 * float(known.max(initial=0.0))
-    return [{"name": name, "value": value} for name, value in found if 0 < value <= most]
 
 
 _FIRST = ("reward_mean", "entropy", "mean_length", "truncated", "grad_norm", "loss", "kl", "lr")
@@ -239,19 +236,15 @@ def logged(runs: Sequence[OverlayRun]) -> tuple[list[str], list[dict[str, Any]]]
 def _columns(record: RunRecord) -> dict[str, np.ndarray]:
     """Return every number of the steps by its name, and those of evaluations where no step has them, (N,)."""
     rows = record.steps()
-    at = [row.get("step") for row in rows]
-    names = dict.fromkeys(
-        name
-        for row in rows
-        for name, value in row.items()
-        if type(value) in (int, float) and name not in _NO_METRIC
-    )
-    columns = {name: np.array([as_float(row.get(name)) for row in rows]) for name in names}
-    columns = {name: value_N for name, value_N in columns.items() if np.isfinite(value_N).any()}
-    if not columns:
-        at = [point.step for point in record.evals]
-        of_evals = {name: [getattr(point, name) for point in record.evals] for name in _OF_EVALUATIONS}
-        columns = {
-            name: np.array(values) for name, values in of_evals.items() if not all(map(math.isnan, values))
-        }
-    return {"step": np.array([as_float(step) for step in at])} | columns if columns else {}
+    columns = {"step": field(rows, "step")}
+    for name in dict.fromkeys(name for row in rows for name in row if name not in _NO_METRIC):
+        numbers = any(type(row.get(name)) in (int, float) for row in rows)
+        if numbers and np.isfinite(value_N := field(rows, name)).any():
+            columns[name] = value_N
+    if len(columns) == 1:
+        columns["step"] = np.array([float(point.step) for point in record.evals])
+        for name in _OF_EVALUATIONS:
+            value_N = np.array([getattr(point, name) for point in record.evals])
+            if not np.isnan(value_N).all():
+                columns[name] = value_N
+    return columns if len(columns) > 1 else {}

@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.errors import counted
 from scalerl.view.facts.facts import Rows
 from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain
-from scalerl.view.runs.panels import HealthLine, Panel, Steps
+from scalerl.view.runs.panels import HealthLine, Panel, Steps, field
 
 FATES = (
     ("trained", "trained"),
@@ -34,13 +34,12 @@ def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
     rows = [("groups admitted", plain(as_float(last.get("admitted"))))]
     rows += [(label, plain(as_float(last[name]))) for name, label in FATES if last.get(name)]
     wrong = [row for row in steps if not balances(as_mapping(row.get("ledger")))]
-    rows.append(
-        ("the sums", f"DO NOT BALANCE at {counted(len(wrong), 'step')}" if wrong else "balance at every step")
-    )
+    sums = f"DO NOT BALANCE at {counted(len(wrong), 'step')}" if wrong else "balance at every step"
+    rows.append(("the sums", sums))
     if restarted := as_float(steps[-1].get("restarted")):
         rows.append(("begun again, as a process had died", plain(restarted)))
     if lost:
-        again = int(np.nansum([as_float(as_mapping(row.get("lost")).get("steps")) for row in lost]))
+        again = int(np.nansum(field(lost, "lost.steps")))
         rows.append(("resumed", f"{counted(len(lost), 'time')}, running {counted(again, 'step')} again"))
     return rows
 
@@ -79,7 +78,7 @@ def in_flight_rows(steps: Steps, recipe: Any = None) -> Rows:
 
 
 def _known(steps: Steps, key: str) -> np.ndarray:
-    values_N = np.array([as_float(row.get(key)) for row in steps])
+    values_N = field(steps, key)
     return values_N[np.isfinite(values_N)]
 
 
@@ -90,27 +89,25 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
     """
     if not steps or not as_mapping(steps[-1].get("idle_seconds")):
         return []
-    last, rows = steps[-1], []
+    rows = []
     for (role, name), made in zip(_ROLES, ("generated", "trained"), strict=True):
-        busy, idle, total = _seconds(last, role, apart)
-        speed = as_float(as_mapping(last.get("tokens")).get(made)) / busy if busy > 0 else 0.0
+        busy, idle, total = (float(seconds_N[0]) for seconds_N in _seconds(steps[-1:], role, apart))
+        speed = float(field(steps[-1:], f"tokens.{made}")[0]) / busy if busy > 0 else 0.0
         share = idle / total if total > 0 else 0.0
         text = f"busy {duration(busy)}, idle {duration(idle)} ({percent(share)})"
         if (other := total - busy - idle) > 0.5:
             text += f", verifying and recording {duration(other)}"
         rows.append((name, f"{text}; {speed / 1000:.1f}k tokens a second of work"))
-    return rows + weight_rows(steps)
+    return rows + _weight_rows(steps)
 
 
-def weight_rows(steps: Steps) -> Rows:
-    """How large the weights are that generators are handed, and how long that takes; nothing where the steps
-    hold none of it."""
-    found = [sync for row in steps if as_float((sync := as_mapping(row.get("weight_sync"))).get("bytes")) > 0]
-    if not found:
+def _weight_rows(steps: Steps) -> Rows:
+    """How large the weights are that generators are handed, and how long that takes."""
+    sent_N = field(steps, "weight_sync.bytes") > 0
+    if not sent_N.any():
         return []
     bytes_N, seconds_N, installed_N = (
-        np.array([as_float(sync.get(key)) for sync in found])
-        for key in ("bytes", "seconds", "install_seconds")
+        field(steps, f"weight_sync.{key}")[sent_N] for key in ("bytes", "seconds", "install_seconds")
     )
     text = f"{plain(bytes_N[-1] / 1e6)} MB a version, handed over in {plain(seconds_N.mean())} s"
     if np.isfinite(installed_N).any():
@@ -122,34 +119,33 @@ def role_panels(apart: bool = True) -> tuple[Panel, Panel]:
     """Return the panels of how busy each role was, and of where the groups were."""
     roles = (HealthLine(functools.partial(_busy, role=role, apart=apart), name) for role, name in _ROLES)
     places = ("generating", "generated", "verified")
-    queue = (HealthLine(functools.partial(_queued, place=place), place, largest=True) for place in places)
     return (
         Panel("Busy", "% of the time of each role", tuple(roles), scale=100),
-        Panel("Groups in flight", "by where they are", tuple(queue)),
+        Panel(
+            "Groups in flight",
+            "by where they are",
+            tuple(HealthLine(f"queue.{place}", place, largest=True) for place in places),
+        ),
     )
 
 
 def _busy(steps: Steps, role: str, apart: bool) -> np.ndarray:
     """Return the share of its time that a role was busy in each step, shape (n,); the first is NaN."""
-    busy_N, _, total_N = np.array([_seconds(step, role, apart) for step in steps]).reshape(-1, 3).T
+    busy_N, _, total_N = _seconds(steps, role, apart)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.diff(busy_N, prepend=math.nan) / np.diff(total_N, prepend=math.nan)
 
 
-def _queued(steps: Steps, place: str) -> np.ndarray:
-    return np.array([as_float(as_mapping(step.get("queue")).get(place)) for step in steps])
-
-
-def _seconds(row: Mapping[str, Any], role: str, apart: bool) -> tuple[float, float, float]:
-    """Busy and idle seconds of a role until this step, and all that its processes had.
+def _seconds(steps: Steps, role: str, apart: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Busy and idle seconds of a role until each step, and all that its processes had, of shape (n,).
 
     What trainers had is what all devices were held for, less the time of generators that are `apart`: their
     number may change when a run is resumed, so that wall time does not give it.
     """
-    spent, waited = as_mapping(row.get("device_seconds")), as_mapping(row.get("idle_seconds"))
-    busy, idle = as_float(spent.get(role)), as_float(waited.get(role))
+    busy_N, idle_N = field(steps, f"device_seconds.{role}"), field(steps, f"idle_seconds.{role}")
     if role != "train":
-        return busy, idle, busy + idle
-    held = sum(as_float(spent.get(part)) for part in ("generate", "train", "idle"))
-    generators = as_float(spent.get("generate")) + as_float(waited.get("generate"))
-    return busy, idle, held - generators if apart else held
+        return busy_N, idle_N, busy_N + idle_N
+    generate_N = field(steps, "device_seconds.generate")
+    held_N = generate_N + busy_N + field(steps, "device_seconds.idle")
+    generators_N = generate_N + field(steps, "idle_seconds.generate")
+    return busy_N, idle_N, held_N - generators_N if apart else held_N

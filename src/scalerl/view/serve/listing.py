@@ -61,6 +61,8 @@ class Listing:
         self.root = root
         self._folders, self._files = _Folders(), _LogFiles()
         self._entries: dict[tuple[str, str, str], Entry] = {}
+        with suppress(InputError):  # of a reader that a package announces
+            list(formats())  # imports all readers, which must not count as a look
 
     def scan(self) -> dict[str, Entry]:
         """The entries by their ids, in the order of their paths.
@@ -69,56 +71,21 @@ class Listing:
         that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root`
         where it holds too many.
         """
-        self._folders.start()
-        self._files.start()
+        self._folders, self._files = _Folders(self._folders), _LogFiles(self._files)
         before, self._entries = self._entries, {}
         for found in self._found():
             self._entries[found] = before.get(found) or self._entry(*found)
         entries = sorted(self._entries.values(), key=lambda entry: entry.shown)
-        self._folders.stop()
-        self._files.stop()
-        return {entry.id: self._refuse_links(entry) for entry in entries}
+        return {entry.id: _refuse_links(entry, self.root, self._folders) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
         """The same entry, refused if its links lead out of the folder by now."""
-        self._folders.start()
-        return self._refuse_links(entry)
+        return _refuse_links(entry, self.root, _Folders())
 
     def _entry(self, folder: str, format: str, unread: str) -> Entry:
         shown = os.fsencode(Path(folder).relative_to(self.root).as_posix())
         name = hashlib.blake2b(shown, digest_size=8).hexdigest()
         return Entry(name, Path(folder), shown.decode(errors="replace"), format, unread)
-
-    def _refuse_links(self, entry: Entry) -> Entry:
-        """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
-        if not entry.format:
-            return entry
-        place = str(entry.path)
-        links = self._links(place)
-        if place.endswith(".db"):  # SQLite follows the links beside its files
-            links = filter(os.path.islink, [place + end for end in _BESIDE])
-        # No `Path.resolve`, which a link to itself makes raise.
-        out = next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(self.root)), None)
-        why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
-        return entry if why == entry.refused else replace(entry, refused=why)
-
-    def _links(self, folder: str, below: int = 3) -> Iterator[str]:
-        """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
-
-        W&B links its own log, `debug-core.log` in the user's cache, into every run; no reader opens it.
-        """
-        try:
-            found = self._folders.of(folder)
-        except OSError:
-            return
-        for name in found.links:
-            link = f"{folder}/{name}"
-            # Not `Path.is_dir`, which raises where it may not look.
-            if not _WANDB_LOG.fullmatch(name) or os.path.isdir(link):  # noqa: PTH112
-                yield link
-        for name in found.below if below else ():
-            if name != "checkpoints":
-                yield from self._links(f"{folder}/{name}", below - 1)
 
     def _found(self) -> Iterator[tuple[str, str, str]]:
         """Folders and files with runs, of what format, or why one cannot be read.
@@ -177,20 +144,13 @@ class _Folder:
 
 
 class _Folders:
-    """Lists folders. One that was not changed since it was listed is not listed again: one call instead of
-    four for each, of 2,000 runs every second."""
+    """Lists folders, each once. One that was not changed since it was listed `before` is not listed again:
+    one call instead of four for each, of 2,000 runs every second."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: _Folders | None = None) -> None:
+        self._before = before._kept if before is not None else {}
         self._kept: dict[str, tuple[tuple[int, ...], _Folder]] = {}
         self._current: dict[str, _Folder] = {}
-
-    def start(self) -> None:
-        """Look at every folder anew from here on."""
-        self._current = {}
-
-    def stop(self) -> None:
-        """Forget the folders that were not looked at since `start`."""
-        self._kept = {path: kept for path, kept in self._kept.items() if path in self._current}
 
     def of(self, path: str) -> _Folder:
         """What is in a folder.
@@ -203,13 +163,12 @@ class _Folders:
         now = os.stat(path)  # noqa: PTH116
         # The time of change too, which no user can set back.
         state = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
-        before, found = self._kept.get(path, ((), None))
+        listed, (before, found) = time.time(), self._before.get(path, ((), None))
         if found is None or before != state:
-            listed = time.time()
             found = _listed(path)
-            # A change within the same tick of the file system's clock would not be seen.
-            if listed - max(now.st_mtime, now.st_ctime) > _SETTLED:
-                self._kept[path] = state, found
+        # A change within the same tick of the file system's clock would not be seen.
+        if listed - max(now.st_mtime, now.st_ctime) > _SETTLED:
+            self._kept[path] = state, found
         self._current[path] = found
         return found
 
@@ -217,43 +176,66 @@ class _Folders:
 class _LogFiles:
     """Tells which files are logs by their first bytes, and looks again only where these may differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: _LogFiles | None = None) -> None:
+        self._before = before._known if before is not None else {}
         self._known: dict[str, tuple[tuple[int, int, int], str]] = {}
-        self._current: set[str] = set()
-        self._due = 0.0
-        with suppress(InputError):  # of a reader that a package announces
-            list(formats())  # imports all readers, which must not count as a look
-
-    def start(self) -> None:
-        """Look into files for some time from here on."""
-        self._current, self._due = set(), time.monotonic() + _LOOK_SECONDS
-
-    def stop(self) -> None:
-        """Forget the files that were not asked for since `start`."""
-        self._known = {path: self._known[path] for path in self._current & self._known.keys()}
+        self._due = time.monotonic() + _LOOK_SECONDS
 
     def format_of(self, path: str) -> str:
         """The format of a file; empty where it is no log, or there was no time to look yet."""
-        self._current.add(path)
         try:
             now = os.stat(path, follow_symlinks=False)  # noqa: PTH116
         except OSError:
             return ""
         state = (now.st_ino, now.st_size, now.st_mtime_ns)
-        before, format = self._known.get(path, (None, ""))
-        if before is not None and before[0] == state[0]:
-            is_log_still = format and state[1] >= before[1]
-            # A text of which a megabyte is looked through takes .3 s: of one that grows, at twice the size.
-            is_none_still = not format and _SMALL <= before[1] <= state[1] < 2 * before[1]
-            if is_log_still or is_none_still or state == before or min(state[1], before[1]) >= HEAD:
-                return format
+        before, format = self._before.get(path, (None, ""))
+        if before is not None:
+            self._known[path] = before, format
+            if before[0] == state[0]:
+                is_log_still = format and state[1] >= before[1]
+                # Looking through a megabyte of text takes .3 s: of one that grows, at twice the size.
+                is_none_still = not format and _SMALL <= before[1] <= state[1] < 2 * before[1]
+                if is_log_still or is_none_still or state == before or min(state[1], before[1]) >= HEAD:
+                    return format
         if time.monotonic() >= self._due:
             return format
-        try:
-            self._known[path] = state, log_format(Path(path))
-        except (InputError, OSError):  # it may be read later
-            return format
-        return self._known[path][1]
+        with suppress(InputError, OSError):  # it may be read later
+            format = log_format(Path(path))
+            self._known[path] = state, format
+        return format
+
+
+def _refuse_links(entry: Entry, root: Path, folders: _Folders) -> Entry:
+    """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
+    if not entry.format:
+        return entry
+    place = str(entry.path)
+    links = _links(place, folders)
+    if place.endswith(".db"):  # SQLite follows the links beside its files
+        links = filter(os.path.islink, [place + end for end in _BESIDE])
+    # No `Path.resolve`, which a link to itself makes raise.
+    out = next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(root)), None)
+    why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
+    return entry if why == entry.refused else replace(entry, refused=why)
+
+
+def _links(folder: str, folders: _Folders, below: int = 3) -> Iterator[str]:
+    """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
+
+    W&B links its own log, `debug-core.log` in the user's cache, into every run; no reader opens it.
+    """
+    try:
+        found = folders.of(folder)
+    except OSError:
+        return
+    for name in found.links:
+        link = f"{folder}/{name}"
+        # Not `Path.is_dir`, which raises where it may not look.
+        if not _WANDB_LOG.fullmatch(name) or os.path.isdir(link):  # noqa: PTH112
+            yield link
+    for name in found.below if below else ():
+        if name != "checkpoints":
+            yield from _links(f"{folder}/{name}", folders, below - 1)
 
 
 def _listed(path: str) -> _Folder:
@@ -268,10 +250,9 @@ def _listed(path: str) -> _Folder:
 
 def _is_broken(folder: str, found: _Folder) -> bool:
     """Whether a folder has other logs, and no state of its trainer is whole, as after a kill at a save."""
-    if not any(name.endswith(_SUFFIXES) for name in found.names):
-        return False
     places = [folder, *(f"{folder}/{name}" for name in found.below if _CHECKPOINT.fullmatch(name))]
-    return not any(_ends_whole(Path(place, "trainer_state.json")) for place in places)
+    others = any(name.endswith(_SUFFIXES) for name in found.names)
+    return others and not any(_ends_whole(Path(place, "trainer_state.json")) for place in places)
 
 
 def _ends_whole(state: Path) -> bool:
