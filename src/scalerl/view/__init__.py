@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from scalerl.view.runs.figures import curve_figure as curve_figure
     from scalerl.view.runs.page import report_html as report_html, write_report as write_report
-    from scalerl.view.terminal.closing import closing_rows as closing_rows, print_closing as print_closing
+    from scalerl.view.terminal.watch import closing_rows as closing_rows, print_closing as print_closing
 
 
 lazy(__name__)

@@ -257,12 +257,8 @@ def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
     late = LATER if math.isfinite(drawn.cut) else colour
     hollow = look | {"color": late, "mfc": "none", "mew": 0.9, "alpha": 0.9, "gid": _LATER}
     crosses = {"color": MUTED, "ms": 4, "fmt": "x"}
-    for points, is_later, sign in (
-        (used, False, look),
-        (used, True, hollow),
-        (out, True, hollow),
-        (out, False, crosses),
-    ):
+    layers = (used, False, look), (used, True, hollow), (out, True, hollow), (out, False, crosses)
+    for points, is_later, sign in layers:
         chosen = np.flatnonzero((points.compute_N > cut) == is_later)
         if not chosen.size:
             continue
@@ -287,9 +283,9 @@ def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) ->
 
 def _changes(ax: Axes, drawn: DrawnCurve) -> None:
     """Where runs leave every curve, and the curves of the parts that hold."""
-    for at in (fit.misfit.at for fit in drawn.fits if fit.misfit is not None):
-        if at is not None:
-            ax.axvline(at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
+    for fit in drawn.fits:
+        if fit.misfit is not None and fit.misfit.at is not None:
+            ax.axvline(fit.misfit.at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
     for part in drawn.parts:
         own_N = part.points.compute_N
         part_M = drawn.compute_M[(drawn.compute_M >= own_N.min()) & (drawn.compute_M <= own_N.max())]
@@ -299,14 +295,8 @@ def _changes(ax: Axes, drawn: DrawnCurve) -> None:
 def draw_interval(ax: Axes, drawn: DrawnCurve, compute: float, interval: tuple[float, float]) -> None:
     """Draw the interval of one evaluation at a compute to come, as an upright bar with caps."""
     low, high = interval
-    bar: dict[str, Any] = {
-        "ecolor": drawn.look[0],
-        "elinewidth": 1.4,
-        "capsize": 4,
-        "fmt": "none",
-        "zorder": 4,
-    }
-    bar["alpha"] = _THIN["alpha"] if len(drawn.runs) > 1 else 1.0
+    bar: dict[str, Any] = {"ecolor": drawn.look[0], "elinewidth": 1.4, "capsize": 4, "fmt": "none"}
+    bar |= {"zorder": 4, "alpha": _THIN["alpha"] if len(drawn.runs) > 1 else 1.0}
     ax.errorbar([compute], [(low + high) / 2], yerr=[(high - low) / 2], **bar)
 
 

@@ -38,7 +38,6 @@ RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK,
 """Colour and marker, as the chart of a page has them (scalerl/view/web/marks.js): told apart with every
 common colour deficiency, and in grey."""
 DASHES = ("-", "--", ":", "-.")
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LONGEST = 26
 """Letters of a name in a figure."""
 
@@ -168,10 +167,8 @@ def save_figure(figure: Figure, path: Path) -> Path:
         if path.suffix == ".svg":
             write_atomically(path, _svg(figure))
         else:
-            more: dict[str, Any] = (
-                {"dpi": 200} if path.suffix == ".png" else {"metadata": {"CreationDate": None}}
-            )
-            figure.savefig(path, **more)
+            dated: Any = {"CreationDate": None} if path.suffix == ".pdf" else None
+            figure.savefig(path, dpi=200, metadata=dated)
     return path
 
 

@@ -22,17 +22,7 @@ from scalerl.view.numbers import percent, signed, unit_for
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
 from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.runs.overlay import overlay
-from scalerl.view.style import (
-    FORECAST,
-    INK,
-    LATER,
-    MUTED,
-    PAPER,
-    new_figure,
-    plain_rates,
-    short_names,
-    style,
-)
+from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, short_names, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,18 +46,16 @@ class StudyFigure:
 
 def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
     """All figures that have something to show, in the order of the page."""
-    found: list[StudyFigure] = []
-    if (figure := forest_figure(verdict)) is not None:
-        found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
     unit = unit_for(verdict.axis, verdict.budget)
     curves = drawn_groups(arm_groups(verdict), verdict.budget, verdict.level)
-    if (figure := overlay_figure(curves, unit)) is not None:
-        found.append(StudyFigure("overlay", "Pass rate against compute", figure))
-    if (made := linearised_figure(curves, unit)) is not None:
-        found.append(StudyFigure("linearised", "The linearised curve", *made))
-    if (figure := forecasts_figure(verdict)) is not None:
-        found.append(StudyFigure("forecasts", "Forecast against measured", figure, _FORECASTS))
-    return found
+    lines, about_lines = linearised_figure(curves, unit) or (None, "")
+    made = (
+        ("forest", "Differences to the base", forest_figure(verdict), _FOREST),
+        ("overlay", "Pass rate against compute", overlay_figure(curves, unit), ""),
+        ("linearised", "The linearised curve", lines, about_lines),
+        ("forecasts", "Forecast against measured", forecasts_figure(verdict), _FORECASTS),
+    )
+    return [StudyFigure(name, title, figure, said) for name, title, figure, said in made if figure]
 
 
 _FOREST = (
@@ -101,8 +89,8 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
         figure.subplots_adjust(left=left, right=0.88, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.76)
         panels: Sequence[Axes] = figure.subplots(1, 3, sharey=True)
         for panel, (quantity, label) in zip(panels, _FOREST_PANELS, strict=True):
-            found = [_effect_of(verdict, name, pair, quantity) for name, pair in rows]
-            _forest_panel(panel, found, label)
+            effects = [_effect_of(verdict, name, pair, quantity) for name, pair in rows]
+            _forest_panel(panel, effects, label)
             panel.tick_params(labelleft=panel is panels[0])
         panels[0].set_yticks(range(len(rows)), names, color=INK)
         panels[0].set_ylim(len(rows) - 0.5, -0.5)
@@ -148,8 +136,8 @@ def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple
     for interval, width in ((found.interval, 1.1), (found.runs_only, 3.4)):
         inside = np.clip(interval, low, high)
         axes.plot(inside, [place, place], color=colour, lw=width, solid_capstyle="butt", zorder=3)
-    for end, edge, sign in ((found.interval[0], low, "<"), (found.interval[1], high, ">")):
-        if (end < edge) if sign == "<" else (end > edge):
+    for leaves, edge, sign in ((found.interval[0] < low, low, "<"), (found.interval[1] > high, high, ">")):
+        if leaves:
             axes.plot([edge], [place], sign, ms=6, color=colour, clip_on=False, zorder=4)
     if low <= found.median <= high:
         marker = "D" if claim.verdict == "inconclusive" else "o"

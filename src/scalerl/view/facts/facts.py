@@ -65,10 +65,8 @@ def head(run: RunRecord, axis: str) -> Rows:
     config, model = run.config, as_mapping(run.config.get("model"))
     last = run.evals[-1]
     spent = float(run.compute(axis).max(initial=0.0))
-    rows = [
-        ("metric", str(run.metric)),
-        ("model", Path(str(model["path"])).name if model.get("path") else DASH),
-    ]
+    path = Path(str(model["path"])).name if model.get("path") else DASH
+    rows = [("metric", str(run.metric)), ("model", path)]
     if model.get("parameters"):
         size = unit_for("parameters", as_float(model["parameters"]))
         rows.append(("parameters", size.show(model["parameters"]).removesuffix(" parameters")))

@@ -135,17 +135,11 @@ def health_text(run: RunRecord | None) -> str:
 def alarm_table(alarms: Sequence[Alarm]) -> Table:
     """Return a table with a row for every alarm and warning, alarms first."""
     prose = ("level", "figure", "when")
-    rows = tuple(
-        row(
-            alarm.level,
-            alarm.metric.replace("_", " "),
-            alarm.steps,
-            plain(alarm.worst),
-            plain(alarm.threshold),
-        )
-        for alarm in sorted(alarms, key=lambda alarm: not alarm.is_alarm)
-    )
-    return Table("alarms", "Alarms and warnings", (*prose, "worst", "threshold"), rows, prose=prose)
+    rows = []
+    for alarm in sorted(alarms, key=lambda alarm: not alarm.is_alarm):
+        numbers = plain(alarm.worst), plain(alarm.threshold)
+        rows.append(row(alarm.level, alarm.metric.replace("_", " "), alarm.steps, *numbers))
+    return Table("alarms", "Alarms and warnings", (*prose, "worst", "threshold"), tuple(rows), prose=prose)
 
 
 def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:

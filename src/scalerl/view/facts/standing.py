@@ -214,9 +214,8 @@ class Standing:
         """The run as it stood at its `n`-th evaluation, fitted to those up to there."""
         if n == len(self.points):
             return self
-        record = self.record and replace(
-            self.record, evals=self.record.evals[:n], lines=self.record.lines[:n]
-        )
+        own = self.record
+        record = own and replace(own, evals=own.evals[:n], lines=own.lines[:n])
         then = replace(self, points=self.points.select(np.arange(n)), record=record, row={}, ended=False)
         return then.fitted()
 
@@ -233,6 +232,10 @@ class Standing:
 
     def to_json(self, now: float) -> dict[str, Any]:
         """One object: the line of `scalerl watch --json`, and the run's row in the list of a server."""
+        target = None
+        if (chance := self.chance) is not None:
+            target = {"pass_rate": self.asked.target, "compute": self.end, "verdict": chance.verdict}
+            target["probability"] = chance.probability
         return {
             "name": self.name,
             "metric": self.points.metric.to_json(),
@@ -247,13 +250,7 @@ class Standing:
             "forecast": self.forecast.to_json() if self.forecast else None,
             "no_forecast": self.why_no_fit,
             "ceiling": self.fit and _ceiling(self.fit),
-            "target": self.chance
-            and {
-                "pass_rate": self.asked.target,
-                "compute": self.end,
-                "verdict": self.chance.verdict,
-                "probability": self.chance.probability,
-            },
+            "target": target,
             "alarms": [_alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
             "truncated": self.health("truncated"),
             "entropy": self.health("entropy"),
@@ -284,13 +281,8 @@ def _ceiling(fit: Fit) -> dict[str, Any]:
 
 
 def _alarm(alarm: Alarm) -> dict[str, Any]:
-    return {
-        "metric": alarm.metric,
-        "level": alarm.level,
-        "since": alarm.first,
-        "until": alarm.last,
-        "text": str(alarm),
-    }
+    about = {"metric": alarm.metric, "level": alarm.level}
+    return about | {"since": alarm.first, "until": alarm.last, "text": str(alarm)}
 
 
 def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Standing:
@@ -304,13 +296,6 @@ def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Sta
     path = record.path if record is not None else Path(points.source)
     own = record is not None and (path / "evals.jsonl").is_file()
     row, sample = (read_last(path / name) if own else {} for name in ("steps.jsonl", "samples.jsonl"))
-    named = record.config.get("name") if record is not None else None
-    return Standing(
-        str(named or path.name),
-        points,
-        record,
-        asked,
-        row,
-        sample,
-        ended=own and final_folder(path).is_dir(),
-    )
+    name = str((record is not None and record.config.get("name")) or path.name)
+    ended = own and final_folder(path).is_dir()
+    return Standing(name, points, record, asked, row, sample, ended)

@@ -32,7 +32,6 @@ from scalerl.view.style import (
     CEILING,
     FIGURES,
     MUTED,
-    SUPERSCRIPTS,
     WINDOW,
     new_figure,
     plain_rates,
@@ -101,34 +100,26 @@ def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | 
         (A, f"ceiling A {rate(A)}{about}", CEILING, (0, (6, 3))),
         (known, f"ceiling known beforehand {rate(known)}", MUTED, (0, (1, 1.6))),
     ]
-
-    def panel(axes: Axes, drawn: DrawnCurve) -> None:
-        if frozen is not None:
-            axes.axvspan(0, frozen.compute, color=WINDOW, lw=0, zorder=0)
-        draw(axes, drawn, ceiling=False)
-        if frozen is not None and math.isfinite(frozen.width):
-            draw_interval(axes, drawn, frozen.target_compute, frozen.prediction)
-        for height, text, colour, dashes in levels:
-            if math.isfinite(height):
-                axes.axhline(height, color=colour, lw=1.1, ls=dashes, zorder=1, label=text)
-
     with style():
         figure = new_figure(10.0, 3.9)
         linear, log = figure.subplots(1, 2, sharey=True, width_ratios=[5.6, 3.2])
         for axes in (linear, log):
-            panel(axes, one)
+            if frozen is not None:
+                axes.axvspan(0, frozen.compute, color=WINDOW, lw=0, zorder=0)
+            draw(axes, one, ceiling=False)
+            if frozen is not None and math.isfinite(frozen.width):
+                draw_interval(axes, one, frozen.target_compute, frozen.prediction)
+            for height, text, colour, dashes in levels:
+                if math.isfinite(height):
+                    axes.axhline(height, color=colour, lw=1.1, ls=dashes, zorder=1, label=text)
         unit = unit_for(points.axis, end)
         _compute_axis(linear, unit, (-0.015 * end, 1.03 * end))
         positive_N = points.compute_N[points.compute_N > 0]
         if positive_N.size:
             _compute_axis(log, unit, (positive_N.min() / 1.3, end * 1.15), log=True)
         plain_rates(linear)
-        _finish(
-            figure,
-            key_of(linear, "evaluation made later"),
-            f"training compute ({unit.name}; right: logarithmic)",
-            RATE,
-        )
+        about = f"training compute ({unit.name}; right: logarithmic)"
+        _finish(figure, key_of(linear, "evaluation made later"), about, RATE)
     return figure
 
 
@@ -194,14 +185,12 @@ def overlay_figure(
     curves: Sequence[DrawnCurve], unit: Unit, budget: float | None = None, target: float | None = None
 ) -> Figure | None:
     """Pass rate against compute, curve over curve, with a budget and a target marked; None without any."""
-    if not curves:
-        return None
-    return _framed(curves, unit, RATE, draw, budget, target)
+    return _framed(curves, unit, RATE, draw, budget, target) if curves else None
 
 
 def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure, str] | None:
     """The paper's linearised plot, by the least-squares curve of every run; None where no run has one."""
-    curves = [replace(one, runs=one.curves, name=_with_slope(one)) for one in curves if one.curves]
+    curves = [replace(one, runs=one.curves) for one in curves if one.curves]
     every = [fit for one in curves for fit in one.curves]
     straight = [linearised(fit.points, fit.paper_curve, unit.size) for fit in every]
     if not any(len(found[0]) for found in straight):
@@ -215,12 +204,15 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
             x_N, F_N, _ = linearised(fit.points, fit.paper_curve, unit.size)
             axes.plot(x_N, F_N, marker, zorder=2, ms=3.0, mfc=colour, mec="none", alpha=0.4)
             axes.plot(*_line(fit, unit.size), color=colour, lw=1.3, ls=dashes, zorder=3)
-        axes.plot([], [], color=colour, ls=dashes, label=drawn.name or "_")
+        slope = float(np.median([fit.paper_curve.B for fit in drawn.curves]))
+        named = f"{drawn.name}  B {plain(slope)}" if drawn.name else "_"
+        axes.plot([], [], color=colour, ls=dashes, label=named)
         axes.set_yscale("log")
         axes.set_ylim(low, high)
         # Not $10^3$: dollar signs are plain text here, as a run's name may contain them.
+        raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
         axes.yaxis.set_major_formatter(
-            lambda F, _: f"10{str(round(math.log10(F))).translate(SUPERSCRIPTS)}" if F > 0 else ""
+            lambda F, _: f"10{f'{math.log10(F):.0f}'.translate(raised)}" if F > 0 else ""
         )
 
     out = sum(found[2] for found in straight)
@@ -244,11 +236,8 @@ def linearised(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndar
     compute_N, rate_N = points.compute_N[after_N], points.pass_rate_N[after_N]
     has_N = (rate_N > curve.R_0) & (rate_N < curve.A)
     share_N = (rate_N[has_N] - curve.R_0) / (curve.A - curve.R_0)
-    return (
-        compute_N[has_N],
-        _power(curve.B, curve.C_mid / size) * share_N / (1 - share_N),
-        int((~has_N).sum()),
-    )
+    F_N = _power(curve.B, curve.C_mid / size) * share_N / (1 - share_N)
+    return compute_N[has_N], F_N, int((~has_N).sum())
 
 
 def _line(fit: Fit, size: float) -> tuple[np.ndarray, np.ndarray]:
@@ -260,11 +249,6 @@ def _line(fit: Fit, size: float) -> tuple[np.ndarray, np.ndarray]:
 def _power(B: float, compute: np.ndarray | float) -> np.ndarray:
     """C^B, kept where it is a number: that of a steep curve in small units is not."""
     return np.exp(np.clip(B * np.log(compute), -_LARGEST_LOG, _LARGEST_LOG))
-
-
-def _with_slope(drawn: DrawnCurve) -> str:
-    slope = float(np.median([fit.paper_curve.B for fit in drawn.curves]))
-    return f"{drawn.name}  B {plain(slope)}"
 
 
 def _framed(

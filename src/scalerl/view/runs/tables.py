@@ -47,14 +47,14 @@ _HEALTH = (
 
 def runs_tables(view: RunsView) -> list[Table]:
     """All tables that have something to say, in the order of the page."""
-    found = [curves_table(view)]
-    if (by_task := task_table(view)) is not None:
-        found.append(by_task)
-    if view.comparison is not None:
-        found.append(comparison_table(view))
-    if any(run.record is not None and run.record.forecasts for run in view.runs):
-        found.append(forecasts_table(view))
-    return [*found, health_table(view)]
+    made = (
+        curves_table(view),
+        task_table(view),
+        comparison_table(view) if view.comparison is not None else None,
+        forecasts_table(view) if any(run.record and run.record.forecasts for run in view.runs) else None,
+        health_table(view),
+    )
+    return [table for table in made if table is not None]
 
 
 def curves_table(view: RunsView) -> Table:
@@ -102,7 +102,11 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
         cells.append(rate_interval(forecast and forecast.rerun))
     if view.budget is not None and view.target is not None:
         cells.append(_verdict_cell(fit, view.target, view.budget) if fit is not None else "")
-    cells.append(_identified_cell(run))
+    if fit is None:
+        cells.append(Cell("no fit", run.reason))
+    else:
+        why_not = misfit_in_words(fit.lack_of_fit)
+        cells.append(Cell(why_not or ("yes" if fit.identified else "no"), fit.why))
     return row(*cells, mark="" if fit is not None and fit.identified else "open")
 
 
@@ -112,13 +116,6 @@ def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     if chance.verdict_rerun != chance.verdict:
         beside += f"; another seed: {chance.verdict_rerun}, {probability(chance.probability_rerun)}"
     return Cell(chance.verdict, beside)
-
-
-def _identified_cell(run: OverlayRun) -> Cell:
-    fit = run.fit
-    if fit is None:
-        return Cell("no fit", run.reason)
-    return Cell(misfit_in_words(fit.lack_of_fit) or ("yes" if fit.identified else "no"), fit.why)
 
 
 def comparison_table(view: RunsView) -> Table:
@@ -174,9 +171,8 @@ def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -
         if name == "pass_rate_seen":
             more.append(f"at {view.unit.show(pair.compute_seen)}")
         if claim.verdict == "not significant" and claim.p is not None and claim.p <= 1 - found.level:
-            more.append(
-                f"p {p_value(claim.p)} alone, and corrected"
-            )  # why the interval excludes no difference
+            # Why the interval excludes no difference.
+            more.append(f"p {p_value(claim.p)} alone, and corrected")
         cells.append(question_cell(difference, claim, "withheld", *more, claim.why))
     cells += [difference_cell(differences.get(name)) for name in asked]
     claims = pair.claims.values()
@@ -237,15 +233,15 @@ def frozen_table(
 
 def _then(forecast: FrozenForecast) -> list[Cell]:
     """The curve behind a forecast; older ones stored neither medians nor all intervals."""
-    median, intervals = as_mapping(forecast.fit.get("median")), as_mapping(forecast.fit.get("intervals"))
+    medians, intervals = (as_mapping(forecast.fit.get(name)) for name in ("median", "intervals"))
     unit = unit_for(forecast.axis, forecast.target_compute)
     A, B, C_mid = (
-        Estimate(as_float(median.get(name)), pair(intervals.get(name))) for name in ("A", "B", "C_mid")
+        Estimate(as_float(medians.get(name)), pair(intervals.get(name))) for name in ("A", "B", "C_mid")
     )
-    withheld = bool(forecast.fit.get("lack_of_fit"))
+    ceiling = rate_cell(None if forecast.fit.get("lack_of_fit") else A, "withheld")
     mid = amount_cell(C_mid, unit)
-    shown = [rate_cell(None if withheld else A, "withheld"), amount_cell(B)]
-    return [*shown, replace(mid, beside=f"{mid.beside} {unit.name}" if mid.beside != DASH else mid.beside)]
+    named = f"{mid.beside} {unit.name}" if mid.beside != DASH else DASH
+    return [ceiling, amount_cell(B), replace(mid, beside=named)]
 
 
 def health_table(view: RunsView) -> Table:

@@ -1,20 +1,23 @@
-"""How a run stands, for a person: the view of a terminal, and the line of one evaluation."""
+"""How a run stands, for a person: the view of a terminal, the line of one evaluation, the closing table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import printable
 from scalerl.record.devices import is_of_one_device
-from scalerl.view.facts.facts import known_ceiling
+from scalerl.record.reader import RunRecord
+from scalerl.record.saved_weights import final_folder
+from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
-from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
+from scalerl.view.numbers import duration, percent, plain, rate, rate_interval, unit_for
 from scalerl.view.terminal.activity import token_speed
-from scalerl.view.terminal.rows import rich_table
+from scalerl.view.terminal.rows import print_table, rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -95,9 +98,11 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     if run.chance is not None:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
         rows.append(("verdict", f"{run.chance.answer}: {asked}"))
-    rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
+    rows += zip(("health", ""), _health(run), strict=False)
     speeds = [f"{run.unit.show(3600 * run.speed)} per hour"] if run.speed > 0 else []
-    if speeds := [*speeds, *_token_speed(run)]:
+    if run.tokens_per_second > 0:
+        speeds.append(token_speed(run.tokens_per_second))
+    if speeds:
         rows.append(("speed", "  ".join(speeds)))
     rows.append(("last line", _last(run, now)))
     return rows
@@ -163,10 +168,6 @@ def _health(run: Standing) -> list[str]:
     return [text for text in ("; ".join(found), "  ".join(shown)) if text]
 
 
-def _token_speed(run: Standing) -> list[str]:
-    return [token_speed(run.tokens_per_second)] if run.tokens_per_second > 0 else []
-
-
 def _last(run: Standing, now: float) -> str:
     parts = []
     if math.isfinite(run.time):
@@ -199,7 +200,8 @@ def line(run: Standing, now: float = math.nan) -> str:
         parts.append(f"{percent(run.share)} of the budget")
     where = "of the end" if math.isfinite(run.budget) else run.where
     parts.append(f"pass rate {run.pass_rate:.3f}")
-    parts += _token_speed(run)
+    if run.tokens_per_second > 0:
+        parts.append(token_speed(run.tokens_per_second))
     parts.append(forecast_line(run.points, run.found, run.end, where))
     if is_of_one_device(run.record, run.points.axis):
         parts.append("GPU-hours of one device")
@@ -216,3 +218,48 @@ def line(run: Standing, now: float = math.nan) -> str:
 def _written(run: Standing, now: float) -> str:
     """By the time of its files: what was written last need not be an evaluation."""
     return f"log written {ago(now - run.written)}"
+
+
+def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, str]]:
+    """Return the rows (label, value) of the closing table; `report` is the page."""
+    frozen = main_forecast(frozen_forecasts(run))
+    if frozen:
+        rows = [
+            ("forecast", f"{frozen.text}, at {frozen.share_in_words}"),
+            ("measured", judge(run, frozen).text),
+            ("width", rate(frozen.width)),
+        ]
+        if math.isfinite(sum(frozen.rerun)):
+            rows.append(("another seed", rate_interval(frozen.rerun)))
+    else:
+        last = run.evals[-1] if run.evals else None
+        measured = f"{rate(last.pass_rate)} at step {last.step}" if last else "no evaluation yet"
+        rows = [("forecast", "none was frozen during the run"), ("measured", measured)]
+    fit_json = frozen.fit if frozen else {}
+    when = f" at {percent(frozen.share)}" if frozen else ""
+    rows.append((f"ceiling A{when}", ceiling_text(fit_json, known_ceiling(run))))
+    if fit_json.get("lack_of_fit"):
+        rows.append(("why withheld", str(fit_json.get("why"))))
+    axis = axis_for(run, frozen=frozen)
+    if needed := to_tell_text(fit_json, unit_for(axis, float(run.compute(axis).max(initial=0.0)))):
+        rows.append(("identified", needed))
+    if run.alarms:
+        rows.append(("health", alarm_text(run.alarms)))
+    rows += [(name, str(path)) for name, path in kept_files(run.path).items()]
+    if report is not None:
+        rows.append(("report", str(report)))
+    return rows
+
+
+def kept_files(run: Path) -> dict[str, Path]:
+    """Return where a run has its weights (the final ones, else its newest checkpoint) and its completions."""
+    folders = (run / "checkpoints").glob("step-*")
+    newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
+    weights = final_folder(run) if final_folder(run).is_dir() else newest
+    found = {"checkpoint": weights, "samples": run / "samples.jsonl"}
+    return {name: path for name, path in found.items() if path is not None and path.exists()}
+
+
+def print_closing(run: RunRecord, report: Path | None = None, file: TextIO | None = None) -> None:
+    """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
+    print_table(closing_rows(run, report), title=run.name, file=file)
