@@ -211,6 +211,8 @@ def test_it_is_used_by_keyboard(browser, served):
 def test_a_telephone_shows_all_of_it(browser, served, scheme):
     with opened(browser, served[0], width=360, color_scheme=scheme) as page:
         assert row(page, "a-0").locator("td").first.is_visible()
+        wide = "(one) => one.offsetWidth / one.closest('tr').clientWidth"
+        assert row(page, "a-0").locator("th").evaluate(wide) > 0.9  # its name has a line of its own
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.click("#compare")
         page.wait_for_selector(".comparison", timeout=60_000)

@@ -164,7 +164,7 @@ def _forest_ticks(axes: Axes, ratio: bool) -> None:
     low, high = axes.get_xlim()
     far = ratio and high > 6 * low
     axes.xaxis.set_major_locator(
-        LogLocator(subs=(1.0, 2.0, 5.0), numticks=6) if far else MaxNLocator(4, steps=[1, 2, 5, 10])
+        LogLocator(subs=(1.0, 2.0, 5.0), numticks=6) if far else MaxNLocator(3, steps=[1, 2, 5, 10])
     )
     axes.xaxis.set_minor_locator(NullLocator())
     show = (lambda value, _: f"×{value:g}") if ratio else lambda value, _: signed(value) if value else "0"
