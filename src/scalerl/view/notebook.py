@@ -57,12 +57,12 @@ def comparison_html(comparison: Comparison) -> str:
 
 def backtest_html(test: Backtest) -> str:
     """The scores of every cut, pooled over the runs."""
-    parts = [_notes(test.heads())]
+    found = _notes(test.heads())
     for fraction in test.fractions:
-        parts.append(_notes([test.outcomes(fraction)]))
+        found += _notes([test.outcomes(fraction)])
         for title, rows in test.tables(fraction):
-            parts.append(_table((title, *COLUMNS), [(label, *cells) for label, cells in rows]))
-    return "".join(parts)
+            found += _table((title, *COLUMNS), [(label, *cells) for label, cells in rows])
+    return found
 
 
 def run_html(run: RunRecord) -> str:

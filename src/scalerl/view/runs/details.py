@@ -19,7 +19,7 @@ from scalerl.view.runs.gathered import MOST_PARTS, RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, step_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
-from scalerl.view.table import Cell, Estimate, Row, Table, rate_cell, row
+from scalerl.view.table import Cell, Estimate, Table, rate_cell, row
 
 _CURVE = (
     "R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B). A, B and C_mid are posterior medians with their "
@@ -64,16 +64,15 @@ def _completions(run: RunRecord) -> list[PagePart]:
     for sample in run.samples():
         if sample.get("source") == "evaluation":
             by_step[sample.get("step")].append(sample)
-    steps = list(by_step)
-    return [
-        PagePart(f"Evaluation at step {step}", items=[_completion(sample) for sample in by_step[step]])
-        for step in dict.fromkeys((*steps[-1:], *steps[:1]))
-    ]
-
-
-def _completion(sample: Mapping[str, Any]) -> tuple[str, str]:
-    told = f"reward {sample.get('reward')}, {sample.get('finish')}, {sample.get('length')} tokens"
-    return f"{sample.get('prompt')} ({told})", f"{sample.get('prompt_text')} → {sample.get('completion')}"
+    steps, parts = list(by_step), []
+    for step in dict.fromkeys((*steps[-1:], *steps[:1])):
+        items = []
+        for one in by_step[step]:
+            told = f"reward {one.get('reward')}, {one.get('finish')}, {one.get('length')} tokens"
+            shown = f"{one.get('prompt_text')} → {one.get('completion')}"
+            items.append((f"{one.get('prompt')} ({told})", shown))
+        parts.append(PagePart(f"Evaluation at step {step}", items=items))
+    return parts
 
 
 def _health(run: RunRecord) -> PageSection:
@@ -168,7 +167,12 @@ def task_table(view: RunsView) -> Table | None:
     if not found:
         return None
     headers = ("task or suite", "prompts", "samples", "at step", "pass@1", "pass@k", "ceiling A")
-    rows = tuple(_row(one, view.parts.get(one.suite)) for one in found)
+    rows = []
+    for one in found:
+        counts = map(str, (one.n_prompts, one.n_samples, one.step))
+        first = rate_cell(Estimate(one.pass_rate, one.pass_rate_interval))
+        best = rate_cell(Estimate(one.pass_at_k, one.pass_at_k_interval))
+        rows.append(row(one.suite, *counts, first, best, _ceiling(view.parts.get(one.suite))))
     note = (
         "The last evaluation of each, with 95 % intervals over prompts such as these; k is the number of "
         f"samples. Ceiling: of a curve of its own, with the {percent(view.level)} interval, where it is "
@@ -176,7 +180,7 @@ def task_table(view: RunsView) -> Table | None:
     )
     if len(found) > MOST_PARTS:
         note += f" Only the first {MOST_PARTS} are fitted here."
-    return Table("tasks", "Pass rate by task and suite", headers, rows, note, headers[:1])
+    return Table("tasks", "Pass rate by task and suite", headers, tuple(rows), note, headers[:1])
 
 
 def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
@@ -187,21 +191,8 @@ def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
             yield SuiteResult.of(name, last["step"], correct_P, last["n"])
 
 
-def _row(found: SuiteResult, part: OverlayRun | None) -> Row:
-    return row(
-        found.suite,
-        *map(str, (found.n_prompts, found.n_samples, found.step)),
-        rate_cell(Estimate(found.pass_rate, found.pass_rate_interval)),
-        rate_cell(Estimate(found.pass_at_k, found.pass_at_k_interval)),
-        _ceiling(part),
-    )
-
-
 def _ceiling(part: OverlayRun | None) -> Cell:
-    if part is None:
-        return rate_cell(None)
-    if part.fit is None:
-        return rate_cell(None, "too few evaluations")
-    if not part.fit.identified:
-        return rate_cell(None, "not identified")
-    return rate_cell(Estimate(part.fit.median.A, part.fit.intervals.A))
+    fit = part.fit if part is not None else None
+    if fit is None:
+        return rate_cell(None, "too few evaluations") if part is not None else rate_cell(None)
+    return rate_cell(Estimate(fit.median.A, fit.intervals.A) if fit.identified else None, "not identified")

@@ -293,7 +293,5 @@ def taken(run: OverlayRun) -> str:
 def last_measured(run: OverlayRun, name: str) -> str:
     """Return the last known value of a field of `EvalPoint`, as a text; a dash if there is none."""
     values = [getattr(point, name) for point in run.record.evals] if run.record is not None else []
-    known = [value for value in values if value == value]
-    if not known:
-        return plain(None)
-    return percent(known[-1]) if name in ("truncated", "failed") else plain(known[-1])
+    known = next((value for value in reversed(values) if value == value), None)
+    return percent(known) if name in ("truncated", "failed") else plain(known)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -32,7 +32,18 @@ def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, RunR
         if len(given) == len(found):  # else it has grown by a run meanwhile, and is read again
             pairs = zip(found, given, strict=True)
             found = tuple(said if _lacks_devices(one) else one for one, said in pairs)
-    return _with_ids(entry.id, found)
+    if len(found) == 1:
+        return [(entry.id, found[0])]
+    # A run keeps its id whatever becomes of the others: a position would be another run's once one that could
+    # not be read has its first evaluation.
+    seen: Counter[str] = Counter()
+    ids = []
+    for one in found:
+        name = one.run if isinstance(one, Unread) else str(one.config["name"])
+        text = f"{seen[name]} {name}".encode(errors="replace")
+        ids.append(f"{entry.id}.{hashlib.blake2b(text, digest_size=6).hexdigest()}")
+        seen[name] += 1
+    return list(zip(ids, found, strict=True))
 
 
 def without_columns(entry: Entry, devices: Mapping[str, float], id: str, record: RunRecord) -> RunRecord:
@@ -44,23 +55,6 @@ def without_columns(entry: Entry, devices: Mapping[str, float], id: str, record:
                 yield from one.steps()
 
     return replace(record, source_steps=steps)
-
-
-def _with_ids(entry: str, found: Sequence[RunRecord | Unread]) -> list[tuple[str, RunRecord | Unread]]:
-    """The runs of one source, each with an id that it keeps whatever becomes of the others.
-
-    A position would be another run's once one that could not be read has its first evaluation.
-    """
-    if len(found) == 1:
-        return [(entry, found[0])]
-    seen: Counter[str] = Counter()
-    ids = []
-    for one in found:
-        name = one.run if isinstance(one, Unread) else str(one.config["name"])
-        text = f"{seen[name]} {name}".encode(errors="replace")
-        ids.append(f"{entry}.{hashlib.blake2b(text, digest_size=6).hexdigest()}")
-        seen[name] += 1
-    return list(zip(ids, found, strict=True))
 
 
 def _lacks_devices(one: object) -> bool:

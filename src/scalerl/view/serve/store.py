@@ -59,6 +59,9 @@ class Run:
     """When it was fitted last, by the monotonic clock."""
 
 
+_Answer = Callable[["_Chosen"], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class _Chosen:
     """Runs that are shown together, with names that differ, and their fits on the axis of all."""
@@ -119,10 +122,9 @@ class RunStore:
             del self._of_entry[name]
         for entry in entries.values():
             if not entry.format:
-                row = _broken(entry, self._plain(entry.refused))
-                before = self._runs.get(entry.id)
-                if before is None or before.row != row:
-                    self._replace(entry.id, [Run(entry.id, row)])
+                refused, before = _broken(entry, self._plain(entry.refused)), self._runs.get(entry.id)
+                if before is None or before.row != refused.row:
+                    self._replace(entry.id, [refused])
 
     def listed(self, since: int = 0) -> dict[str, Any]:
         """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
@@ -218,13 +220,7 @@ class RunStore:
 
         return self._answered("compare", ids, axis, answer)
 
-    def _answered(
-        self,
-        what: str,
-        ids: Sequence[str],
-        axis: str | None,
-        answer: Callable[[_Chosen], dict[str, Any]],
-    ) -> dict[str, Any]:
+    def _answered(self, what: str, ids: Sequence[str], axis: str | None, answer: _Answer) -> dict[str, Any]:
         chosen = self._chosen(ids, axis)
         # Names are part of the key, as they depend on the runs that are shown beside one another.
         key = what, chosen.axis, *chosen.names, *(one.number for one in chosen.made)
@@ -309,7 +305,7 @@ class RunStore:
                         if run.row["error"] != message:
                             self._change(run, run.row | {"error": message})
             else:
-                self._replace(entry.id, [Run(entry.id, _broken(entry, message))])
+                self._replace(entry.id, [_broken(entry, message)])
 
     def _read(self, entry: Entry) -> list[Run]:
         if entry.refused:
@@ -321,8 +317,7 @@ class RunStore:
         runs: list[Run] = []
         for id, one in read_log(entry, self._devices):
             if isinstance(one, Unread):  # it costs only itself
-                broken = _broken(entry, self._plain(one.reason)) | {"id": id}
-                runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
+                runs.append(_broken(entry, self._plain(one.reason), id, one.run))
             else:
                 runs.append(self._run(entry, without_columns(entry, self._devices, id, one), id))
         return runs
@@ -335,8 +330,7 @@ class RunStore:
         before = self._runs.get(id)
         row = self._row(standing, {"id": id, "path": entry.shown, "format": entry.format}, waits=True)
         if before is not None and before.record is not None and _goes_on(before.record, record):
-            kept = ("forecast", "no_forecast", "ceiling", "target")
-            row |= {key: before.row[key] for key in kept}
+            row |= {key: before.row[key] for key in ("forecast", "no_forecast", "ceiling", "target")}
         return Run(id, row, record, stale=True, fitted=-math.inf if before is None else before.fitted)
 
     def _row(
@@ -396,10 +390,11 @@ def _goes_on(before: RunRecord, record: RunRecord) -> bool:
     return all((one.step, one.pass_rate) in known for one in before.evals)
 
 
-def _broken(entry: Entry, error: str) -> dict[str, Any]:
-    name = os.fsencode(entry.path.name).decode(errors="replace")
-    about = {"id": entry.id, "path": entry.shown, "format": entry.format, "name": name}
-    return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
+def _broken(entry: Entry, error: str, id: str = "", name: str = "") -> Run:
+    """A run that is listed with why it is not read."""
+    name = name or os.fsencode(entry.path.name).decode(errors="replace")
+    about = {"id": id or entry.id, "path": entry.shown, "format": entry.format, "name": name}
+    return Run(about["id"], about | {"error": error, "waits": False, "updated": None, "pass_rate": None})
 
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, RunRecord | None]]:

@@ -51,15 +51,21 @@ def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list
     canvas = _Canvas(columns, rows, max(run.end, run.compute) or 1.0, _limits(run))
     fit = run.fit if run.fit is not None and run.fit.misfit is None else None
     band = fit.band(canvas.most * (np.arange(columns) + 0.5) / columns) if fit else None
-    if band:
+    if band is not None:
         for column, (low, high) in enumerate(zip(band[1].tolist(), band[2].tolist(), strict=True)):
             canvas.fill(column, low, high, signs.band, "blue dim")
     if run.asked.target is not None:
         canvas.level(run.asked.target, signs.target, "yellow")
     if fit and fit.identified:
         canvas.level(fit.median.A, signs.ceiling, "green")
-    if band:
-        _median(canvas, band[0], signs)
+    if band is not None:
+        # The curve is known in the middle of every column, and drawn at two dots of each.
+        dots_D = (np.arange(2 * columns) + 0.5) / 2 - 0.5
+        for dot, rate in enumerate(np.interp(dots_D, np.arange(columns), band[0]).tolist()):
+            if signs.curve:
+                canvas.put(dot // 2, canvas.row(rate), signs.curve, "blue")
+            else:
+                canvas.dot(dot, rate, "blue")
     if run.forecast is not None:
         low, high = run.forecast.prediction
         canvas.fill(columns - 1, low, high, signs.prediction, "blue")
@@ -74,11 +80,8 @@ def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
 
     entries = [(signs.evaluation, "evaluation", "bold")]
     if run.fit is not None and run.fit.misfit is None:
-        entries += [
-            (signs.curve or "⠒⠤", "median", "blue"),
-            (signs.band, "interval", "blue"),
-            (signs.prediction, "forecast", "blue"),
-        ]
+        entries += [(signs.curve or "⠒⠤", "median", "blue"), (signs.band, "interval", "blue")]
+        entries.append((signs.prediction, "forecast", "blue"))
         if run.fit.identified:
             entries.append((signs.ceiling * 2, "ceiling A", "green"))
     if run.asked.target is not None:
@@ -91,16 +94,6 @@ def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
         else:
             lines.append(Text(" " * _MARGIN).append(entry))
     return lines
-
-
-def _median(canvas: _Canvas, median_M: np.ndarray, signs: Signs) -> None:
-    """Draw the curve from its values in the middle of every column."""
-    dots_D = (np.arange(2 * canvas.columns) + 0.5) / 2 - 0.5
-    for dot, rate in enumerate(np.interp(dots_D, np.arange(canvas.columns), median_M).tolist()):
-        if signs.curve:
-            canvas.put(dot // 2, canvas.row(rate), signs.curve, "blue")
-        else:
-            canvas.dot(dot, rate, "blue")
 
 
 def _limits(run: Standing) -> tuple[float, float]:
@@ -127,7 +120,7 @@ class _Canvas:
         return min(int(compute / self.most * self.columns), self.columns - 1)
 
     def row(self, rate: float, per_row: int = 1) -> int:
-        """Return the row of a pass rate, in units of 1 / `per_row`; outside of the canvas if the rate is."""
+        """Return the row of a pass rate, in units of 1 / `per_row`; beyond the canvas if the rate is."""
         return math.floor((self.high - rate) / (self.high - self.low) * (self.rows * per_row - 1e-9))
 
     def put(self, column: int, row: int, sign: str, style: str) -> None:
