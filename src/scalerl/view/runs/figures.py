@@ -309,7 +309,7 @@ def _compute_axis(axes: Axes, unit: Unit, limits: tuple[float, float], log: bool
     subs = (1.0, 2.0, 5.0) if axes.get_position().width > 0.3 else (1.0, 3.0)
     locator = LogLocator(subs=subs) if log else MaxNLocator(8, steps=[1, 2, 5, 10])
     ticks = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
-    axes.set_xticks([tick * unit.size for tick in ticks], [plain(round(tick, 9)) for tick in ticks])
+    axes.set_xticks([tick * unit.size for tick in ticks], [f"{tick:,.9g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
