@@ -16,7 +16,7 @@ from scalerl.jsonl import plain
 
 WEB = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "templates"
-CHART = ("plotly-basic.min.js", "marks.js", "below.js", "chart.js", "panels.js", "start.js")
+CHART = ("plotly-basic.min.js", "marks.js", "below.js", "chart.js", "start.js")
 """The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
 
 

@@ -13,7 +13,7 @@ from serve_client import LOCAL, logs_of_trl, serving, settled
 from starlette.responses import JSONResponse
 
 from scalerl.view.facts.standing import StandingQuery
-from scalerl.view.serve.guard import Guard
+from scalerl.view.serve.app import Guard
 from scalerl.view.serve.listing import Listing
 from scalerl.view.serve.store import RunStore
 

@@ -1,4 +1,4 @@
-"""What a run logged over its steps: health as small multiples (scalerl/view/web/panels.js), and any metric.
+"""What a run logged over its steps: health as small multiples (scalerl/view/web/start.js), and any metric.
 
 A panel is {title, unit, x, lines[].{name, y, smooth}, marks[].{from, to, level},
 bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` says whether its running

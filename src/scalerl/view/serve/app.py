@@ -9,25 +9,29 @@ GET /events                              server-sent events: the version, whenev
 """
 
 import asyncio
+import hmac
 import logging
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.errors import ScalerlError
 from scalerl.jsonl import dumps
 from scalerl.view.assets import CHART, TEMPLATES, WEB, page
-from scalerl.view.serve.guard import Guard
 from scalerl.view.serve.store import RunStore, UnknownRunError
 
 _LOG = logging.getLogger("scalerl")
@@ -51,6 +55,24 @@ _FIRST_LOOK = 1.0
 """Seconds that the list waits for the first look at the folder to be done."""
 _IDLE = 20.0
 """Seconds after the last request from which on the folder is not looked at."""
+
+# No script but those of this server. The chart sets styles of single elements; and Plotly adds rules to a
+# style sheet that is empty as it comes (the hash is that of nothing).
+_POLICY = (
+    "default-src 'none'; script-src 'self'; "
+    "style-src-elem 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
+    "style-src-attr 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::[0-9]*)?")
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 class Looker:
@@ -163,7 +185,7 @@ def make_app(
 
 
 def _list_page() -> str:
-    scripts = [(name, "") for name in (*CHART, "page.js") if name not in ("panels.js", "start.js")]
+    scripts = [(name, "") for name in (*CHART, "page.js") if name != "start.js"]
     return page("list.html", {"linked": "./", "name": "runs", "scripts": scripts})
 
 
@@ -171,8 +193,8 @@ def _html(text: str) -> Response:
     return Response(text, media_type="text/html")
 
 
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(dumps(data), status, media_type="application/json")
+def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(dumps(data), status, headers, media_type="application/json")
 
 
 async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
@@ -189,3 +211,70 @@ async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
             await asyncio.sleep(_TICK)
     finally:
         looker.streams -= 1
+
+
+class Guard:
+    """Which requests are answered, and the headers of every answer: read-only, local names, or a token.
+
+    Without a token only requests to a name of this machine are answered: a page elsewhere that has its own
+    name point here (DNS rebinding) asks under that name. With a token any name will do. `hosts` are the names
+    without a port that are answered; None is any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] | None = None, token: str | None = None, cookie: str = ""
+    ) -> None:
+        self._app, self._token, self._cookie = app, token, cookie
+        self._hosts = None if hosts is None else frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":  # the start and the end; there are no other connections
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers, new = Headers(scope=scope), ""
+        refused = self._refused(scope["method"], headers.getlist("host"))
+        if refused is None and self._token is not None:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            if self._is_token(query.get("token", [""])[0]):
+                new = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+            elif not self._is_known(headers):
+                needed = "a token is needed: open the address that the server has printed"
+                refused = _json({"error": needed}, 401)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                found.update(_HEADERS)
+                if new:
+                    found.append("Set-Cookie", new)
+            await send(message)
+
+        await (refused or self._app)(scope, receive, answer)
+
+    def _refused(self, method: str, hosts: list[str]) -> Response | None:
+        if method not in ("GET", "HEAD"):
+            return _json({"error": "this server only shows"}, 405, {"Allow": "GET, HEAD"})
+        if self._hosts is not None and (len(hosts) != 1 or _name(hosts[0]) not in self._hosts):
+            return _json({"error": "asked under a name that is not of this machine"}, 400)
+        return None
+
+    def _is_known(self, headers: Headers) -> bool:
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_token(value.strip()):
+            return True
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        return self._cookie in cookies and self._is_token(cookies[self._cookie].value)
+
+    def _is_token(self, text: str) -> bool:
+        return self._token is not None and hmac.compare_digest(text.encode(), self._token.encode())
+
+
+def _name(host: str) -> str:
+    """A Host header without its port; empty where it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""

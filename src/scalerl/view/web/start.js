@@ -1,5 +1,69 @@
-/* Draws the chart of a page, and makes its tables sortable. */
+/* Draws the chart of a page and its small multiples, and makes its tables sortable. Needs all other scripts. */
 "use strict";
+
+/* The health of a run over its steps (scalerl/view/runs/panels.py says what a panel holds), drawn when the section
+   that holds it is unfolded. */
+function scalerlPanels() {
+  const { colours, faded, node, amount, averaged, plain } = scalerlMarks;
+  const SHARE = 1 / 24;  // of the values of a line that are averaged
+  const drawn = [];
+
+  function traces(panel, palette) {
+    const shades = [palette.forecast, palette.later, palette.ink];
+    return panel.lines.flatMap((line, n) => {
+      const shared = { x: panel.x, mode: "lines", name: plain(line.name || panel.title), connectgaps: true };
+      const raw = { ...shared, y: line.y, line: { color: line.smooth ? faded(shades[n], 0.35) : shades[n], width: 1 } };
+      if (!line.smooth) return [raw];
+      return [{ ...raw, hoverinfo: "skip" }, { ...shared, y: averaged(line.y, SHARE), line: { color: shades[n], width: 2 } }];
+    });
+  }
+
+  function layout(panel, palette) {
+    const axis = { gridcolor: palette.grid, linecolor: palette.muted, zeroline: false, nticks: 5, fixedrange: true };
+    const mark = ({ from, to, level }) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
+      fillcolor: faded(palette.later, level === "alarm" ? 0.28 : 0.12), line: { width: 0 }, layer: "below" });
+    const bound = ({ name, value }) => ({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: value, y1: value,
+      line: { color: palette.later, width: 1, dash: name === "alarm" ? "dash" : "dot" } });
+    return { height: 150, margin: { l: 42, r: 8, t: 6, b: 36 }, showlegend: false, hovermode: "x", dragmode: false,
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", shapes: [...panel.marks.map(mark), ...panel.bounds.map(bound)],
+      font: { color: palette.muted, size: 11, family: getComputedStyle(document.body).fontFamily },
+      hoverlabel: { bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 12 } },
+      xaxis: { ...axis, title: { text: "trainer step", standoff: 4 } },
+      yaxis: { ...axis, rangemode: panel.zero ? "tozero" : "normal", exponentformat: "SI" } };
+  }
+
+  function last(line) {
+    const values = (line.smooth ? averaged(line.y, SHARE) : line.y).filter((value) => value !== null);
+    return `${line.name} ${values.length ? amount(values[values.length - 1]) : "–"}`.trim();
+  }
+
+  function draw(onPaper = false) {
+    const palette = colours(onPaper);
+    for (const [plot, panel] of drawn) {
+      Plotly.react(plot, traces(panel, palette), layout(panel, palette), { displayModeBar: false, responsive: true });
+    }
+  }
+
+  function unfold(place) {
+    const panels = JSON.parse(place.querySelector("script").textContent);
+    for (const panel of panels) {
+      const plot = node("div", { class: "sc-panel-plot" });
+      place.append(node("div", { class: "sc-panel" }, node("h4", {}, panel.title),
+        node("p", { class: "note" }, `${panel.unit}; last: ${panel.lines.map(last).join(", ")}`), plot));
+      drawn.push([plot, panel]);
+    }
+    draw();
+  }
+
+  for (const place of document.querySelectorAll(".sc-panels")) {
+    const fold = place.closest("details");
+    if (!fold || fold.open) unfold(place);
+    else fold.addEventListener("toggle", () => unfold(place), { once: true });
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  window.addEventListener("beforeprint", () => draw(true));
+  window.addEventListener("afterprint", () => draw());
+}
 
 (() => {
   const data = document.getElementById("runs");
