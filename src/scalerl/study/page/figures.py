@@ -18,7 +18,7 @@ from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import claim_text, is_made
-from scalerl.view.numbers import percent, signed, unit_for
+from scalerl.view.numbers import MINUS, percent, unit_for
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
 from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.runs.overlay import overlay
@@ -164,11 +164,12 @@ def _forest_ticks(axes: Axes, ratio: bool) -> None:
     low, high = axes.get_xlim()
     far = ratio and high > 6 * low
     axes.xaxis.set_major_locator(
-        LogLocator(subs=(1.0, 2.0, 5.0), numticks=6) if far else MaxNLocator(3, steps=[1, 2, 5, 10])
+        LogLocator(subs=(1.0, 2.0, 5.0), numticks=6) if far else MaxNLocator(4, steps=[1, 2, 5, 10])
     )
     axes.xaxis.set_minor_locator(NullLocator())
-    show = (lambda value, _: f"×{value:g}") if ratio else lambda value, _: signed(value) if value else "0"
-    axes.xaxis.set_major_formatter(FuncFormatter(show))
+    shown = "×{:g}" if ratio else "{:+.3g}"
+    show = FuncFormatter(lambda value, _: shown.format(value).replace("-", MINUS) if value else "0")
+    axes.xaxis.set_major_formatter(show)
 
 
 def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
