@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -179,7 +178,7 @@ def _each(args: argparse.Namespace) -> None:
     found = read_all(args.run_or_file, args.x, read_options(args), args.price)
     check_options(args, found)
     warnings = settle_amounts(args, found)
-    options = {"level": args.level, "max_compute": args.max_compute or math.inf, "prior": args.prior}
+    options = {"level": args.level, "max_compute": end_of(args), "prior": args.prior}
     options |= fit_options(args)
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
