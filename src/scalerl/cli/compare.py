@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import amount, examples, option
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
@@ -44,23 +43,19 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl compare --group old=runs/a-seed0,runs/a-seed1 --group new=runs/b-seed0,runs/b-seed1 --paired
 """),
     )
-    compare.add_argument(
-        "runs",
-        metavar="RUN|FILE",
-        nargs="*",
-        help="run folders (runs of one recipe are its seeds); CSV, JSONL, logs of other trainers, or runs on "
+    option(
+        compare,
+        "runs RUN|FILE",
+        "run folders (runs of one recipe are its seeds); CSV, JSONL, logs of other trainers, or runs on "
         "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
+        nargs="*",
     )
-    add_shared(compare, "--group", "treat these runs as the seeds of one recipe")
-    add_shared(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
-    compare.add_argument(
-        "--paired",
-        action="store_true",
-        help="compare seed by seed: equal seeds share their base model, prompts and order",
-    )
+    option(compare, "--group", "treat these runs as the seeds of one recipe")
+    option(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
+    option(compare, "--paired", "compare seed by seed: equal seeds share their base model, prompts and order")
     add_data_arguments(compare, several=True)
-    add_shared(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(compare, "--target", "compare the compute that reaches this pass rate")
+    option(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
+    option(compare, "--target", "compare the compute that reaches this pass rate")
     compare.set_defaults(run=run)
 
 

@@ -7,8 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.amounts import amounts
-from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.arguments import amounts, examples, option, positive
 from scalerl.cli.shared.data import (
     add_data_arguments,
     add_prior,
@@ -45,45 +44,38 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
 """),
     )
-    fit.add_argument(
-        "run_or_file",
-        metavar="RUN|FILE",
-        help="a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
+    option(
+        fit,
+        "run_or_file RUN|FILE",
+        "a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
         "tracker's server: wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(fit, auto=True)
-    add_shared(fit, "--max-compute")
-    fit.add_argument(
-        "--at",
+    option(fit, "--max-compute")
+    option(
+        fit,
+        "--at C1,C2",
+        "amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
         type=amounts,
         action="extend",
         default=[],
-        metavar="C1,C2",
-        help="amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
     )
-    add_shared(fit, "--target", "pass rate to reach at --budget")
-    add_shared(fit, "--budget", "compute at which --target must be reached")
-    fit.add_argument(
-        "--worth", type=positive, metavar="G", help="report where one more unit of compute gains less than G"
-    )
+    option(fit, "--target", "pass rate to reach at --budget")
+    option(fit, "--budget", "compute at which --target must be reached")
+    option(fit, "--worth G", "report where one more unit of compute gains less than G", type=positive)
     add_prior(fit)
-    fit.add_argument(
-        "--prior-from",
-        nargs="+",
-        metavar="RUN",
-        help="three or more sibling runs to learn a prior of B and A from",
-    )
-    fit.add_argument(
-        "--family",
+    option(fit, "--prior-from RUN", "three or more sibling runs to learn a prior of B and A from", nargs="+")
+    option(
+        fit,
+        "--family FILE.py:CLASS",
+        "your own family of curves, averaged with the built-in ones; repeatable",
         action="append",
         default=[],
-        metavar="FILE.py:CLASS",
-        help="your own family of curves, averaged with the built-in ones; repeatable",
     )
-    fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
-    fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
-    fit.add_argument("--each", action="store_true", help="every held-out metric of a log, in a table")
-    fit.add_argument("--paper", action="store_true", help="run only the fit of arXiv 2510.13786")
+    option(fit, "--sensitivity", "fit again with more of the start left out")
+    option(fit, "--cross-check", "bootstrap and profile likelihood of A")
+    option(fit, "--each", "every held-out metric of a log, in a table")
+    option(fit, "--paper", "run only the fit of arXiv 2510.13786")
     fit.set_defaults(run=run)
 
 

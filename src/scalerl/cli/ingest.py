@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import examples, option
 from scalerl.cli.shared.data import add_source_arguments, read_options
 from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.files import folder_name
@@ -30,18 +30,16 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # use this metric as the pass rate
 """),
     )
-    ingest.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
+    option(
+        ingest,
+        "source SOURCE",
+        "a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
         "wandb:ENTITY/PROJECT/RUN, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN",
     )
-    ingest.add_argument(
-        "-o", "--output", metavar="RUN", type=Path, required=True, help="the run folder to make"
-    )
-    ingest.add_argument("--y", metavar="METRIC", help="the metric that is the pass rate")
+    option(ingest, "-o --output RUN", "the run folder to make", type=Path, required=True)
+    option(ingest, "--y METRIC", "the metric that is the pass rate")
     add_source_arguments(ingest)
-    add_shared(ingest, "--json")
+    option(ingest, "--json")
     ingest.set_defaults(run=run)
 
 

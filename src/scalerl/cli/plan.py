@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
+from scalerl.cli.shared.arguments import examples, option, positive, whole
 from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import InputError, counted
 from scalerl.view.terminal.rows import print_table
@@ -38,34 +38,25 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """),
     )
-    add_shared(plan, "recipe")
-    plan.add_argument(
-        "--generators", type=whole(), metavar="N", help="generators, with decode_slots slots each"
-    )
-    plan.add_argument("--trainers", type=whole(), metavar="M", help="number of trainer devices")
-    plan.add_argument("--devices", type=whole(), metavar="G", help="total devices; finds the best split")
-    add_shared(plan, "--set", "change one key of the recipe")
+    option(plan, "recipe")
+    option(plan, "--generators N", "generators, with decode_slots slots each", type=whole())
+    option(plan, "--trainers M", "number of trainer devices", type=whole())
+    option(plan, "--devices G", "total devices; finds the best split", type=whole())
+    option(plan, "--set", "change one key of the recipe")
     rates = plan.add_argument_group("rates")
-    rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="rates of a past run")
-    rates.add_argument("--rates", metavar="FILE", help="a TOML file, or a built-in name: h100-8b")
-    rates.add_argument(
-        "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one rate: decode.row=2e-5"
-    )
+    option(rates, "--from RUN", "rates of a past run", dest="run_folder", type=Path)
+    option(rates, "--rates FILE", "a TOML file, or a built-in name: h100-8b")
+    option(rates, "--rate KEY=VALUE", "change one rate: decode.row=2e-5", action="append", default=[])
     more = plan.add_argument_group("cost, and the simulation")
-    add_shared(more, "--price", "dollars per device-hour")
-    add_shared(more, "--target", "with --from: hours until this pass rate")
-    add_shared(more, "--level", "level of the interval (default: 0.95)")
-    more.add_argument(
-        "--evaluate-every",
-        type=positive,
-        metavar="N",
-        help="steps between evaluations (default: as in recipe or run)",
+    option(more, "--price", "dollars per device-hour")
+    option(more, "--target", "with --from: hours until this pass rate")
+    option(more, "--level", "level of the interval (default: 0.95)")
+    option(
+        more, "--evaluate-every N", "steps between evaluations (default: as in recipe or run)", type=positive
     )
-    more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
-    more.add_argument(
-        "--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (default: 0)"
-    )
-    add_shared(more, "--json")
+    option(more, "--steps N", "steps to simulate with a full pipeline", type=whole())
+    option(more, "--seed S", "seed of the sampled lengths (default: 0)", type=whole(0), default=0)
+    option(more, "--json")
     plan.set_defaults(run=run)
 
 

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, examples, whole
+from scalerl.cli.shared.arguments import amount, examples, option, whole
 from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
@@ -31,39 +30,38 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl study report studies/mine --budget 16000              # print its verdict again, write its page
 """),
     )
-    study.add_argument(
-        "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
-    )
-    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="study folder (studies/NAME)")
+    option(study, "what STUDY.toml", "a study file; or `report` and the folder of a study", nargs="+")
+    option(study, "-o --output FOLDER", "study folder (studies/NAME)", type=Path)
     running = study.add_argument_group("running")
-    running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
-    running.add_argument(
-        "--cores",
+    option(running, "--dry-run", "print the runs and their cost; run nothing")
+    option(
+        running,
+        "--cores N",
+        "cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
         type=whole(),
-        metavar="N",
-        help="cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
     )
-    running.add_argument(
-        "--like",
+    option(
+        running,
+        "--like RUN",
+        "estimate the time for --dry-run from this run",
         type=Path,
         action="append",
         default=[],
-        metavar="RUN",
-        help="estimate the time for --dry-run from this run",
     )
     verdict = study.add_argument_group("the verdict")
-    add_shared(verdict, "--x", "compute axis (the axis of the budgets)")
-    add_shared(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(verdict, "--target", "compare the compute that reaches this pass rate")
-    add_shared(verdict, "--level")
-    verdict.add_argument(
+    option(verdict, "--x", "compute axis (the axis of the budgets)")
+    option(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
+    option(verdict, "--target", "compare the compute that reaches this pass rate")
+    option(verdict, "--level")
+    option(
+        verdict,
         "--figures",
+        "also write the figures as files",
         nargs="+",
         choices=("svg", "png", "pdf"),
         default=[],
-        help="also write the figures as files",
     )
-    add_shared(verdict, "--json", "print one JSON object, and write no report")
+    option(verdict, "--json", "print one JSON object, and write no report")
     study.set_defaults(run=run)
 
 

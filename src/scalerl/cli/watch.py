@@ -15,7 +15,7 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.arguments import examples, option, positive
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
 from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import InputError
@@ -49,24 +49,18 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl watch runs/mine --once --json
 """),
     )
-    watch.add_argument(
-        "run_or_file",
-        metavar="RUN|FILE",
-        help="a run folder, a CSV or JSONL, the log of another trainer, or a run on a tracker's server: "
+    option(
+        watch,
+        "run_or_file RUN|FILE",
+        "a run folder, a CSV or JSONL, the log of another trainer, or a run on a tracker's server: "
         "wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(watch)
-    add_shared(watch, "--target", "pass rate to reach at the budget")
-    add_shared(watch, "--budget", "compute at which the run ends (default: its own)")
-    watch.add_argument("--once", action="store_true", help="print the current state, and exit")
-    watch.add_argument("--wait", action="store_true", help="wait for a run that does not exist yet")
-    watch.add_argument(
-        "--interval",
-        type=positive,
-        default=2.0,
-        metavar="SECONDS",
-        help="seconds between two reads (default: 2)",
-    )
+    option(watch, "--target", "pass rate to reach at the budget")
+    option(watch, "--budget", "compute at which the run ends (default: its own)")
+    option(watch, "--once", "print the current state, and exit")
+    option(watch, "--wait", "wait for a run that does not exist yet")
+    option(watch, "--interval SECONDS", "seconds between two reads (default: 2)", type=positive, default=2.0)
     watch.set_defaults(run=run)
 
 
