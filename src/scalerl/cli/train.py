@@ -97,11 +97,7 @@ def run(args: argparse.Namespace) -> None:
         lead_or_follow(
             timeout_of(recipe),
             lambda load: run_training(
-                replace(recipe, cluster=None),
-                place or _claim(folder, args),
-                *how,
-                load,
-                restart=args.restart,
+                replace(recipe, cluster=None), place or _claim(folder, args), *how, load, restart=args.restart
             ),
         )
 

@@ -20,14 +20,7 @@ from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
 from scalerl.record.alarms import Alarm, read_alarms
-from scalerl.record.evaluation import (
-    AXES,
-    COUNTERS,
-    EvalPoint,
-    check_axis,
-    compute_of,
-    in_dollars,
-)
+from scalerl.record.evaluation import AXES, COUNTERS, EvalPoint, check_axis, compute_of, in_dollars
 from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 

@@ -18,14 +18,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import append_row
 from scalerl.study.arms import combine
 from scalerl.study.plan import Plan
-from scalerl.study.record import (
-    DECISIONS,
-    FORECASTS,
-    PlannedRun,
-    StudyRecord,
-    cut,
-    read_lines,
-)
+from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord, cut, read_lines
 from scalerl.study.verdict.arm_fits import below_best, last_gains
 
 
