@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import examples, option, whole
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import examples, option, print_json, whole
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:

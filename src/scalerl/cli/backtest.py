@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, add_prior, fit_options, read_each, settle_amounts
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:

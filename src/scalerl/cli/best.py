@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.terminal.rows import print_table

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
@@ -17,7 +17,6 @@ from scalerl.cli.shared.data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.view.terminal.rows import print_table
 

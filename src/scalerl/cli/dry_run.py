@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import print_json
 from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull

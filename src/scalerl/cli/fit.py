@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import amounts, examples, option, positive
+from scalerl.cli.shared.arguments import amounts, examples, option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     add_prior,
@@ -18,7 +18,6 @@ from scalerl.cli.shared.data import (
     read_siblings,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.view.terminal.rows import print_table
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import add_source_arguments, read_options
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.files import folder_name
 from scalerl.view.terminal.rows import print_table
 

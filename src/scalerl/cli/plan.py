@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import examples, option, positive, whole
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, counted
 from scalerl.view.terminal.rows import print_table
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
@@ -20,7 +20,6 @@ from scalerl.cli.shared.data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option, whole
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
 

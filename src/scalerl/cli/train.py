@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, whole
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, whole
 from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:

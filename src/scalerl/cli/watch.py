@@ -15,9 +15,8 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scalerl.cli.shared.arguments import examples, option, positive
+from scalerl.cli.shared.arguments import examples, option, positive, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
-from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
 from scalerl.tty import console_for

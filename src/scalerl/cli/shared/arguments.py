@@ -1,4 +1,4 @@
-"""Arguments of the commands: the parser, types of values, and the arguments that several commands have."""
+"""Arguments and output of the commands: the parser, types of values, shared options, warnings, JSON."""
 
 import argparse
 import itertools
@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
@@ -232,3 +232,16 @@ def option(where: argparse._ActionsContainer, usage: str, help: str | None = Non
     if not given.keys() & {"metavar", "choices", "action", "nargs"}:
         given["action"] = "store_true"
     where.add_argument(*names, **given)
+
+
+def print_warnings(warnings: Iterable[object]) -> None:
+    """Print warnings on standard error, each once."""
+    for warning in dict.fromkeys(map(str, warnings)):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Print one JSON object on standard output."""
+    from scalerl.jsonl import dumps
+
+    print(dumps(answer, indent=indent))

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli.shared.arguments import amount, finite, option, pass_rate, positive, whole
-from scalerl.cli.shared.text import print_warnings
+from scalerl.cli.shared.arguments import amount, finite, option, pass_rate, positive, print_warnings, whole
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record.amounts import Amount
 
