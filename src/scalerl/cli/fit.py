@@ -66,10 +66,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(fit, "--prior-from RUN", "three or more sibling runs to learn a prior of B and A from", nargs="+")
     option(
         fit,
-        "--family FILE.py:CLASS",
+        "--family FILE.py:CLASS ...",
         "your own family of curves, averaged with the built-in ones; repeatable",
-        action="append",
-        default=[],
     )
     option(fit, "--sensitivity", "fit again with more of the start left out")
     option(fit, "--cross-check", "bootstrap and profile likelihood of A")

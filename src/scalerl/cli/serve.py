@@ -33,11 +33,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(serve, "--level")
     option(
         serve,
-        "--devices N|PATTERN=N",
+        "--devices N|PATTERN=N ...",
         "devices of all logs that lack their number, or of those whose path matches PATTERN; repeatable",
         type=_devices,
-        action="append",
-        default=[],
     )
     serve.set_defaults(run=run)
 

@@ -39,14 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
         type=whole(),
     )
-    option(
-        running,
-        "--like RUN",
-        "estimate the time for --dry-run from this run",
-        type=Path,
-        action="append",
-        default=[],
-    )
+    option(running, "--like RUN ...", "estimate the time for --dry-run from this run", type=Path)
     verdict = study.add_argument_group("the verdict")
     option(verdict, "--x", "compute axis (the axis of the budgets)")
     option(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))

@@ -222,11 +222,15 @@ _SHARED: dict[str, dict[str, Any]] = {
 def option(where: argparse._ActionsContainer, usage: str, help: str | None = None, **more: Any) -> None:
     """Add an option by its usage, "-o --output FILE", or an argument, "name NAME"; a flag has no value.
 
-    One that several commands have is as `_SHARED` has it, but for what is given here.
+    "--like RUN ..." may be given several times, and is a list. One that several commands have is as `_SHARED`
+    has it, but for what is given here.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")] or words[:1]
     given = _SHARED.get(usage, {}) | ({} if help is None else {"help": help}) | more
+    if words[-1] == "...":
+        words.pop()
+        given |= {"action": "append", "default": []}
     if len(words) > len(names):
         given["metavar"] = words[-1]
     if not given.keys() & {"metavar", "choices", "action", "nargs"}:

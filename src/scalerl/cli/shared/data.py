@@ -75,12 +75,7 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
     option(source, "--format FORMAT", "format of the log (default: detected)")
     option(source, "--trainer TRAINER", "trainer that named the metrics (default: detected)")
     option(
-        source,
-        "--run NAME",
-        f"which run to read, of several{'; repeatable' * several}",
-        dest="run_names",
-        action="append",
-        default=[],
+        source, "--run NAME ...", f"which run to read, of several{'; repeatable' * several}", dest="run_names"
     )
     option(source, "--devices N", "devices used, if they are not logged", type=positive)
     option(source, "--model FOLDER", "folder or config.json of the model, to count FLOPs", type=Path)
