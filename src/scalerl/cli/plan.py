@@ -14,8 +14,8 @@ from scalerl.errors import InputError, counted
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
-    from scalerl.plan.cost import Target
     from scalerl.plan.job import PlannedJob
+    from scalerl.plan.measured import Target
     from scalerl.plan.rates import Rates
     from scalerl.plan.simulate import SimulationResult
     from scalerl.record.reader import RunRecord
@@ -67,9 +67,8 @@ def run(args: argparse.Namespace) -> None:
     """
     _check(args)
     from scalerl.cli.dry_run import device_json
-    from scalerl.plan.cost import to_target
     from scalerl.plan.job import PlannedJob
-    from scalerl.plan.measured import evaluated_every
+    from scalerl.plan.measured import evaluated_every, to_target
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
     from scalerl.rl.config.memory import check_memory

@@ -54,8 +54,7 @@ from scalerl.study.run.decisions import (
     stop_arms,
     with_combined,
 )
-from scalerl.study.run.jobs import Job, JobPool, when_stopped
-from scalerl.study.run.worker import work
+from scalerl.study.run.jobs import Job, JobPool, when_stopped, work
 
 _POLL_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 120.0
