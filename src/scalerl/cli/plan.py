@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.plan.measured import evaluated_every, to_target
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
-    from scalerl.rl.config.memory import check_memory
+    from scalerl.rl.config.memory import check_memory, gib
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
@@ -107,7 +106,8 @@ def run(args: argparse.Namespace) -> None:
     rows += _rows(job, outcome)
     if hourly is not None:
         rows.append(("cost", f"{hourly:,.2f} dollars an hour"))
-    rows.append(("memory", _memory_row(devices)))
+    held = ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
+    rows.append(("memory", held or "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"))
     print_table(rows + (_target_rows(target) if target else []))
     _print_tables(outcome, tried)
     check_memory(devices)
@@ -121,14 +121,6 @@ def _memory(recipe: Recipe, outcome: SimulationResult) -> tuple[list[DeviceMemor
         return planned_memory(recipe, outcome.generators, outcome.trainers), []
     except InputError as error:
         return [], [f"memory is not checked: {error}"]
-
-
-def _memory_row(devices: Sequence[DeviceMemory]) -> str:
-    from scalerl.rl.config.memory import gib
-
-    if not devices:
-        return "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"
-    return ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
 
 
 def _check(args: argparse.Namespace) -> None:

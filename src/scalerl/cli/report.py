@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,38 +118,32 @@ def _several(args: argparse.Namespace) -> None:
 
         written += write_figures(view, args.figures)
     if args.json:
-        _print_json(view, paths, written, unread)
+        at = [] if view.budget is None else [view.budget]
+        runs = [
+            {
+                "name": run.name,
+                "source": path,
+                "reason": run.reason or None,
+                "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
+            }
+            for run, path in zip(view.runs, paths, strict=True)
+        ]
+        answer = {
+            "files": [str(path) for path in written],
+            "axis": view.axis,
+            "runs": runs,
+            "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
+            "comparison": view.comparison and view.comparison.to_json(),
+            "unread": [one.to_json() for one in unread],
+            "not_compared": view.not_compared or None,
+            "warnings": view.beyond,
+        }
+        print_json(answer)
         return
     print_warnings([*unread, *view.beyond])
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
-
-
-def _print_json(
-    view: RunsView, paths: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
-) -> None:
-    at = [] if view.budget is None else [view.budget]
-    runs = [
-        {
-            "name": run.name,
-            "source": path,
-            "reason": run.reason or None,
-            "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
-        }
-        for run, path in zip(view.runs, paths, strict=True)
-    ]
-    answer = {
-        "files": [str(path) for path in written],
-        "axis": view.axis,
-        "runs": runs,
-        "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
-        "comparison": view.comparison and view.comparison.to_json(),
-        "unread": [one.to_json() for one in unread],
-        "not_compared": view.not_compared or None,
-        "warnings": view.beyond,
-    }
-    print_json(answer)
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:

@@ -227,7 +227,7 @@ def option(where: argparse._ActionsContainer, usage: str, help: str | None = Non
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")] or words[:1]
-    given = _SHARED.get(usage, {}) | ({} if help is None else {"help": help}) | more
+    given: dict[str, Any] = _SHARED.get(usage, {}) | ({} if help is None else {"help": help}) | more
     if words[-1] == "...":
         words.pop()
         given |= {"action": "append", "default": []}

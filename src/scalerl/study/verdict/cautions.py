@@ -5,12 +5,9 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from scalerl.kinds import codes_in
-from scalerl.record.reader import RunRecord
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.view.numbers import as_float, as_mapping, rate_interval
@@ -23,14 +20,6 @@ ENOUGH_C_MID = 3.0
 
 _OF_STEPS = ("step", "reward_mean", "loss", "mean_length")
 """Fields of steps.jsonl in which two runs differ as soon as what they differ in acts."""
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """Whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown."""
-
-    stay_1: bool | None
-    never_clipped: bool | None
 
 
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
@@ -68,8 +57,11 @@ def unmoved(study: StudyRecord) -> dict[str, float]:
     return found
 
 
-def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
-    """Take the ratios from the logged steps, or from the schedule of the recipe where no step has them."""
+def _ratios(study: StudyRecord, arm: ArmPlan) -> tuple[bool | None, bool | None]:
+    """Return whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown.
+
+    They are those of the logged steps; where no step has them, those of the recipe's schedule.
+    """
     records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
     # A skipped step trains nothing, and its ratios are NaN.
     rows = [row for record in records for row in record.steps() if not row.get("skipped")]
@@ -79,23 +71,17 @@ def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
     acted = [share for share in clipped if math.isfinite(share)]
     never = max(acted) == 0 if acted else None
     if math.isnan(highest):
-        return Ratios(_is_on_policy(arm.recipe), never)
-    return Ratios(highest <= RATIO_IS_ONE and never is not False, never)
-
-
-def _is_on_policy(recipe: Mapping[str, Any]) -> bool | None:
-    """Return whether the schedule trains every token at staleness 0; None if it does not say."""
-    schedule = as_mapping(recipe.get("schedule"))
-    if "k" not in schedule:
-        return None
-    # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
-    return schedule["k"] == (1 if schedule.get("kind") == "off_policy" else 0)
+        schedule = as_mapping(arm.recipe.get("schedule"))
+        # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
+        on_policy = 1 if schedule.get("kind") == "off_policy" else 0
+        return schedule["k"] == on_policy if "k" in schedule else None, never
+    return highest <= RATIO_IS_ONE and never is not False, never
 
 
 def _of_ratios(study: StudyRecord) -> Iterator[str]:
     """Name the arms whose importance ratios stay at 1, and those whose bound of the loss never acts."""
     ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
-    if names := [name for name, of_arm in ratios.items() if of_arm.stay_1]:
+    if names := [name for name, (stay_1, _) in ratios.items() if stay_1]:
         still = {arm.name: arm.recipe for arm in study.arms if arm.name in names}
         rest = {name: {k: v for k, v in r.items() if k not in ("loss", "name")} for name, r in still.items()}
         alike = [
@@ -110,7 +96,7 @@ def _of_ratios(study: StudyRecord) -> Iterator[str]:
         )
     losses = {arm.name: as_mapping(arm.recipe.get("loss")) for arm in study.arms}
     bounded = [name for name, loss in losses.items() if loss.get("max_ratio") is not None]
-    if idle := [name for name in bounded if ratios[name].never_clipped and not ratios[name].stay_1]:
+    if idle := [name for name in bounded if ratios[name][1] and not ratios[name][0]]:
         yield f"The bound of the loss never acts in {_listed(idle)}: the study does not test its value there."
 
 
@@ -250,19 +236,19 @@ def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
         name: [[(point.step, point.pass_rate) for point in one.evals] if one else [] for one in of_arm]
         for name, of_arm in records.items()
     }
-    steps = functools.cache(lambda name: [_logged(one) for one in records[name]])
+
+    @functools.cache
+    def steps(name: str) -> list[list[tuple[str, ...]]]:
+        # As texts, since a NaN equals no other.
+        of_runs = [one.steps() if one is not None else [] for one in records[name]]
+        return [[tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows] for rows in of_runs]
+
     # Exactly equal: a difference that acts once changes all later samples.
     return [
         (one, other)
         for one, other in itertools.combinations(rates, 2)
         if rates[one] == rates[other] and any(rates[one]) and steps(one) == steps(other)
     ]
-
-
-def _logged(record: RunRecord | None) -> list[tuple[str, ...]]:
-    """Return what the steps of a run were: as texts, since a NaN equals no other."""
-    rows = record.steps() if record is not None else []
-    return [tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows]
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
