@@ -116,7 +116,12 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
         if tasks:
-            answer["tasks"] = {name: _part(run, args) for name, run in tasks.items()}
+            answer["tasks"] = {
+                name: {"metric": run.points.metric.to_json(), "error": run.reason}
+                if run.fit is None
+                else run.fit.to_json(args.at, args.target, args.budget)
+                for name, run in tasks.items()
+            }
         answer |= {name: value.to_json() for name, value in more.items()}
         answer["warnings"] += warnings
         if args.worth is not None:
@@ -149,12 +154,6 @@ def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str
 
     run = OverlayRun(data.record.name, data.points, data.record)
     return parts_of(run, data.record.tasks, price, **options)
-
-
-def _part(run: OverlayRun, args: argparse.Namespace) -> dict[str, Any]:
-    if run.fit is None:
-        return {"metric": run.points.metric.to_json(), "error": run.reason}
-    return run.fit.to_json(args.at, args.target, args.budget)
 
 
 def _each(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import add_source_arguments, read_options
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and print which metric was used for what."""
     from scalerl.ingest.load import read_source
     from scalerl.record.folder import check_unused
+    from scalerl.record.left_out import NONE
     from scalerl.record.writer import RunWriter
 
     found = read_source(args.source, read_options(args))
@@ -58,8 +59,20 @@ def run(args: argparse.Namespace) -> None:
         writer.whole(record)
         writer.close()
     if args.json:
-        written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
-        print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
+        made = [
+            {
+                "run": str(place),
+                "name": record.config["name"],
+                **record.config["source"],
+                "evaluations": len(record.evals),
+                "axes": record.logged_axes(),
+                "taken": record.config["taken"],
+                "left_out": record.config.get("left_out", NONE.to_json()),
+                "warnings": record.warnings,
+            }
+            for place, record in zip(places, runs, strict=True)
+        ]
+        print_json({"runs": made, "unread": [one.to_json() for one in found.unread]})
         return
     print_warnings(found.unread)
     for n, (place, record) in enumerate(zip(places, runs, strict=True)):
@@ -92,18 +105,3 @@ def _places(output: Path, runs: Sequence[RunRecord], is_one: bool) -> list[Path]
         unique = next(name for name in names if name.casefold() not in places)
         places[unique.casefold()] = output / unique
     return list(places.values())
-
-
-def _json(place: Path, record: RunRecord) -> dict[str, Any]:
-    from scalerl.record.left_out import NONE
-
-    return {
-        "run": str(place),
-        "name": record.config["name"],
-        **record.config["source"],
-        "evaluations": len(record.evals),
-        "axes": record.logged_axes(),
-        "taken": record.config["taken"],
-        "left_out": record.config.get("left_out", NONE.to_json()),
-        "warnings": record.warnings,
-    }

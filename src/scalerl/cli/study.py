@@ -81,8 +81,13 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(load_study(source))
     _settle_budget(args, plan.axis)
     folder = args.output or Path("studies") / plan.study.name
-    cores = args.cores or _devices()
+    import torch
+
+    from scalerl.rl.config.settings import usable_cores
     from scalerl.study.run.estimate import check_models, short_of_steps
+
+    # Runs are placed on GPUs, or else on cores.
+    cores = args.cores or torch.cuda.device_count() or usable_cores()
 
     warnings = [*plan.warnings, *short_of_steps(plan)]
     if not (args.dry_run and args.json):
@@ -92,28 +97,6 @@ def run(args: argparse.Namespace) -> None:
         return
     args.output = None
     check_models(plan)
-    _run(plan, folder, cores, source)
-    _report(folder, args)
-
-
-def _settle_budget(args: argparse.Namespace, axis: str) -> None:
-    """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
-    from scalerl.record.evaluation import AXES
-
-    if args.budget is not None:
-        args.budget = args.budget.on("--budget", args.x or axis, None, AXES)
-
-
-def _devices() -> int:
-    """Count the devices that runs can be placed on: GPUs, or else cores."""
-    import torch
-
-    from scalerl.rl.config.settings import usable_cores
-
-    return torch.cuda.device_count() or usable_cores()
-
-
-def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
     from scalerl.cli.console import StudyProgressBar
     from scalerl.rl.workers.process import stopped_by_signals
     from scalerl.study.run.runner import run_study
@@ -123,6 +106,15 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
             run_study(plan, folder, cores=cores, watch=bar.update, stop=stop)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; scalerl study {source} -o {folder} goes on") from None
+    _report(folder, args)
+
+
+def _settle_budget(args: argparse.Namespace, axis: str) -> None:
+    """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
+    from scalerl.record.evaluation import AXES
+
+    if args.budget is not None:
+        args.budget = args.budget.on("--budget", args.x or axis, None, AXES)
 
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
