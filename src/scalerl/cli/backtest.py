@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
-from scalerl.cli.shared.data import add_data_arguments, add_prior, fit_options, read_each, settle_amounts
+from scalerl.cli.shared.data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
     )
     add_data_arguments(test, several=True)
-    add_prior(test)
+    option(test, "--prior")
     option(
         test,
         "--at F1,F2",

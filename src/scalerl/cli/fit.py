@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.shared.arguments import amounts, examples, option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
-    add_prior,
     check_options,
     end_of,
     fit_options,
@@ -62,7 +61,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(fit, "--target", "pass rate to reach at --budget")
     option(fit, "--budget", "compute at which --target must be reached")
     option(fit, "--worth G", "report where one more unit of compute gains less than G", type=positive)
-    add_prior(fit)
+    option(fit, "--prior")
     option(fit, "--prior-from RUN", "three or more sibling runs to learn a prior of B and A from", nargs="+")
     option(
         fit,

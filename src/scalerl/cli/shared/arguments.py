@@ -213,6 +213,14 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out compute above C"},
     "--price": {"type": positive, "metavar": "USD"},
+    "--prior": {
+        "choices": (
+            "default",
+            "flat",
+        ),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
+        "default": "default",
+        "help": "prior of the curve: from typical runs, or flat over the measured range",
+    },
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE"},
     "--target": {"type": pass_rate, "metavar": "R"},
     "--x": {"metavar": "AXIS"},

@@ -55,17 +55,6 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, sev
     add_source_arguments(command, several)
 
 
-def add_prior(command: argparse.ArgumentParser) -> None:
-    """Add the option of commands that fit with either prior."""
-    option(
-        command,
-        "--prior",
-        "prior of the curve: from typical runs, or flat over the measured range",
-        choices=("default", "flat"),
-        default="default",
-    )
-
-
 def add_source_arguments(command: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the arguments of all commands that read logs of other trainers: what such a log does not say.
 
