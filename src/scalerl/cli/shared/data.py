@@ -187,14 +187,14 @@ def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]
     from scalerl.view.facts.fit_rows import beyond
 
     typed = _typed(args)
-    if not any(typed.values()):
+    if not typed:
         return []
     check_amounts(args, found)
     runs, axis = [(data.points, data.record) for data in found], found[0].points.axis
     reach = max(float(points.compute_N.max(initial=0.0)) for points, _ in runs)
     axes = [name for name in axes_of(found[0]) if all(name in axes_of(data) for data in found)]
     numbers: list[float] = []
-    for name, given in ((name, given) for name, given in typed.items() if given):
+    for name, given in typed.items():
         settled = [one.on(_option(name), axis, reach, axes) for one in given]
         setattr(args, name, settled if isinstance(getattr(args, name), list) else settled[0])
         numbers += settled
@@ -214,7 +214,8 @@ def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
     """Return the amounts of compute in `args` by argument; fractions, as `backtest --at` has, are none."""
     given = {name: getattr(args, name, None) for name in ("budget", "at", "min_compute", "max_compute")}
     each = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-    return {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
+    typed = {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
+    return {name: found for name, found in typed.items() if found}
 
 
 def _option(name: str) -> str:
