@@ -172,7 +172,7 @@ def test_the_light_half_loads_nothing_heavy():
     code = (
         "import sys, scalerl, scalerl.cli.main, scalerl.forecast.freeze, scalerl.view\n"
         "import scalerl.ingest.formats.table\n"
-        "import scalerl.integrations, scalerl.plan.split, scalerl.plan.measured, scalerl.plan.cost\n"
+        "import scalerl.integrations, scalerl.plan.split, scalerl.plan.measured\n"
         "names = 'torch transformers pydantic matplotlib rich jinja2 starlette uvicorn'\n"
         "heavy = set(names.split()) & set(sys.modules)\n"
         "assert not heavy, heavy"

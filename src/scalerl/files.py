@@ -279,10 +279,7 @@ class Changing:
 
 
 _BESIDE = ("", "-wal", "-journal")
-_OF_RUNS = (
-    *("config.json", "steps.jsonl", "alarms.jsonl", "forecasts.jsonl"),
-    "checkpoints/final",
-)
+_OF_RUNS = (*("config.json", "steps.jsonl", "alarms.jsonl", "forecasts.jsonl"), "checkpoints/final")
 
 
 def _state(path: str) -> tuple[int, int, int] | None:

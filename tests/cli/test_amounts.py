@@ -7,7 +7,7 @@ import example_files
 import pytest
 
 from scalerl.cli.main import main
-from scalerl.cli.shared.amounts import amount, amounts
+from scalerl.cli.shared.arguments import amount, amounts
 from scalerl.errors import InputError
 
 

@@ -90,6 +90,15 @@ def test_each_says_shortly_in_its_table_what_cannot_be_fitted(tmp_path, capsys):
     assert f"{log}: 'val-core/gsm8k/acc/mean@1' does not rise: from 0.500" in err
 
 
+def test_no_compute_is_a_bound_of_each_as_it_is_of_one(three, capsys):
+    said = []
+    for more in ([], ["--each"]):
+        assert main(["fit", three, "--max-compute", "0", *more]) == 2
+        said.append(capsys.readouterr().err.splitlines()[-1])
+    assert said[0] == said[1]
+    assert "max_compute" in said[0]
+
+
 def test_evaluations_left_out_are_listed_once(tmp_path, capsys):
     log = Path(verl_log(tmp_path / "verl.jsonl", math=rates(0.6)))
     log.write_text(2 * log.read_text())

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import add_shared, examples, whole
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import examples, option, print_json, whole
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl audit runs/mine --json
 """),
     )
-    audit.add_argument("task", metavar="TASK|RECIPE", help="a task in one line, a recipe, or a run folder")
-    audit.add_argument(
-        "--prompts", type=whole(2), default=64, metavar="N", help="prompts to try answers for (default: 64)"
-    )
-    add_shared(audit, "--set", "change one key of the task: task.seed=1")
-    add_shared(audit, "--json", "print the findings as JSON")
+    option(audit, "task TASK|RECIPE", "a task in one line, a recipe, or a run folder")
+    option(audit, "--prompts N", "prompts to try answers for (default: 64)", type=whole(2), default=64)
+    option(audit, "--set", "change one key of the task: task.seed=1")
+    option(audit, "--json", "print the findings as JSON")
     audit.set_defaults(run=run)
 
 

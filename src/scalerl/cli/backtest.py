@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples
-from scalerl.cli.shared.data import add_data_arguments, add_prior, fit_options, read_each, settle_amounts
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
+from scalerl.cli.shared.data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
@@ -29,21 +28,19 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl backtest --bank runs                                  # all runs and tables in a folder, by method
 """),
     )
-    test.add_argument(
-        "runs_or_files", metavar="RUN|FILE", nargs="*", help="run folders, tables and logs, as for fit"
-    )
-    test.add_argument(
-        "--bank",
-        metavar="FOLDER",
-        help="every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
+    option(test, "runs_or_files RUN|FILE", "run folders, tables and logs, as for fit", nargs="*")
+    option(
+        test,
+        "--bank FOLDER",
+        "every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
     )
     add_data_arguments(test, several=True)
-    add_prior(test)
-    test.add_argument(
-        "--at",
+    option(test, "--prior")
+    option(
+        test,
+        "--at F1,F2",
+        "fractions of the compute to cut at (default: 1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
         type=_fractions,
-        metavar="F1,F2",
-        help="fractions of the compute to cut at (default: 1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
     )
     test.set_defaults(run=run)
 

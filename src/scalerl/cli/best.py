@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import add_shared, examples
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.terminal.rows import print_table
@@ -31,13 +30,11 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl best runs/mine --json
 """),
     )
-    best.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
-    best.add_argument(
-        "--y", metavar="NAME", help="pass_rate/NAME: a suite, or a task of a mixture (default: all)"
-    )
-    add_shared(best, "--x", "compute axis to smooth over (that of the budget)")
-    add_shared(best, "--level")
-    add_shared(best, "--json")
+    option(best, "run_folder RUN", "a run folder", type=Path)
+    option(best, "--y NAME", "pass_rate/NAME: a suite, or a task of a mixture (default: all)")
+    option(best, "--x", "compute axis to smooth over (that of the budget)")
+    option(best, "--level")
+    option(best, "--json")
     best.set_defaults(run=run)
 
 

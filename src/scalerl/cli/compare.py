@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
@@ -18,14 +17,12 @@ from scalerl.cli.shared.data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.forecast.paired import PairedPrompts
-    from scalerl.forecast.paper import PaperComparison
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
 
@@ -44,23 +41,19 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl compare --group old=runs/a-seed0,runs/a-seed1 --group new=runs/b-seed0,runs/b-seed1 --paired
 """),
     )
-    compare.add_argument(
-        "runs",
-        metavar="RUN|FILE",
-        nargs="*",
-        help="run folders (runs of one recipe are its seeds); CSV, JSONL, logs of other trainers, or runs on "
+    option(
+        compare,
+        "runs RUN|FILE",
+        "run folders (runs of one recipe are its seeds); CSV, JSONL, logs of other trainers, or runs on "
         "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
+        nargs="*",
     )
-    add_shared(compare, "--group", "treat these runs as the seeds of one recipe")
-    add_shared(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
-    compare.add_argument(
-        "--paired",
-        action="store_true",
-        help="compare seed by seed: equal seeds share their base model, prompts and order",
-    )
+    option(compare, "--group", "treat these runs as the seeds of one recipe")
+    option(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
+    option(compare, "--paired", "compare seed by seed: equal seeds share their base model, prompts and order")
     add_data_arguments(compare, several=True)
-    add_shared(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(compare, "--target", "compare the compute that reaches this pass rate")
+    option(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
+    option(compare, "--target", "compare the compute that reaches this pass rate")
     compare.set_defaults(run=run)
 
 
@@ -93,9 +86,9 @@ def run(args: argparse.Namespace) -> None:
         answer["sources"] = {name: [data.path for data, _ in runs] for name, runs in recipes.items()}
         answer["unread"] = [one.to_json() for one in unread]
         answer["warnings"] = list(dict.fromkeys(warnings))
-        for pair, common, rule in zip(answer["pairs"], prompts, rules, strict=True):
+        for pair, common, (rule, _) in zip(answer["pairs"], prompts, rules, strict=True):
             pair["paired_prompts"] = common and common.to_json()
-            pair["paper"] = None if isinstance(rule, str) else rule.to_json()
+            pair["paper"] = rule
         print_json(answer)
         return
     print_warnings([*unread, *warnings])
@@ -107,10 +100,10 @@ def run(args: argparse.Namespace) -> None:
         )
     of_one = any(is_of_one_device(data.record, data.points.axis) for data, _ in whole)
     hours = [("GPU-hours", f"{OF_ONE_DEVICE}; compared as if all had run on as many")] if of_one else []
-    for pair, common, rule in zip(result.pairs, prompts, rules, strict=True):
+    for pair, common, (_, rule) in zip(result.pairs, prompts, rules, strict=True):
         same = [("same prompts", str(common))] if common else []
         same += [(f"task {name}", str(one)) for name, one in common.tasks.items()] if common else []
-        print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", _in_words(rule))])
+        print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", rule)])
         print()
     print(result.priors(same_prompts=any(prompts)))
 
@@ -170,23 +163,18 @@ def _paired_prompts(base: list[Run], recipe: list[Run], price: float | None) -> 
     return paired_prompts(sides[0], sides[1], base[0][1].axis, price)
 
 
-def _paper_rule(base: list[Run], recipe: list[Run]) -> PaperComparison | str:
-    """Compare the first runs of two recipes by the paper's rule, or return why it says nothing."""
+def _paper_rule(base: list[Run], recipe: list[Run]) -> tuple[dict[str, Any] | None, str]:
+    """Compare the first runs of two recipes by the paper's rule: as JSON, and in words, or why it cannot."""
     from scalerl.forecast.paper import paper_compare, paper_fit_of
 
     for data, fit in (*base, *recipe):
         if fit.misfit:  # its ceilings are as little worth as those withheld
-            return f"nothing: no saturating curve describes {data.path}"
+            return None, f"nothing: no saturating curve describes {data.path}"
     try:
-        return paper_compare(paper_fit_of(base[0][1]), paper_fit_of(recipe[0][1]))
+        rule = paper_compare(paper_fit_of(base[0][1]), paper_fit_of(recipe[0][1]))
     except (InputError, CannotAnswerError) as error:
-        return f"nothing: {error}"
-
-
-def _in_words(rule: PaperComparison | str) -> str:
-    if isinstance(rule, str):
-        return rule
+        return None, f"nothing: {error}"
     # The last warning is of the rule itself; those of the two fits are in the JSON.
     *of_fits, of_rule = rule.warnings
     more = f"; its fits have {counted(len(of_fits), 'warning')}: fit --paper" if of_fits else ""
-    return f"{str(rule).partition(chr(10))[0]} ({of_rule}{more})"
+    return rule.to_json(), f"{str(rule).partition(chr(10))[0]} ({of_rule}{more})"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli.shared.arguments import examples
+from scalerl.cli.shared.arguments import examples, option
 
 _SHELLS = ("bash", "zsh", "tcsh", "fish")
 
@@ -27,7 +27,7 @@ def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -
   scalerl completion tcsh > ~/.scalerl.tcsh                        # and in ~/.tcshrc: source ~/.scalerl.tcsh
 """),
     )
-    completion.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
+    option(completion, "shell SHELL", ", ".join(_SHELLS), choices=_SHELLS)
     completion.set_defaults(run=lambda args: run(args, parser))
 
 

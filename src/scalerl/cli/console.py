@@ -7,9 +7,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from scalerl.tty import console_for
@@ -25,43 +24,45 @@ _BAR = 12
 """Characters of the bar of a run."""
 _PIPE = 400
 """Characters of a line in a pipe, at most."""
-
 _QUIET = 30.0
 """Seconds after which a pipe gets a line on what is being done, where it got none."""
 
 
 class _Bar:
-    """A progress bar on standard error, shown only on a terminal that can draw it."""
+    """A progress bar on standard error; where no terminal can draw it, lines."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, width: int, *columns: ProgressColumn) -> None:
         from rich.console import Console
-        from rich.progress import Progress
+        from rich.progress import BarColumn, Progress, TextColumn
 
         console = console_for(sys.stderr) if sys.stderr.isatty() else None
-        self._name, self._live = name, console is not None
-        console = console or Console(file=sys.stderr)
-        self._bar = Progress(*self._columns(), console=console, disable=not self._live)
-        self._task = self._bar.add_task(name, total=1.0, text="starting")
-
-    def _columns(self) -> Sequence[ProgressColumn]:
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
-        return (
+        self._name, self._live, self._printed = name, console is not None, time.monotonic()
+        self._bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=width),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
+            *columns,
+            console=console or Console(file=sys.stderr),
+            disable=not self._live,
         )
+        self._task = self._bar.add_task(name, total=1.0, text="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        """Print a line that stays, above the bar if there is one."""
+        if self._live:
+            self._bar.console.print(text, style=style, markup=False, highlight=False)
+        else:
+            print(f"{self._name}  {text}", file=sys.stderr, flush=True)
+
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._printed >= _QUIET
 
 
 class TrainingProgress(_Bar):
@@ -71,33 +72,24 @@ class TrainingProgress(_Bar):
     """
 
     def __init__(self, name: str) -> None:
-        self._started = self._printed = time.monotonic()
+        from rich.progress import ProgressColumn
+        from rich.text import Text
+
         self._share, self._text = 0.0, ""
         self._activity: Activity | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
-        self._logs = _LogLines(self._print)
-        super().__init__(name)
-
-    def _columns(self) -> Sequence[ProgressColumn]:
-        from rich.progress import BarColumn, ProgressColumn, TextColumn
-        from rich.text import Text
-
-        def line() -> str:
-            return self._line(self._bar.console.width - len(self._name) - _BAR - 9)
+        self._logs = logging.Handler()
+        self._logs.emit = self._log
+        shown = self
 
         class Line(ProgressColumn):
             """What is being done, as far as there is room, at every refresh."""
 
             def render(self, task: Any) -> Text:
-                return Text(line())
+                return Text(shown._line(shown._bar.console.width - len(name) - _BAR - 9))
 
-        return (
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=_BAR),
-            TextColumn("{task.percentage:>3.0f}%"),
-            Line(),
-        )
+        super().__init__(name, _BAR, Line())
+        self._started = self._printed
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("scalerl")
@@ -105,22 +97,20 @@ class TrainingProgress(_Bar):
         self._level = logger.level
         logger.setLevel(logging.INFO)
         if not self._live:
-            self._thread.start()
+            threading.Thread(target=self._print_now_and_then, daemon=True).start()
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         logger = logging.getLogger("scalerl")
         logger.removeHandler(self._logs)
         logger.setLevel(self._level)
         self._ended.set()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.rl.loop.progress.Progress`."""
         if progress.finding:
-            self._print(progress.finding)
+            self._print(progress.finding, "bold yellow")
             return
         speed = progress.tokens_per_second
         tokens = "" if math.isnan(speed) else f"  {token_speed(speed)}"
@@ -135,13 +125,6 @@ class TrainingProgress(_Bar):
             self._share = activity.share
             self._bar.update(self._task, completed=activity.share)
 
-    def _print(self, text: str) -> None:
-        """Print a line that stays, above the bar if there is one."""
-        if self._live:
-            self._bar.console.print(text, style="bold yellow", markup=False, highlight=False)
-        else:
-            print(f"{self._name}  {text}", file=sys.stderr, flush=True)
-
     def building(self, progress: Any) -> None:
         """Show a `scalerl.rl.model.demo_base.BuildProgress`."""
         self.show(progress.share, progress.text, line=progress.milestone)
@@ -154,14 +137,16 @@ class TrainingProgress(_Bar):
         elif line:
             self._print_line(text)
 
+    def _log(self, record: logging.LogRecord) -> None:
+        self._print(record.getMessage(), "bold yellow")
+
     def _print_line(self, text: str) -> None:
         self._printed = time.monotonic()
-        elapsed = self._printed - self._started
-        print(f"{self._name}  {self._share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+        self._print(f"{self._share:4.0%}  {self._printed - self._started:5.0f} s  {text}")
 
     def _print_now_and_then(self) -> None:
         while not self._ended.wait(1.0):
-            if self._activity is not None and time.monotonic() - self._printed >= _QUIET:
+            if self._activity is not None and self._is_quiet():
                 self._print_line(self._line(_PIPE))
 
     def _line(self, width: int) -> str:
@@ -180,37 +165,35 @@ class StudyProgressBar(_Bar):
     """Shows the progress of a study; a context whose `update` is the `watch` of `run_study`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        from rich.progress import TextColumn, TimeRemainingColumn
+
+        super().__init__(name, 24, TextColumn("{task.fields[text]}"), TimeRemainingColumn())
         self._runs: dict[str, TaskID] = {}
-        self._printed = time.monotonic()
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all runs, and one for each."""
         count = f"{progress.done} of {progress.runs} runs"
-        if progress.notice and self._live:
-            self._bar.console.print(progress.notice, markup=False, highlight=False)
-        elif progress.notice:
-            print(f"{self._name}  {progress.notice}  ({count})", file=sys.stderr, flush=True)
+        if progress.notice:
+            self._print(progress.notice + f"  ({count})" * (not self._live))
+        # Of a run that solves nothing the line says so: it may never learn.
+        rates = {
+            name: f"{rate(found)}{', no held-out prompt solved' * (found == 0)}"
+            for name, _, found in progress.running
+        }
         if not self._live:
-            if progress.running and time.monotonic() - self._printed >= _QUIET:
+            if progress.running and self._is_quiet():
                 self._printed = time.monotonic()
-                runs = (f"{name} {share:.0%}, {_solved(found)}" for name, share, found in progress.running)
-                print("  ".join([self._name, count, *runs]), file=sys.stderr, flush=True)
+                runs = (f"{name} {share:.0%}, {rates[name]}" for name, share, _ in progress.running)
+                self._print("  ".join([count, *runs]))
             return
         under_way = sum(share for _, share, _ in progress.running)
         self._bar.update(self._task, completed=(progress.done + under_way) / progress.runs, text=count)
-        names = {name for name, _, _ in progress.running}
-        for name in self._runs.keys() - names:
+        for name in self._runs.keys() - rates.keys():
             self._bar.remove_task(self._runs.pop(name))
-        for name, share, pass_rate in progress.running:
+        for name, share, _ in progress.running:
             if name not in self._runs:
                 self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
-            self._bar.update(self._runs[name], completed=share, text=f"pass rate {_solved(pass_rate)}")
-
-
-def _solved(pass_rate: float) -> str:
-    """The pass rate of a run under way, and in words that it is 0: such a run may never learn."""
-    return f"{rate(pass_rate)}{', no held-out prompt solved' if pass_rate == 0 else ''}"
+            self._bar.update(self._runs[name], completed=share, text=f"pass rate {rates[name]}")
 
 
 @contextmanager
@@ -230,18 +213,6 @@ def share_shown(name: str, done: str) -> Iterator[Callable[[float], None]]:
                 bar.show(share, done)
 
         yield watch
-
-
-class _LogLines(logging.Handler):
-    """Prints what the package logs by a function."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        super().__init__()
-        self._write = write
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the message."""
-        self._write(record.getMessage())
 
 
 def forecast_text(forecast: Mapping[str, Any] | None) -> str:

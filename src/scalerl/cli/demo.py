@@ -4,7 +4,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import examples, option
 from scalerl.cli.train import JSON_HELP, run_training
 
 # Its 17 steps take the learning rate at which the bend comes so early, and less warm-up than ten of them: a
@@ -30,13 +30,11 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl demo --seed 3
 """),
     )
-    demo.add_argument(
-        "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
-    )
-    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (default: 0)")
-    demo.add_argument("--quick", action="store_true", help="use a fourteenth of the compute")
-    add_shared(demo, "--set", "change one key of the recipe: engine.kind=transformers")
-    add_shared(demo, "--json", JSON_HELP)
+    option(demo, "-o --output RUN", "run folder (runs/demo, then demo-2 ...)", type=Path)
+    option(demo, "--seed N", "seed of the run (default: 0)", type=int, default=0)
+    option(demo, "--quick", "use a fourteenth of the compute")
+    option(demo, "--set", "change one key of the recipe: engine.kind=transformers")
+    option(demo, "--json", JSON_HELP)
     demo.set_defaults(run=run)
 
 

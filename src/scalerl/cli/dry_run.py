@@ -1,10 +1,11 @@
 """`scalerl train --dry-run`: the resolved recipe, which role has which device, and the memory of each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import print_json
+from scalerl.jsonl import flat
 from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
 from scalerl.rl.config.devices import use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
@@ -79,8 +80,8 @@ def dry_run(recipe: Recipe, as_json: bool) -> None:
         found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
         print_json(found | {"devices": [device_json(device) for device in devices]})
     else:
-        for line in _lines(recipe.to_json()):
-            print(line)
+        for key, value in flat(recipe.to_json()).items():  # as --set takes it
+            print(f"{key} = {value}")
         print()
         rows = [row for device in devices for row in _rows(device)]
         print_table(rows, ("device", "role", "memory", "GiB"))
@@ -89,15 +90,6 @@ def dry_run(recipe: Recipe, as_json: bool) -> None:
                 "the devices of a cluster are not known here: SCALERL_GPUS=1x80 checks against one of 80 GiB"
             )
     check_memory(devices)
-
-
-def _lines(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Return the resolved recipe as lines that `--set` takes."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key} = {value}"
 
 
 def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:

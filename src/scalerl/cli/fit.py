@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.amounts import amounts
-from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.arguments import amounts, examples, option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
-    add_prior,
     check_options,
     end_of,
     fit_options,
@@ -20,7 +17,6 @@ from scalerl.cli.shared.data import (
     read_siblings,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.view.terminal.rows import print_table
 
@@ -46,45 +42,36 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
 """),
     )
-    fit.add_argument(
-        "run_or_file",
-        metavar="RUN|FILE",
-        help="a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
+    option(
+        fit,
+        "run_or_file RUN|FILE",
+        "a run folder, a CSV or JSONL, the log of another trainer, - for standard input, or a run on a "
         "tracker's server: wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(fit, auto=True)
-    add_shared(fit, "--max-compute")
-    fit.add_argument(
-        "--at",
+    option(fit, "--max-compute")
+    option(
+        fit,
+        "--at C1,C2",
+        "amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
         type=amounts,
         action="extend",
         default=[],
-        metavar="C1,C2",
-        help="amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
     )
-    add_shared(fit, "--target", "pass rate to reach at --budget")
-    add_shared(fit, "--budget", "compute at which --target must be reached")
-    fit.add_argument(
-        "--worth", type=positive, metavar="G", help="report where one more unit of compute gains less than G"
+    option(fit, "--target", "pass rate to reach at --budget")
+    option(fit, "--budget", "compute at which --target must be reached")
+    option(fit, "--worth G", "report where one more unit of compute gains less than G", type=positive)
+    option(fit, "--prior")
+    option(fit, "--prior-from RUN", "three or more sibling runs to learn a prior of B and A from", nargs="+")
+    option(
+        fit,
+        "--family FILE.py:CLASS ...",
+        "your own family of curves, averaged with the built-in ones; repeatable",
     )
-    add_prior(fit)
-    fit.add_argument(
-        "--prior-from",
-        nargs="+",
-        metavar="RUN",
-        help="three or more sibling runs to learn a prior of B and A from",
-    )
-    fit.add_argument(
-        "--family",
-        action="append",
-        default=[],
-        metavar="FILE.py:CLASS",
-        help="your own family of curves, averaged with the built-in ones; repeatable",
-    )
-    fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
-    fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
-    fit.add_argument("--each", action="store_true", help="every held-out metric of a log, in a table")
-    fit.add_argument("--paper", action="store_true", help="run only the fit of arXiv 2510.13786")
+    option(fit, "--sensitivity", "fit again with more of the start left out")
+    option(fit, "--cross-check", "bootstrap and profile likelihood of A")
+    option(fit, "--each", "every held-out metric of a log, in a table")
+    option(fit, "--paper", "run only the fit of arXiv 2510.13786")
     fit.set_defaults(run=run)
 
 
@@ -128,7 +115,12 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
         if tasks:
-            answer["tasks"] = {name: _part(run, args) for name, run in tasks.items()}
+            answer["tasks"] = {
+                name: {"metric": run.points.metric.to_json(), "error": run.reason}
+                if run.fit is None
+                else run.fit.to_json(args.at, args.target, args.budget)
+                for name, run in tasks.items()
+            }
         answer |= {name: value.to_json() for name, value in more.items()}
         answer["warnings"] += warnings
         if args.worth is not None:
@@ -163,12 +155,6 @@ def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str
     return parts_of(run, data.record.tasks, price, **options)
 
 
-def _part(run: OverlayRun, args: argparse.Namespace) -> dict[str, Any]:
-    if run.fit is None:
-        return {"metric": run.points.metric.to_json(), "error": run.reason}
-    return run.fit.to_json(args.at, args.target, args.budget)
-
-
 def _each(args: argparse.Namespace) -> None:
     """Fit every held-out metric of a log, and print a row for each."""
     _refuse("--each", args, "at", "worth", *_OF_ONE_FIT, "paper", "pooled")
@@ -179,7 +165,7 @@ def _each(args: argparse.Namespace) -> None:
     found = read_all(args.run_or_file, args.x, read_options(args), args.price)
     check_options(args, found)
     warnings = settle_amounts(args, found)
-    options = {"level": args.level, "max_compute": args.max_compute or math.inf, "prior": args.prior}
+    options = {"level": args.level, "max_compute": end_of(args), "prior": args.prior}
     options |= fit_options(args)
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]

@@ -6,11 +6,10 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import add_source_arguments, read_options
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.files import folder_name
 from scalerl.view.terminal.rows import print_table
 
@@ -30,18 +29,16 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # use this metric as the pass rate
 """),
     )
-    ingest.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
+    option(
+        ingest,
+        "source SOURCE",
+        "a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
         "wandb:ENTITY/PROJECT/RUN, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN",
     )
-    ingest.add_argument(
-        "-o", "--output", metavar="RUN", type=Path, required=True, help="the run folder to make"
-    )
-    ingest.add_argument("--y", metavar="METRIC", help="the metric that is the pass rate")
+    option(ingest, "-o --output RUN", "the run folder to make", type=Path, required=True)
+    option(ingest, "--y METRIC", "the metric that is the pass rate")
     add_source_arguments(ingest)
-    add_shared(ingest, "--json")
+    option(ingest, "--json")
     ingest.set_defaults(run=run)
 
 
@@ -49,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and print which metric was used for what."""
     from scalerl.ingest.load import read_source
     from scalerl.record.folder import check_unused
+    from scalerl.record.left_out import NONE
     from scalerl.record.writer import RunWriter
 
     found = read_source(args.source, read_options(args))
@@ -61,8 +59,20 @@ def run(args: argparse.Namespace) -> None:
         writer.whole(record)
         writer.close()
     if args.json:
-        written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
-        print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
+        made = [
+            {
+                "run": str(place),
+                "name": record.config["name"],
+                **record.config["source"],
+                "evaluations": len(record.evals),
+                "axes": record.logged_axes(),
+                "taken": record.config["taken"],
+                "left_out": record.config.get("left_out", NONE.to_json()),
+                "warnings": record.warnings,
+            }
+            for place, record in zip(places, runs, strict=True)
+        ]
+        print_json({"runs": made, "unread": [one.to_json() for one in found.unread]})
         return
     print_warnings(found.unread)
     for n, (place, record) in enumerate(zip(places, runs, strict=True)):
@@ -95,18 +105,3 @@ def _places(output: Path, runs: Sequence[RunRecord], is_one: bool) -> list[Path]
         unique = next(name for name in names if name.casefold() not in places)
         places[unique.casefold()] = output / unique
     return list(places.values())
-
-
-def _json(place: Path, record: RunRecord) -> dict[str, Any]:
-    from scalerl.record.left_out import NONE
-
-    return {
-        "run": str(place),
-        "name": record.config["name"],
-        **record.config["source"],
-        "evaluations": len(record.evals),
-        "axes": record.logged_axes(),
-        "taken": record.config["taken"],
-        "left_out": record.config.get("left_out", NONE.to_json()),
-        "warnings": record.warnings,
-    }

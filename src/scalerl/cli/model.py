@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import examples
+from scalerl.cli.shared.arguments import examples, option
 
 _NAMES = ("smollm2",)
 
@@ -21,10 +21,8 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl model smollm2 -o models/smollm2
 """),
     )
-    model.add_argument("name", metavar="MODEL", choices=_NAMES, help=", ".join(_NAMES))
-    model.add_argument(
-        "-o", "--output", metavar="FOLDER", type=Path, help="the folder to make (default: one in the cache)"
-    )
+    option(model, "name MODEL", ", ".join(_NAMES), choices=_NAMES)
+    option(model, "-o --output FOLDER", "the folder to make (default: one in the cache)", type=Path)
     model.set_defaults(run=run)
 
 

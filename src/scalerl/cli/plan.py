@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, counted
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
-    from scalerl.plan.cost import Target
     from scalerl.plan.job import PlannedJob
+    from scalerl.plan.measured import Target
     from scalerl.plan.rates import Rates
     from scalerl.plan.simulate import SimulationResult
     from scalerl.record.reader import RunRecord
@@ -38,34 +36,25 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """),
     )
-    add_shared(plan, "recipe")
-    plan.add_argument(
-        "--generators", type=whole(), metavar="N", help="generators, with decode_slots slots each"
-    )
-    plan.add_argument("--trainers", type=whole(), metavar="M", help="number of trainer devices")
-    plan.add_argument("--devices", type=whole(), metavar="G", help="total devices; finds the best split")
-    add_shared(plan, "--set", "change one key of the recipe")
+    option(plan, "recipe")
+    option(plan, "--generators N", "generators, with decode_slots slots each", type=whole())
+    option(plan, "--trainers M", "number of trainer devices", type=whole())
+    option(plan, "--devices G", "total devices; finds the best split", type=whole())
+    option(plan, "--set", "change one key of the recipe")
     rates = plan.add_argument_group("rates")
-    rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="rates of a past run")
-    rates.add_argument("--rates", metavar="FILE", help="a TOML file, or a built-in name: h100-8b")
-    rates.add_argument(
-        "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one rate: decode.row=2e-5"
-    )
+    option(rates, "--from RUN", "rates of a past run", dest="run_folder", type=Path)
+    option(rates, "--rates FILE", "a TOML file, or a built-in name: h100-8b")
+    option(rates, "--rate KEY=VALUE ...", "change one rate: decode.row=2e-5")
     more = plan.add_argument_group("cost, and the simulation")
-    add_shared(more, "--price", "dollars per device-hour")
-    add_shared(more, "--target", "with --from: hours until this pass rate")
-    add_shared(more, "--level", "level of the interval (default: 0.95)")
-    more.add_argument(
-        "--evaluate-every",
-        type=positive,
-        metavar="N",
-        help="steps between evaluations (default: as in recipe or run)",
+    option(more, "--price", "dollars per device-hour")
+    option(more, "--target", "with --from: hours until this pass rate")
+    option(more, "--level", "level of the interval (default: 0.95)")
+    option(
+        more, "--evaluate-every N", "steps between evaluations (default: as in recipe or run)", type=positive
     )
-    more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
-    more.add_argument(
-        "--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (default: 0)"
-    )
-    add_shared(more, "--json")
+    option(more, "--steps N", "steps to simulate with a full pipeline", type=whole())
+    option(more, "--seed S", "seed of the sampled lengths (default: 0)", type=whole(0), default=0)
+    option(more, "--json")
     plan.set_defaults(run=run)
 
 
@@ -77,12 +66,11 @@ def run(args: argparse.Namespace) -> None:
     """
     _check(args)
     from scalerl.cli.dry_run import device_json
-    from scalerl.plan.cost import to_target
     from scalerl.plan.job import PlannedJob
-    from scalerl.plan.measured import evaluated_every
+    from scalerl.plan.measured import evaluated_every, to_target
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
-    from scalerl.rl.config.memory import check_memory
+    from scalerl.rl.config.memory import check_memory, gib
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
@@ -118,7 +106,8 @@ def run(args: argparse.Namespace) -> None:
     rows += _rows(job, outcome)
     if hourly is not None:
         rows.append(("cost", f"{hourly:,.2f} dollars an hour"))
-    rows.append(("memory", _memory_row(devices)))
+    held = ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
+    rows.append(("memory", held or "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"))
     print_table(rows + (_target_rows(target) if target else []))
     _print_tables(outcome, tried)
     check_memory(devices)
@@ -132,14 +121,6 @@ def _memory(recipe: Recipe, outcome: SimulationResult) -> tuple[list[DeviceMemor
         return planned_memory(recipe, outcome.generators, outcome.trainers), []
     except InputError as error:
         return [], [f"memory is not checked: {error}"]
-
-
-def _memory_row(devices: Sequence[DeviceMemory]) -> str:
-    from scalerl.rl.config.memory import gib
-
-    if not devices:
-        return "not checked: SCALERL_GPUS=1x80 checks against GPUs of 80 GiB"
-    return ", ".join(f"{one.name} {gib(one.total)} of {gib(one.capacity)} GiB" for one in devices)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, examples
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
@@ -21,7 +19,6 @@ from scalerl.cli.shared.data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.cli.shared.text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
@@ -46,34 +43,23 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl report runs/a-seed0 runs/b-seed0 --figures figures/ --latex table.tex
 """),
     )
-    report.add_argument("runs", metavar="RUN|FILE", nargs="*", help="run folders, or what `fit` reads")
-    report.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="file to write (default: RUN/report.html, or runs.html)",
-    )
-    report.add_argument(
-        "--figure",
-        metavar="FILE",
-        type=Path,
-        help="write only the main figure of a run folder: .svg, .png, .pdf",
-    )
+    option(report, "runs RUN|FILE", "run folders, or what `fit` reads", nargs="*")
+    option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=Path)
+    option(report, "--figure FILE", "write only the main figure of a run folder: .svg, .png, .pdf", type=Path)
     several = report.add_argument_group("several runs")
-    add_shared(several, "--budget", "forecast every run at this compute", type=amount(True))
-    add_shared(several, "--target", "pass rate to reach at --budget")
-    add_shared(several, "--base", "recipe to compare the others with (the first)")
-    add_shared(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
-    several.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables in Markdown")
-    several.add_argument("--latex", metavar="FILE", type=Path, help="also write the tables in LaTeX")
-    several.add_argument(
-        "--figures",
-        metavar="FOLDER|FILE",
+    option(several, "--budget", "forecast every run at this compute", type=amount(True))
+    option(several, "--target", "pass rate to reach at --budget")
+    option(several, "--base", "recipe to compare the others with (the first)")
+    option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
+    option(several, "--markdown FILE", "also write the tables in Markdown", type=Path)
+    option(several, "--latex FILE", "also write the tables in LaTeX", type=Path)
+    option(
+        several,
+        "--figures FOLDER|FILE",
+        "also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
         type=Path,
-        help="also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
     )
-    add_shared(report, "--max-compute")
+    option(report, "--max-compute")
     add_data_arguments(report, several=True)
     report.set_defaults(run=run)
 
@@ -132,38 +118,32 @@ def _several(args: argparse.Namespace) -> None:
 
         written += write_figures(view, args.figures)
     if args.json:
-        _print_json(view, paths, written, unread)
+        at = [] if view.budget is None else [view.budget]
+        runs = [
+            {
+                "name": run.name,
+                "source": path,
+                "reason": run.reason or None,
+                "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
+            }
+            for run, path in zip(view.runs, paths, strict=True)
+        ]
+        answer = {
+            "files": [str(path) for path in written],
+            "axis": view.axis,
+            "runs": runs,
+            "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
+            "comparison": view.comparison and view.comparison.to_json(),
+            "unread": [one.to_json() for one in unread],
+            "not_compared": view.not_compared or None,
+            "warnings": view.beyond,
+        }
+        print_json(answer)
         return
     print_warnings([*unread, *view.beyond])
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
-
-
-def _print_json(
-    view: RunsView, paths: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
-) -> None:
-    at = [] if view.budget is None else [view.budget]
-    runs = [
-        {
-            "name": run.name,
-            "source": path,
-            "reason": run.reason or None,
-            "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
-        }
-        for run, path in zip(view.runs, paths, strict=True)
-    ]
-    answer = {
-        "files": [str(path) for path in written],
-        "axis": view.axis,
-        "runs": runs,
-        "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
-        "comparison": view.comparison and view.comparison.to_json(),
-        "unread": [one.to_json() for one in unread],
-        "not_compared": view.not_compared or None,
-        "warnings": view.beyond,
-    }
-    print_json(answer)
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:

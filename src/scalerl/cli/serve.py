@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
+from scalerl.cli.shared.arguments import examples, option, positive, whole
 from scalerl.errors import InputError
 
 
@@ -21,30 +21,21 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl serve runs --devices 8 --devices '*/big-*=64'
 """),
     )
-    serve.add_argument("folder", metavar="FOLDER", type=Path, help="folder with runs, at any depth")
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)"
-    )
-    serve.add_argument(
-        "--port",
-        type=whole(0, 65535),
-        default=8787,
-        metavar="N",
-        help="port; 0 for a free one (default: 8787)",
-    )
-    serve.add_argument("--token", action="store_true", help="require a token even from this machine's users")
-    serve.add_argument("--open", action="store_true", help="open the page in a browser")
-    add_shared(serve, "--target", "pass rate to reach at the budget")
-    add_shared(serve, "--x", "compute axis of the list (the axis of each run's budget)")
-    add_shared(serve, "--budget", "compute at which runs end, in the unit of --x (each run's own budget)")
-    add_shared(serve, "--level")
-    serve.add_argument(
-        "--devices",
+    option(serve, "folder FOLDER", "folder with runs, at any depth", type=Path)
+    bound = "address to bind (default: 127.0.0.1, this machine only)"
+    option(serve, "--host", bound, action="store", default="127.0.0.1")
+    option(serve, "--port N", "port; 0 for a free one (default: 8787)", type=whole(0, 65535), default=8787)
+    option(serve, "--token", "require a token even from this machine's users")
+    option(serve, "--open", "open the page in a browser")
+    option(serve, "--target", "pass rate to reach at the budget")
+    option(serve, "--x", "compute axis of the list (the axis of each run's budget)")
+    option(serve, "--budget", "compute at which runs end, in the unit of --x (each run's own budget)")
+    option(serve, "--level")
+    option(
+        serve,
+        "--devices N|PATTERN=N ...",
+        "devices of all logs that lack their number, or of those whose path matches PATTERN; repeatable",
         type=_devices,
-        action="append",
-        default=[],
-        metavar="N|PATTERN=N",
-        help="devices of all logs that lack their number, or of those whose path matches PATTERN; repeatable",
     )
     serve.set_defaults(run=run)
 

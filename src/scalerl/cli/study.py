@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, examples, whole
-from scalerl.cli.shared.text import print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
 
@@ -31,39 +29,31 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl study report studies/mine --budget 16000              # print its verdict again, write its page
 """),
     )
-    study.add_argument(
-        "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
-    )
-    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="study folder (studies/NAME)")
+    option(study, "what STUDY.toml", "a study file; or `report` and the folder of a study", nargs="+")
+    option(study, "-o --output FOLDER", "study folder (studies/NAME)", type=Path)
     running = study.add_argument_group("running")
-    running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
-    running.add_argument(
-        "--cores",
+    option(running, "--dry-run", "print the runs and their cost; run nothing")
+    option(
+        running,
+        "--cores N",
+        "cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
         type=whole(),
-        metavar="N",
-        help="cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
     )
-    running.add_argument(
-        "--like",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="estimate the time for --dry-run from this run",
-    )
+    option(running, "--like RUN ...", "estimate the time for --dry-run from this run", type=Path)
     verdict = study.add_argument_group("the verdict")
-    add_shared(verdict, "--x", "compute axis (the axis of the budgets)")
-    add_shared(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
-    add_shared(verdict, "--target", "compare the compute that reaches this pass rate")
-    add_shared(verdict, "--level")
-    verdict.add_argument(
+    option(verdict, "--x", "compute axis (the axis of the budgets)")
+    option(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
+    option(verdict, "--target", "compare the compute that reaches this pass rate")
+    option(verdict, "--level")
+    option(
+        verdict,
         "--figures",
+        "also write the figures as files",
         nargs="+",
         choices=("svg", "png", "pdf"),
         default=[],
-        help="also write the figures as files",
     )
-    add_shared(verdict, "--json", "print one JSON object, and write no report")
+    option(verdict, "--json", "print one JSON object, and write no report")
     study.set_defaults(run=run)
 
 
@@ -91,8 +81,13 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(load_study(source))
     _settle_budget(args, plan.axis)
     folder = args.output or Path("studies") / plan.study.name
-    cores = args.cores or _devices()
+    import torch
+
+    from scalerl.rl.config.settings import usable_cores
     from scalerl.study.run.estimate import check_models, short_of_steps
+
+    # Runs are placed on GPUs, or else on cores.
+    cores = args.cores or torch.cuda.device_count() or usable_cores()
 
     warnings = [*plan.warnings, *short_of_steps(plan)]
     if not (args.dry_run and args.json):
@@ -102,28 +97,6 @@ def run(args: argparse.Namespace) -> None:
         return
     args.output = None
     check_models(plan)
-    _run(plan, folder, cores, source)
-    _report(folder, args)
-
-
-def _settle_budget(args: argparse.Namespace, axis: str) -> None:
-    """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
-    from scalerl.record.evaluation import AXES
-
-    if args.budget is not None:
-        args.budget = args.budget.on("--budget", args.x or axis, None, AXES)
-
-
-def _devices() -> int:
-    """Count the devices that runs can be placed on: GPUs, or else cores."""
-    import torch
-
-    from scalerl.rl.config.settings import usable_cores
-
-    return torch.cuda.device_count() or usable_cores()
-
-
-def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
     from scalerl.cli.console import StudyProgressBar
     from scalerl.rl.workers.process import stopped_by_signals
     from scalerl.study.run.runner import run_study
@@ -133,6 +106,15 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
             run_study(plan, folder, cores=cores, watch=bar.update, stop=stop)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; scalerl study {source} -o {folder} goes on") from None
+    _report(folder, args)
+
+
+def _settle_budget(args: argparse.Namespace, axis: str) -> None:
+    """Replace --budget by a number on the axis of the verdict: --x, else that of the study."""
+    from scalerl.record.evaluation import AXES
+
+    if args.budget is not None:
+        args.budget = args.budget.on("--budget", args.x or axis, None, AXES)
 
 
 def _report(folder: Path, args: argparse.Namespace) -> None:

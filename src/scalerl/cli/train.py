@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive, whole
-from scalerl.cli.shared.text import print_json
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, whole
 from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:
@@ -36,41 +35,37 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )
-    add_shared(train, "recipe")
-    train.add_argument("-o", "--output", metavar="RUN", type=Path, help="run folder (runs/NAME-seedN)")
-    add_shared(train, "--set", "change one key of the recipe: loss.max_ratio=4")
-    train.add_argument(
-        "--until",
+    option(train, "recipe")
+    option(train, "-o --output RUN", "run folder (runs/NAME-seedN)", type=Path)
+    option(train, "--set", "change one key of the recipe: loss.max_ratio=4")
+    option(
+        train,
+        "--until C",
+        "stop with a checkpoint once this much of the budget is spent, in its unit; see --resume",
         type=positive,
         default=math.inf,
-        metavar="C",
-        help="stop with a checkpoint once this much of the budget is spent, in its unit; see --resume",
     )
     again = train.add_mutually_exclusive_group()
-    again.add_argument(
+    option(
+        again,
         "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint in the run folder, or start if there is no run",
+        "continue from the newest checkpoint in the run folder, or start if there is no run",
     )
-    again.add_argument(
-        "--restart",
-        action="store_true",
-        help="start over in the run folder; the old run moves to RUN/before-1, before-2 ...",
+    option(
+        again, "--restart", "start over in the run folder; the old run moves to RUN/before-1, before-2 ..."
     )
     devices = train.add_argument_group("devices", "more are in the recipe's [placement] or [cluster]")
-    devices.add_argument(
-        "--gpus",
+    option(
+        devices,
+        "--gpus N",
+        "use N GPUs of this machine or cluster (all), split between the roles",
         type=whole(),
-        metavar="N",
-        help="use N GPUs of this machine or cluster (all), split between the roles",
     )
-    devices.add_argument("--generators", type=whole(), metavar="N", help="rollout workers")
-    devices.add_argument("--trainers", type=whole(), metavar="M", help="trainers; two or more use FSDP2")
-    devices.add_argument("--cluster", choices=["ray"], help="run on a Ray cluster")
-    devices.add_argument(
-        "--dry-run", action="store_true", help="print recipe, devices and memory, and train nothing"
-    )
-    add_shared(train, "--json", JSON_HELP)
+    option(devices, "--generators N", "rollout workers", type=whole())
+    option(devices, "--trainers M", "trainers; two or more use FSDP2", type=whole())
+    option(devices, "--cluster", "run on a Ray cluster", choices=["ray"])
+    option(devices, "--dry-run", "print recipe, devices and memory, and train nothing")
+    option(train, "--json", JSON_HELP)
     train.set_defaults(run=run)
 
 
@@ -101,11 +96,7 @@ def run(args: argparse.Namespace) -> None:
         lead_or_follow(
             timeout_of(recipe),
             lambda load: run_training(
-                replace(recipe, cluster=None),
-                place or _claim(folder, args),
-                *how,
-                load,
-                restart=args.restart,
+                replace(recipe, cluster=None), place or _claim(folder, args), *how, load, restart=args.restart
             ),
         )
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import add_shared, examples, positive
+from scalerl.cli.shared.arguments import examples, option, positive, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
-from scalerl.cli.shared.text import print_warnings
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
 from scalerl.tty import console_for
@@ -49,24 +47,18 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl watch runs/mine --once --json
 """),
     )
-    watch.add_argument(
-        "run_or_file",
-        metavar="RUN|FILE",
-        help="a run folder, a CSV or JSONL, the log of another trainer, or a run on a tracker's server: "
+    option(
+        watch,
+        "run_or_file RUN|FILE",
+        "a run folder, a CSV or JSONL, the log of another trainer, or a run on a tracker's server: "
         "wandb:ENTITY/PROJECT/RUN, mlflow:EXPERIMENT/RUN",
     )
     add_data_arguments(watch)
-    add_shared(watch, "--target", "pass rate to reach at the budget")
-    add_shared(watch, "--budget", "compute at which the run ends (default: its own)")
-    watch.add_argument("--once", action="store_true", help="print the current state, and exit")
-    watch.add_argument("--wait", action="store_true", help="wait for a run that does not exist yet")
-    watch.add_argument(
-        "--interval",
-        type=positive,
-        default=2.0,
-        metavar="SECONDS",
-        help="seconds between two reads (default: 2)",
-    )
+    option(watch, "--target", "pass rate to reach at the budget")
+    option(watch, "--budget", "compute at which the run ends (default: its own)")
+    option(watch, "--once", "print the current state, and exit")
+    option(watch, "--wait", "wait for a run that does not exist yet")
+    option(watch, "--interval SECONDS", "seconds between two reads (default: 2)", type=positive, default=2.0)
     watch.set_defaults(run=run)
 
 
@@ -88,7 +80,8 @@ def run(args: argparse.Namespace) -> None:
         return StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
 
     follower = Follower(args.run_or_file, args.x, read_options(args), args.price, query)
-    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+    # As Ctrl-C, so that the terminal is restored.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         first = _first(follower, args)
         if args.target is not None and not math.isfinite(first.budget):
@@ -130,6 +123,7 @@ class Follower:
         self._changing = Changing(self.path, always=_is_on_server(path))
         self._x, self._options, self._price, self._query = x, options, price, query
         self._read_took = self._fit_took = 0.0
+        self._printed = -math.inf
 
     def look(self) -> bool:
         """Read the source if it has changed, or is due again after a failure; return whether `run` is new.
@@ -169,6 +163,16 @@ class Follower:
         found = read_activity(self.path)
         return "" if found is None else activity_line(found, time.time())
 
+    def printed(self) -> None:
+        """Note that something was printed of the run."""
+        self._printed = monotonic()
+
+    def print_activity(self) -> None:
+        """Print to standard error what the run is doing, at first and where nothing is printed for long."""
+        if monotonic() - self._printed >= _QUIET and (text := self.activity()):
+            self.printed()
+            _print_aside(f"{self.path.name}: {text}")
+
     def _read(self) -> Standing:
         from scalerl.ingest.load import read_data
         from scalerl.view.facts.standing import stand
@@ -194,18 +198,9 @@ def _evaluations(run: Standing) -> tuple[Any, ...]:
     return points.axis, points.metric, points.warnings, points.compute_N.tolist(), points.pass_rate_N.tolist()
 
 
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit on SIGTERM as on Ctrl-C, so that the terminal is restored."""
-    raise SystemExit(128 + number)
-
-
 def _first(follower: Follower, args: argparse.Namespace) -> Standing:
-    """Return the state at the first successful look; with --wait, wait for it.
-
-    Raises:
-        InputError: there is no run, or it cannot be read, and waiting was not requested or cannot help.
-    """
-    printed, quiet = "", _Quiet(follower)
+    """Return the state at the first successful look; InputError where it fails, and --wait cannot help."""
+    printed = ""
     while not follower.look() or follower.run is None:
         mode = _mode(follower.path)
         if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -217,8 +212,9 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
         if follower.problem != printed:
             _print_aside(f"waiting: {follower.problem}")
             printed = follower.problem
-        quiet.print_activity()
+        follower.print_activity()
         time.sleep(follower.pause(args.interval))
+    follower.printed()
     return follower.run
 
 
@@ -286,31 +282,16 @@ def _follow_lines(follower: Follower, args: argparse.Namespace) -> None:
     lines = _Lines(args)
     lines.update(follower.run)
     failed = printed = ""
-    quiet = _Quiet(follower)
     while not (args.once or follower.run.ended):
         time.sleep(follower.pause(args.interval))
         if follower.look():
-            quiet.since = time.monotonic()
+            follower.printed()
             lines.update(follower.run)
         elif follower.problem == failed != printed:  # seen twice: a rewrite tears a file briefly
             _print_aside(follower.problem)
             printed = failed
         failed = follower.problem
-        quiet.print_activity()
-
-
-class _Quiet:
-    """Prints to standard error what the run is doing, at the start and where nothing is printed for long."""
-
-    def __init__(self, follower: Follower) -> None:
-        self.since = -math.inf if follower.run is None else time.monotonic()
-        self._follower = follower
-
-    def print_activity(self) -> None:
-        """Print it, if it is due."""
-        if time.monotonic() - self.since >= _QUIET and (text := self._follower.activity()):
-            self.since = time.monotonic()
-            _print_aside(f"{self._follower.path.name}: {text}")
+        follower.print_activity()
 
 
 def _print_aside(text: str) -> None:

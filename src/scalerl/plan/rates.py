@@ -121,7 +121,13 @@ def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rat
     if isinstance(source, Rates):
         values, named = asdict(source), source.source
     else:
-        values, named = parse_toml(_find(source), source), str(source)
+        place: Any = Path(source)
+        if not place.is_file():
+            if str(source) not in names():
+                known = ", ".join(names())
+                raise InputError(f"{source}: no such file, and no rates of that name (there are: {known})")
+            place = _FOLDER / f"{source}.toml"
+        values, named = parse_toml(place, source), str(source)
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override, "--rate")
@@ -136,12 +142,3 @@ _FOLDER = resources.files("scalerl") / "plan" / "presets"
 def names() -> list[str]:
     """Return the names of the rates of the package."""
     return sorted(f.name.removesuffix(".toml") for f in _FOLDER.iterdir() if f.name.endswith(".toml"))
-
-
-def _find(source: str | Path) -> Any:
-    if (path := Path(source)).is_file():
-        return path
-    if str(source) not in names():
-        known = ", ".join(names())
-        raise InputError(f"{source}: no such file, and no rates of that name (there are: {known})")
-    return _FOLDER / f"{source}.toml"

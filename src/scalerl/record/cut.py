@@ -38,7 +38,11 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
     tails = {name: text.removesuffix("\n").split("\n") for name, text in texts.items() if text}
     if not tails:
         return
-    kept = _last_step(_lines_before(folder / "steps.jsonl", lengths.get("steps.jsonl", 0)))
+    kept, end = {}, lengths.get("steps.jsonl", 0)
+    if end:
+        with (folder / "steps.jsonl").open("rb") as file:
+            file.seek(max(end - _LONGEST_ROW, 0))
+            kept = _last_step(file.read(min(end, _LONGEST_ROW)).decode(errors="replace").split("\n"))
     cost = _cost(kept, tails.get("steps.jsonl", []))
     head = {"resumed": time.time(), "lost": cost, "cut": {name: lengths.get(name, 0) for name in tails}}
     lines = ({"file": name, "line": line} for name, tail in tails.items() for line in tail)
@@ -115,15 +119,6 @@ def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
         start = before.get(name, {})
         cost[name] = {key: value - start.get(key, 0) for key, value in after[name].items()}
     return cost
-
-
-def _lines_before(path: Path, length: int) -> list[str]:
-    """Read the last lines within the first `length` bytes."""
-    if not length:
-        return []
-    with path.open("rb") as file:
-        file.seek(max(length - _LONGEST_ROW, 0))
-        return file.read(min(length, _LONGEST_ROW)).decode(errors="replace").split("\n")
 
 
 def _last_step(lines: Sequence[str]) -> dict[str, Any]:

@@ -20,14 +20,7 @@ from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
 from scalerl.record.alarms import Alarm, read_alarms
-from scalerl.record.evaluation import (
-    AXES,
-    COUNTERS,
-    EvalPoint,
-    check_axis,
-    compute_of,
-    in_dollars,
-)
+from scalerl.record.evaluation import AXES, COUNTERS, EvalPoint, check_axis, compute_of, in_dollars
 from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
@@ -139,10 +132,12 @@ class RunRecord:
         if (read := Metric.parse(self.config.get("metric"))) is not None:
             return read
         task = _table(_table(self.config, "recipe"), "task")
+        path = task.get("heldout_path") or task.get("path")
+        of_task = printable(Path(str(path)).stem if path else str(task.get("kind", "")))
         last = max(self.evals, key=lambda point: point.step, default=EvalPoint(0, 0.0))
         return Metric(
             f"{PASS_RATE_OF}{self.task}" if self.task else "pass_rate",
-            dataset=self.task or _task_name(task),
+            dataset=self.task or of_task,
             n_prompts=last.n_prompts,
             n_samples=last.n_samples,
             others=()
@@ -256,12 +251,6 @@ class RunRecord:
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
-
-
-def _task_name(task: Mapping[str, Any]) -> str:
-    """Return a task's name for people: a data set's file, else its kind; empty where not known."""
-    path = task.get("heldout_path") or task.get("path")
-    return printable(Path(str(path)).stem if path else str(task.get("kind", "")))
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -188,18 +188,14 @@ def read_plan(path: Path) -> dict[str, Any]:
     for run in plan["runs"]:
         _check(run, _RUN, f"{file}, runs")
     arms = {arm["name"] for arm in plan["arms"]}
+    folders, budgets = [Path(run["folder"]) for run in plan["runs"]], plan["budgets"]
     # A folder must stay in that of the study: what it names is read and shown.
+    outside = any(folder.is_absolute() or ".." in folder.parts for folder in folders)
     sound = {
         "base": plan["base"] in arms,
-        "runs": all(
-            run["arm"] in arms
-            and not Path(run["folder"]).is_absolute()
-            and ".." not in Path(run["folder"]).parts
-            for run in plan["runs"]
-        ),
+        "runs": not outside and all(run["arm"] in arms for run in plan["runs"]),
         "axis": plan["axis"] in AXES,
-        "budgets": bool(plan["budgets"])
-        and all(_is(budget, _NUMBER) and 0 < budget < math.inf for budget in plan["budgets"]),
+        "budgets": budgets and all(_is(budget, _NUMBER) and 0 < budget < math.inf for budget in budgets),
         "warnings": all(isinstance(text, str) for text in plan["warnings"]),
     }
     if astray := [key for key, is_sound in sound.items() if not is_sound]:

@@ -1,4 +1,4 @@
-"""What commands share: their arguments, amounts of compute, data, and printed text.
+"""What commands share: their arguments and output, and the data of those that fit.
 
 Imported by `cli`.
 """

@@ -1,14 +1,17 @@
-"""Arguments of the commands: the parser, types of values, and the arguments that several commands have."""
+"""Arguments and output of the commands: the parser, types of values, shared options, warnings, JSON."""
 
 import argparse
+import itertools
 import math
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.errors import nearest
+from scalerl.errors import InputError, nearest
+from scalerl.record.amounts import GROUP, GROUPED, Amount, parse_amount, spelled
 from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
@@ -152,6 +155,39 @@ def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
     return convert
 
 
+def amount(is_positive: bool = False) -> Callable[[str], Amount]:
+    """Return the type of an argument that is one amount of compute: 0 or more, or above 0."""
+
+    def convert(text: str) -> Amount:
+        try:
+            return parse_amount(text, is_positive)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def amounts(text: str) -> tuple[Amount, ...]:
+    """Convert amounts of compute, separated by commas.
+
+    A comma may also be meant to group digits: `12,000`. Such a text is refused where a group of three digits
+    begins with 0, where the amounts do not ascend, and where all of it would be one grouped number of a first
+    part of one or two digits (`12,500`). `100,200`, `10,20,400` and `12, 500` are lists.
+    """
+    parts = text.split(",")
+    found = tuple(map(amount(), parts))
+    if numbers := GROUPED.findall(text):
+        if any(",0" in number for number in numbers):
+            raise argparse.ArgumentTypeError(f"{text!r} has a comma in a number: write {spelled(text)}")
+        is_one = all(re.match(GROUP, part) for part in parts[1:]) and len(parts[0]) < 3
+        if is_one or not all(a.value < b.value for a, b in itertools.pairwise(found)):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is one amount with a comma in it, or several: write {spelled(text)}, or "
+                + " ".join(f"--at {shlex.quote(part.strip())}" for part in parts)
+            )
+    return found
+
+
 def _group(text: str) -> tuple[str, list[str]]:
     name, equals, runs = text.partition("=")
     paths = [part for part in runs.split(",") if part]
@@ -177,13 +213,47 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out compute above C"},
     "--price": {"type": positive, "metavar": "USD"},
+    "--prior": {
+        "choices": (
+            "default",
+            "flat",
+        ),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
+        "default": "default",
+        "help": "prior of the curve: from typical runs, or flat over the measured range",
+    },
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE"},
     "--target": {"type": pass_rate, "metavar": "R"},
     "--x": {"metavar": "AXIS"},
 }
 
 
-def add_shared(command: argparse._ActionsContainer, name: str, help: str | None = None, **more: Any) -> None:
-    """Add an argument that several commands have, with this command's own `help` and settings."""
-    texts: dict[str, Any] = {} if help is None else {"help": help}
-    command.add_argument(name, **_SHARED[name] | texts | more)
+def option(where: argparse._ActionsContainer, usage: str, help: str | None = None, **more: Any) -> None:
+    """Add an option by its usage, "-o --output FILE", or an argument, "name NAME"; a flag has no value.
+
+    "--like RUN ..." may be given several times, and is a list. One that several commands have is as `_SHARED`
+    has it, but for what is given here.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")] or words[:1]
+    given: dict[str, Any] = _SHARED.get(usage, {}) | ({} if help is None else {"help": help}) | more
+    if words[-1] == "...":
+        words.pop()
+        given |= {"action": "append", "default": []}
+    if len(words) > len(names):
+        given["metavar"] = words[-1]
+    if not given.keys() & {"metavar", "choices", "action", "nargs"}:
+        given["action"] = "store_true"
+    where.add_argument(*names, **given)
+
+
+def print_warnings(warnings: Iterable[object]) -> None:
+    """Print warnings on standard error, each once."""
+    for warning in dict.fromkeys(map(str, warnings)):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Print one JSON object on standard output."""
+    from scalerl.jsonl import dumps
+
+    print(dumps(answer, indent=indent))

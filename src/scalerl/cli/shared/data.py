@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli.shared.amounts import amount
-from scalerl.cli.shared.arguments import add_shared, finite, pass_rate, positive, whole
-from scalerl.cli.shared.text import print_warnings
+from scalerl.cli.shared.arguments import amount, finite, option, pass_rate, positive, print_warnings, whole
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record.amounts import Amount
 
@@ -31,39 +29,30 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, sev
     With `auto` the start may be left to the fit: `--min-compute auto`; `several` as below.
     """
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
-    add_shared(
+    option(
         command,
         "--x",
         f"compute axis: {axes}; or a column of FILE (default: that of the budget, else gpu_hours)",
     )
-    command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates; * is any text")
-    command.add_argument(
-        "--r0",
+    option(command, "--y NAME", "column or metric with the pass rates; * is any text")
+    option(
+        command,
+        "--r0 R|free",
+        "pass rate before training, if it is known",
         type=lambda text: text if text == "free" else pass_rate(text),
-        metavar="R|free",
-        help="pass rate before training, if it is known",
     )
     said = " (auto: before a change that no curve describes)" if auto else ""
-    command.add_argument(
+    option(
+        command,
         "--min-compute",
-        type=lambda text: text if auto and text == "auto" else amount()(text),
+        f"leave out compute below C{said}",
         metavar="C|auto" if auto else "C",
-        help=f"leave out compute below C{said}",
+        type=lambda text: text if auto and text == "auto" else amount()(text),
     )
-    add_shared(command, "--level")
-    add_shared(command, "--price", "dollars per GPU-hour; measures compute in dollars")
-    add_shared(command, "--json")
+    option(command, "--level")
+    option(command, "--price", "dollars per GPU-hour; measures compute in dollars")
+    option(command, "--json")
     add_source_arguments(command, several)
-
-
-def add_prior(command: argparse.ArgumentParser) -> None:
-    """Add the option of commands that fit with either prior."""
-    command.add_argument(
-        "--prior",
-        choices=("default", "flat"),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
-        default="default",
-        help="prior of the curve: from typical runs, or flat over the measured range",
-    )
 
 
 def add_source_arguments(command: argparse.ArgumentParser, several: bool = False) -> None:
@@ -72,40 +61,21 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
     With `several` the command reads by `read_each`, several runs of a log.
     """
     source = command.add_argument_group("the log of another trainer")
-    source.add_argument("--format", metavar="FORMAT", help="format of the log (default: detected)")
-    source.add_argument(
-        "--trainer", metavar="TRAINER", help="trainer that named the metrics (default: detected)"
+    option(source, "--format FORMAT", "format of the log (default: detected)")
+    option(source, "--trainer TRAINER", "trainer that named the metrics (default: detected)")
+    option(
+        source, "--run NAME ...", f"which run to read, of several{'; repeatable' * several}", dest="run_names"
     )
-    source.add_argument(
-        "--run",
-        dest="run_names",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"which run to read, of several{'; repeatable' * several}",
-    )
-    source.add_argument("--devices", type=positive, metavar="N", help="devices used, if they are not logged")
-    source.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"
-    )
+    option(source, "--devices N", "devices used, if they are not logged", type=positive)
+    option(source, "--model FOLDER", "folder or config.json of the model, to count FLOPs", type=Path)
     scale = source.add_mutually_exclusive_group()
-    scale.add_argument(
-        "--percent",
-        dest="max_reward",
-        action="store_const",
-        const=100.0,
-        help="the metric is in percent",
+    option(
+        scale, "--percent", "the metric is in percent", dest="max_reward", action="store_const", const=100.0
     )
-    scale.add_argument(
-        "--max-reward", type=positive, metavar="X", help="what a right answer earns (default: 1)"
-    )
-    source.add_argument(
-        "--min-reward", type=finite, metavar="X", help="what a wrong answer earns (default: 0)"
-    )
-    source.add_argument("--pooled", action="store_true", help="mean of data sets, weighted by prompts")
-    source.add_argument(
-        "--prompts", type=_prompts, default={}, metavar="N|SET=N,...", help="held-out prompts, if not logged"
-    )
+    option(scale, "--max-reward X", "what a right answer earns (default: 1)", type=positive)
+    option(source, "--min-reward X", "what a wrong answer earns (default: 0)", type=finite)
+    option(source, "--pooled", "mean of data sets, weighted by prompts")
+    option(source, "--prompts N|SET=N,...", "held-out prompts, if not logged", type=_prompts, default={})
 
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
@@ -217,14 +187,14 @@ def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]
     from scalerl.view.facts.fit_rows import beyond
 
     typed = _typed(args)
-    if not any(typed.values()):
+    if not typed:
         return []
     check_amounts(args, found)
     runs, axis = [(data.points, data.record) for data in found], found[0].points.axis
     reach = max(float(points.compute_N.max(initial=0.0)) for points, _ in runs)
     axes = [name for name in axes_of(found[0]) if all(name in axes_of(data) for data in found)]
     numbers: list[float] = []
-    for name, given in ((name, given) for name, given in typed.items() if given):
+    for name, given in typed.items():
         settled = [one.on(_option(name), axis, reach, axes) for one in given]
         setattr(args, name, settled if isinstance(getattr(args, name), list) else settled[0])
         numbers += settled
@@ -244,7 +214,8 @@ def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
     """Return the amounts of compute in `args` by argument; fractions, as `backtest --at` has, are none."""
     given = {name: getattr(args, name, None) for name in ("budget", "at", "min_compute", "max_compute")}
     each = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-    return {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
+    typed = {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
+    return {name: found for name, found in typed.items() if found}
 
 
 def _option(name: str) -> str:

@@ -6,10 +6,9 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
-from scalerl.study.verdict.answers import budget_text
+from scalerl.study.verdict.answers import budget_text, measured_table
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
-from scalerl.study.verdict.measured import measured_table
 from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
 from scalerl.view.facts.notices import question_cell
 from scalerl.view.numbers import (

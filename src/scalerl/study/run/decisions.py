@@ -18,14 +18,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import append_row
 from scalerl.study.arms import combine
 from scalerl.study.plan import Plan
-from scalerl.study.record import (
-    DECISIONS,
-    FORECASTS,
-    PlannedRun,
-    StudyRecord,
-    cut,
-    read_lines,
-)
+from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord, cut, read_lines
 from scalerl.study.verdict.arm_fits import below_best, last_gains
 
 
@@ -88,19 +81,17 @@ def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str,
                 trials.setdefault(tried_arm.recipe.optimiser.lr, []).append(run)
         tried: dict[float, float | None] = {}
         for value, runs in trials.items():
-            lost = any(run.key in failed for run in runs)
-            tried[value] = None if lost else float(np.mean([_late_rate(folder / run.folder) for run in runs]))
+            if any(run.key in failed for run in runs):
+                tried[value] = None
+                continue
+            of_runs = [[one.pass_rate for one in RunRecord.read(folder / run.folder).evals] for run in runs]
+            late = [np.mean(rates_N[-max(len(rates_N) // 4, 1) :]) for rates_N in of_runs]
+            tried[value] = float(np.mean(late))
         rates = {value: rate for value, rate in tried.items() if rate is not None}
         chosen[arm.name] = max(rates, key=lambda value: rates[value], default=arm.recipe.optimiser.lr)
         row = {"decision": "learning rate", "arm": arm.name, "value": chosen[arm.name], "tried": tried}
         append_row(folder / DECISIONS, row)
     return chosen
-
-
-def _late_rate(run: Path) -> float:
-    """Return the mean pass rate over the last quarter of the evaluations."""
-    rates = [point.pass_rate for point in RunRecord.read(run).evals]
-    return float(np.mean(rates[-max(len(rates) // 4, 1) :]))
 
 
 def decide_combination(plan: Plan, folder: Path) -> bool:

@@ -151,12 +151,9 @@ def check_models(plan: Plan) -> None:
     Raises:
         InputError: one of them cannot be found.
     """
-    seen = set()
-    for run in plan.runs:
-        if run.model not in seen:
-            seen.add(run.model)
-            arm = next(arm for arm in plan.arms if arm.name == run.arm)
-            model_shape(plan.recipe(run, arm))
+    arms = {arm.name: arm for arm in plan.arms}
+    for run in {run.model: run for run in reversed(plan.runs)}.values():
+        model_shape(plan.recipe(run, arms[run.arm]))
 
 
 def short_of_steps(plan: Plan) -> Iterator[str]:
@@ -188,13 +185,9 @@ def _flops_of_step(recipe: Recipe) -> float:
 
 def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
     """Measure the runs of an arm that are in the folder."""
-    found = []
-    for run in plan.runs:
-        if run.arm == arm and (folder / run.folder / "evals.jsonl").is_file():
-            record = RunRecord.read(folder / run.folder)
-            if len(record.evals) > 1:
-                found.append(_Pace.of(record, plan.axis))
-    return found
+    paths = [folder / run.folder for run in plan.runs if run.arm == arm]
+    records = [RunRecord.read(path) for path in paths if (path / "evals.jsonl").is_file()]
+    return [_Pace.of(record, plan.axis) for record in records if len(record.evals) > 1]
 
 
 def _memory(recipe: Recipe) -> int | None:

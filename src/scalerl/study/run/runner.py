@@ -54,8 +54,7 @@ from scalerl.study.run.decisions import (
     stop_arms,
     with_combined,
 )
-from scalerl.study.run.jobs import Job, JobPool, when_stopped
-from scalerl.study.run.worker import work
+from scalerl.study.run.jobs import Job, JobPool, when_stopped, work
 
 _POLL_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 120.0
@@ -114,8 +113,10 @@ class _Runner:
     def __init__(self, plan: Plan, folder: Path, cores: int, watch: Watch, stop: threading.Event) -> None:
         self.plan, self.folder, self.cores, self.watch, self.stop = plan, folder, cores, watch, stop
         self.on_gpus = compute_device().type == "cuda"
-        for name in (ATTEMPTS, DECISIONS, FORECASTS):
-            _drop_torn_line(folder / name)
+        # What a kill left of a line: the next one would be appended to it.
+        for path in (folder / name for name in (ATTEMPTS, DECISIONS, FORECASTS)):
+            if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
+                os.truncate(path, data.rfind(b"\n") + 1)
         self.attempts = read_attempts(folder, [])
 
     def run(self) -> None:
@@ -252,8 +253,7 @@ class _Runner:
         }
         if not built:
             return
-        text = f"building {len(built)} base model{'s' * (len(built) > 1)} first"
-        self._report(self._finished(), len(self.plan.runs), (), text)
+        self._say(f"building {len(built)} base model{'s' * (len(built) > 1)} first")
         # The run that needs the model reports what is wrong with it.
         jobs = [
             Job("base model", i, target=_build, arguments=lambda cores, recipe=recipe: [recipe])
@@ -276,12 +276,11 @@ class _Runner:
         for kind, code in now.items():
             if any(codes.get(kind, [code])[-1] != code for codes in ran):
                 text = f"{kind} has changed since runs of this study were made, which are kept as they are"
-                text += "; -o FOLDER runs all by the new code"
-                self._report(self._finished(), len(self.plan.runs), (), text)
+                self._say(f"{text}; -o FOLDER runs all by the new code")
 
-    def _finished(self) -> int:
-        """Count the runs of the plan that have come to their last budget."""
-        return sum(final_folder(self.folder / run.folder).is_dir() for run in self.plan.runs)
+    def _say(self, notice: str) -> None:
+        finished = sum(final_folder(self.folder / run.folder).is_dir() for run in self.plan.runs)
+        self._report(finished, len(self.plan.runs), (), notice)
 
     def _tuned(self) -> dict[str, Arm]:
         """Return the arms, each with the learning rate that the rule of the study chooses."""
@@ -300,9 +299,3 @@ def _build(channel: Channel, recipe: Recipe) -> None:
     when_stopped(channel, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with suppress(ScalerlError):
         find_model(recipe)
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut off what a kill left of a line: the next one would be appended to it."""
-    if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)

@@ -5,12 +5,9 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from scalerl.kinds import codes_in
-from scalerl.record.reader import RunRecord
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.view.numbers import as_float, as_mapping, rate_interval
@@ -25,32 +22,25 @@ _OF_STEPS = ("step", "reward_mean", "loss", "mean_length")
 """Fields of steps.jsonl in which two runs differ as soon as what they differ in acts."""
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """Whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown."""
-
-    stay_1: bool | None
-    never_clipped: bool | None
-
-
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
     """Return the cautions that apply to a study; what was never solved and the losses come first."""
-    ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
     unsolved = [name for name, pass_rate in unmoved(study).items() if pass_rate == 0]
     told = [arm for arm in arms if arm.name not in unsolved]
+    found = []
+    if unsolved:
+        found.append(
+            f"No held-out prompt was ever solved in {_listed(unsolved)}: the study says nothing of what they "
+            "change. Look at samples.jsonl of a run, and try easier problems or another template."
+        )
     return (
-        *_unsolved(unsolved),
-        *_on_policy(study, ratios),
-        *_idle_bound(study, ratios),
-        *_few_seeds(arms),
-        *_lost(arms),
+        *found,
+        *_of_ratios(study),
+        *_missing(arms),
         *_shared_models(study),
         *_made_otherwise(study),
-        *_other_code(study),
         *_combined(study),
         *_unlike_before(study),
-        *_above_known(arms),
-        *_below_known(told),
+        *_off_known(arms, told),
         *_inert(study),
         *(text for arm in told for text in _short(arm, axis)),
     )
@@ -67,16 +57,11 @@ def unmoved(study: StudyRecord) -> dict[str, float]:
     return found
 
 
-def _unsolved(names: Sequence[str]) -> Iterator[str]:
-    if names:
-        yield (
-            f"No held-out prompt was ever solved in {_listed(names)}: the study says nothing of what they "
-            "change. Look at samples.jsonl of a run, and try easier problems or another template."
-        )
+def _ratios(study: StudyRecord, arm: ArmPlan) -> tuple[bool | None, bool | None]:
+    """Return whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown.
 
-
-def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
-    """Take the ratios from the logged steps, or from the schedule of the recipe where no step has them."""
+    They are those of the logged steps; where no step has them, those of the recipe's schedule.
+    """
     records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
     # A skipped step trains nothing, and its ratios are NaN.
     rows = [row for record in records for row in record.steps() if not row.get("skipped")]
@@ -86,60 +71,42 @@ def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
     acted = [share for share in clipped if math.isfinite(share)]
     never = max(acted) == 0 if acted else None
     if math.isnan(highest):
-        return Ratios(_is_on_policy(arm.recipe), never)
-    return Ratios(highest <= RATIO_IS_ONE and never is not False, never)
+        schedule = as_mapping(arm.recipe.get("schedule"))
+        # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
+        on_policy = 1 if schedule.get("kind") == "off_policy" else 0
+        return schedule["k"] == on_policy if "k" in schedule else None, never
+    return highest <= RATIO_IS_ONE and never is not False, never
 
 
-def _is_on_policy(recipe: Mapping[str, Any]) -> bool | None:
-    """Return whether the schedule trains every token at staleness 0; None if it does not say."""
-    schedule = as_mapping(recipe.get("schedule"))
-    if "k" not in schedule:
-        return None
-    # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
-    return schedule["k"] == (1 if schedule.get("kind") == "off_policy" else 0)
-
-
-def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> Iterator[str]:
-    if names := [name for name, of_arm in ratios.items() if of_arm.stay_1]:
-        alike = _alike_but_for_the_loss([arm for arm in study.arms if arm.name in names])
+def _of_ratios(study: StudyRecord) -> Iterator[str]:
+    """Name the arms whose importance ratios stay at 1, and those whose bound of the loss never acts."""
+    ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
+    if names := [name for name, (stay_1, _) in ratios.items() if stay_1]:
+        still = {arm.name: arm.recipe for arm in study.arms if arm.name in names}
+        rest = {name: {k: v for k, v in r.items() if k not in ("loss", "name")} for name, r in still.items()}
+        alike = [
+            name
+            for name in still
+            if any(rest[name] == rest[o] and still[name].get("loss") != still[o].get("loss") for o in still)
+        ]
         yield (
             f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: "
             "arms that differ in their loss or its bound alone cannot be told apart"
             f"{f', as {_listed(alike)} do' if alike else ''}."
         )
-
-
-def _alike_but_for_the_loss(arms: Sequence[ArmPlan]) -> list[str]:
-    """Return the arms that differ from another arm in `loss` alone."""
-    rest = {arm.name: {k: v for k, v in arm.recipe.items() if k not in ("loss", "name")} for arm in arms}
-    losses = {arm.name: arm.recipe.get("loss") for arm in arms}
-    found = {
-        name
-        for pair in itertools.combinations(rest, 2)
-        if rest[pair[0]] == rest[pair[1]] and losses[pair[0]] != losses[pair[1]]
-        for name in pair
-    }
-    return [name for name in rest if name in found]
-
-
-def _idle_bound(study: StudyRecord, ratios: Mapping[str, Ratios]) -> Iterator[str]:
-    bounded = [
-        arm.name for arm in study.arms if as_mapping(arm.recipe.get("loss")).get("max_ratio") is not None
-    ]
-    if idle := [name for name in bounded if ratios[name].never_clipped and not ratios[name].stay_1]:
+    losses = {arm.name: as_mapping(arm.recipe.get("loss")) for arm in study.arms}
+    bounded = [name for name, loss in losses.items() if loss.get("max_ratio") is not None]
+    if idle := [name for name in bounded if ratios[name][1] and not ratios[name][0]]:
         yield f"The bound of the loss never acts in {_listed(idle)}: the study does not test its value there."
 
 
-def _few_seeds(arms: Sequence[ArmSummary]) -> Iterator[str]:
+def _missing(arms: Sequence[ArmSummary]) -> Iterator[str]:
+    """Name the arms with few seeds, and those that are judged by the runs that did not fail."""
     if few := [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]:
         yield (
             f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests "
             "on a prior, and a difference has to be large to be told."
         )
-
-
-def _lost(arms: Sequence[ArmSummary]) -> Iterator[str]:
-    """Name the arms some of whose runs failed, and that are judged by the others."""
     lost = [
         f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
         for arm in arms
@@ -163,14 +130,17 @@ def _shared_models(study: StudyRecord) -> Iterator[str]:
 
 
 def _made_otherwise(study: StudyRecord) -> Iterator[str]:
-    """Name the devices and versions that are not the same in all runs, as their config.json has them."""
+    """Name the devices, versions and custom kinds that are not the same in all runs, by their config.json."""
     made: dict[str, Counter[str]] = {}
+    codes: dict[str, set[str]] = {}
     for run in study.runs:
         config = run.record.config if run.record else {}
         devices = {str(device) for device in as_mapping(config.get("devices")).values()}
         machine = {"devices": " and ".join(sorted(devices))} if devices else {}
         for key, value in {**as_mapping(config.get("versions")), **machine}.items():
             made.setdefault(key, Counter())[str(value)] += 1
+        for kind, found in codes_in(config).items():
+            codes.setdefault(kind, set()).update(found)
     unlike = [
         f"{key} ({', '.join(f'{value} in {n}' for value, n in found.items())})"
         for key, found in made.items()
@@ -181,6 +151,8 @@ def _made_otherwise(study: StudyRecord) -> Iterator[str]:
             f"The runs were not all made with the same {_listed(unlike)}. Runs of one seed then differ by "
             "more than their arms: time does where devices do, and pass rates where kernels do."
         )
+    if changed := sorted(kind for kind, found in codes.items() if len(found) > 1):
+        yield f"Not all runs were trained by the same code: between them {_listed(changed)} was changed."
 
 
 def _combined(study: StudyRecord) -> Iterator[str]:
@@ -194,16 +166,6 @@ def _combined(study: StudyRecord) -> Iterator[str]:
     if rows and not made:
         ahead = f"{rows[-1]['of'][0]} alone is" if rows[-1]["of"] else "no arm is"
         yield f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end."
-
-
-def _other_code(study: StudyRecord) -> Iterator[str]:
-    """Name the losses, tasks and the like whose files were changed between runs of the study."""
-    codes: dict[str, set[str]] = {}
-    for run in study.runs:
-        for kind, found in codes_in(run.record.config if run.record is not None else {}).items():
-            codes.setdefault(kind, set()).update(found)
-    if changed := sorted(kind for kind, found in codes.items() if len(found) > 1):
-        yield f"Not all runs were trained by the same code: between them {_listed(changed)} was changed."
 
 
 def _unlike_before(study: StudyRecord) -> Iterator[str]:
@@ -229,22 +191,20 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
         )
 
 
-def _above_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
+def _off_known(arms: Sequence[ArmSummary], told: Sequence[ArmSummary]) -> Iterator[str]:
+    """Name the arms whose fitted ceiling is above the one known beforehand, and of those `told` of, below."""
     above = [arm for arm in arms if arm.above]
     if found := [f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in above]:
         yield (
             f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of "
             "the families, and nothing is claimed of its ceiling."
         )
-
-
-def _below_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
-    found = [
+    below = [arm for arm in told if "A" in arm.quantities]
+    below = [arm for arm in below if arm.quantities["A"].interval[1] < arm.known_ceiling]
+    if found := [
         f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
-        for arm in arms
-        if "A" in arm.quantities and arm.quantities["A"].interval[1] < arm.known_ceiling
-    ]
-    if found:
+        for arm in below
+    ]:
         yield (
             f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, "
             "or creep on as no family of curves does, which only longer runs can tell."
@@ -276,19 +236,19 @@ def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
         name: [[(point.step, point.pass_rate) for point in one.evals] if one else [] for one in of_arm]
         for name, of_arm in records.items()
     }
-    steps = functools.cache(lambda name: [_logged(one) for one in records[name]])
+
+    @functools.cache
+    def steps(name: str) -> list[list[tuple[str, ...]]]:
+        # As texts, since a NaN equals no other.
+        of_runs = [one.steps() if one is not None else [] for one in records[name]]
+        return [[tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows] for rows in of_runs]
+
     # Exactly equal: a difference that acts once changes all later samples.
     return [
         (one, other)
         for one, other in itertools.combinations(rates, 2)
         if rates[one] == rates[other] and any(rates[one]) and steps(one) == steps(other)
     ]
-
-
-def _logged(record: RunRecord | None) -> list[tuple[str, ...]]:
-    """Return what the steps of a run were: as texts, since a NaN equals no other."""
-    rows = record.steps() if record is not None else []
-    return [tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows]
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:

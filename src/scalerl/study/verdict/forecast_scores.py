@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.baselines import RIVALS, PointForecast
 from scalerl.forecast.scores import interval_score
 from scalerl.record.reader import RunRecord
-from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.study.record import StudyRecord
 from scalerl.view.facts.frozen import FrozenForecast, Outcome, judge
 from scalerl.view.numbers import as_float, as_mapping
 
@@ -57,27 +57,22 @@ class ForecastScore:
 
 def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:
     """Return the forecasts that runs and study have on record, each once: run by run, by compute."""
-    return tuple(
-        one
-        for run in study.runs
-        if run.record is not None
-        for one in _of_run(
-            run, run.record, [row for row in study.forecasts if row.get("run") == run.plan.key]
-        )
-    )
-
-
-def _of_run(run: StudyRun, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Iterator[JudgedForecast]:
-    # Forecasts of several budgets, made at one of them, have their rivals in common.
-    rivals_then = functools.cache(functools.partial(_rivals, record))
-    for forecast in _frozen(record, rows):
-        outcome = judge(record, forecast)
-        points = {}
-        if outcome.measured is not None:
-            target_1 = np.array([forecast.target_compute])
-            rivals = rivals_then(forecast.axis, forecast.made_at_step)
-            points = {name: float(rival(target_1)[0]) for name, rival in rivals.items()}
-        yield JudgedForecast(run.plan.arm, run.plan.seed, forecast, outcome, points)
+    judged = []
+    for run in study.runs:
+        if (record := run.record) is None:
+            continue
+        rows = [row for row in study.forecasts if row.get("run") == run.plan.key]
+        # Forecasts of several budgets, made at one of them, have their rivals in common.
+        rivals_then = functools.cache(functools.partial(_rivals, record))
+        for forecast in _frozen(record, rows):
+            outcome = judge(record, forecast)
+            points = {}
+            if outcome.measured is not None:
+                target_1 = np.array([forecast.target_compute])
+                rivals = rivals_then(forecast.axis, forecast.made_at_step)
+                points = {name: float(rival(target_1)[0]) for name, rival in rivals.items()}
+            judged.append(JudgedForecast(run.plan.arm, run.plan.seed, forecast, outcome, points))
+    return tuple(judged)
 
 
 def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[FrozenForecast]:
@@ -121,38 +116,28 @@ def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ..
 
 def _score(made: Sequence[JudgedForecast]) -> ForecastScore:
     group = [one for one in made if one.outcome.inside is not None and math.isfinite(one.forecast.median)]
-    measured = np.array([_measured(one) for one in group])
-    error = np.array([one.forecast.median for one in group]) - measured
+    errors, scores = [], []
     rivals: dict[str, list[float]] = {}
     for one in group:
+        measured = one.outcome.measured.pass_rate if one.outcome.measured else math.nan
+        errors.append(one.forecast.median - measured)
+        level = as_float(as_mapping(one.forecast.fit.get("intervals")).get("level"))
+        level = level if 0 < level < 1 else 0.95  # that of forecasts which do not say
+        low_1, high_1 = (np.array([end]) for end in one.forecast.prediction)
+        scores.append(float(interval_score(low_1, high_1, np.array([measured]), level)[0]))
         for name, point in one.rivals.items():
-            rivals.setdefault(name, []).append(point - _measured(one))
+            rivals.setdefault(name, []).append(point - measured)
     return ForecastScore(
         share=round(float(np.median([one.forecast.share for one in made])), 2),
         forecasts=len(group),
         open=len(made) - len(group),
         coverage=_mean([bool(one.outcome.inside) for one in group]),
         width=_mean([one.forecast.width for one in group]),
-        score=_mean([_interval_score(one) for one in group]),
-        rms=_rms(error),
-        bias=_mean(error),
-        rivals_rms={name: _rms(np.array(rivals[name])) for name in RIVALS if name in rivals},
+        score=_mean(scores),
+        rms=math.sqrt(_mean(np.square(errors))),
+        bias=_mean(errors),
+        rivals_rms={name: math.sqrt(_mean(np.square(rivals[name]))) for name in RIVALS if name in rivals},
     )
-
-
-def _measured(one: JudgedForecast) -> float:
-    return one.outcome.measured.pass_rate if one.outcome.measured else math.nan
-
-
-def _interval_score(one: JudgedForecast) -> float:
-    level = as_float(as_mapping(one.forecast.fit.get("intervals")).get("level"))
-    low, high = (np.array([end]) for end in one.forecast.prediction)
-    level = level if 0 < level < 1 else 0.95  # that of forecasts which do not say
-    return float(interval_score(low, high, np.array([_measured(one)]), level)[0])
-
-
-def _rms(error: np.ndarray) -> float:
-    return math.sqrt(_mean(error**2))
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

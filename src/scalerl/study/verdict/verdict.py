@@ -191,7 +191,12 @@ def judge_study(
         # On another axis the budget means nothing, and beyond the shortest arm pass rates are forecasts.
         budget = float(plan["budgets"][-1]) if axis == plan["axis"] or not reached else min(reached)
     arms = summarise(runs, budget, target, level)
-    still = _still(study, base)
+    rates = unmoved(study)
+    still = {
+        name: f"no pass rate ever left {rate(value)}"
+        for name, value in rates.items()
+        if value == rates.get(base)
+    }
     # The base stays, for arms that moved.
     fits = {name: of_arm for name, of_arm in fits.items() if name == base or name not in still}
     blocks = {name: seeds[name] for name in fits}
@@ -235,16 +240,6 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
             pair = replace(pair, ceiling=ceiling, efficiency=efficiency)
         pairs.append(pair)
     return replace(comparison, pairs=tuple(pairs))
-
-
-def _still(study: StudyRecord, base: str) -> dict[str, str]:
-    """Return the arms whose pass rate never left that of the base, which never moved either, and a reason."""
-    rates = unmoved(study)
-    return {
-        name: f"no pass rate ever left {rate(value)}"
-        for name, value in rates.items()
-        if value == rates.get(base)
-    }
 
 
 def _not_compared(arms: tuple[ArmSummary, ...], base: str, still: Mapping[str, str]) -> dict[str, str]:
