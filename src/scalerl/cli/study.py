@@ -125,7 +125,7 @@ def _devices() -> int:
 
 def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
     from scalerl.cli.console import StudyProgressBar
-    from scalerl.rl.workers.process import stopped_by_signals
+    from scalerl.rl.workers.signals import stopped_by_signals
     from scalerl.study.run.runner import run_study
 
     try:

@@ -26,9 +26,9 @@ from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.backend import Backend, Channel, Message
-from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
+from scalerl.rl.workers.backend import Backend, Channel, Message, WorkerLostError
+from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.timeline import Timeline
 
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
@@ -48,7 +48,7 @@ class EvaluationWorker(PoolWorker):
     def watch(self) -> Watchdog:
         """See `PoolWorker.watch`."""
         timeout = self.timeout if self.started else self.start_timeout
-        return Watchdog(f"evaluation at step {self.version}", timeout)
+        return Watchdog(f"evaluation at step {self.version}", timeout, self.clock)
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
@@ -78,7 +78,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         arguments: Sequence[Any],
         timeouts: Timeouts,
         pack: Callable[[Weights], Any] = hold,
-        events: Events | None = None,
+        events: Timeline | None = None,
         beat: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         worker = EvaluationWorker("the evaluation", 0, timeouts.evaluation, timeouts.start)
@@ -143,10 +143,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         startup, worker.startup = worker.startup, 0.0
         return replace(self._result, startup=startup)
 
-    def _send(self, worker: EvaluationWorker, number: int, work: Any) -> None:
-        assert worker.process is not None
-        worker.process.send((*work, number))
-
     def _received(self, worker: EvaluationWorker, message: Message) -> None:
         if message.kind == "sampled":
             self._beat(*message.value)
@@ -204,7 +200,7 @@ def evaluate(
     evaluator = Evaluator(recipe, model_folder, prompts, beat)
     channel.send("started", time.perf_counter() - channel.began)
     while True:
-        weights, suites, version = channel.receive()
+        version, (weights, suites) = channel.receive()
         fetch = getattr(weights, "fetch", lambda weights=weights: weights)
         channel.send("done", evaluator.evaluate(fetch(), version, suites))
         del weights, fetch  # a model's worth of memory

@@ -10,7 +10,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker, WeightTransport
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Weights
-from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.processes import Processes
 
 
 class LocalGenerator(RolloutPool):

@@ -29,8 +29,7 @@ from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Backend, Message
-from scalerl.rl.workers.pool import PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import backoff
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool, backoff
 
 _LOG = logging.getLogger("scalerl")
 _WORK = 0.5  # seconds that the driver waits for a message
@@ -88,20 +87,15 @@ class RolloutWorker(PoolWorker):
     def has_installed(self, version: int) -> None:
         """Note the version of its weights; newer ones have been on their way since now."""
         if version > self.installed:
-            self.offered_at = time.monotonic()
+            self.offered_at = self.clock.now()
         self.installed, self.misses = version, 0
-
-    def excuse(self, seconds: float) -> None:
-        """See `PoolWorker.excuse`."""
-        super().excuse(seconds)
-        self.offered_at += seconds
 
     def offer(self, parcel: Any, version: int) -> None:
         """Send weights, once it has started."""
         if self.process is not None and self.started:
             self.process.send((WEIGHTS, parcel, version))
             if self.offered == self.installed:
-                self.offered_at = time.monotonic()
+                self.offered_at = self.clock.now()
             self.offered, self.offer_at = version, math.inf
 
     def missed(self) -> None:
@@ -113,7 +107,7 @@ class RolloutWorker(PoolWorker):
         """See `PoolWorker.check`."""
         super().check()
         assert self.process is not None
-        if self.installed < self.offered and time.monotonic() - self.offered_at > self.weights_timeout:
+        if self.installed < self.offered and self.clock.now() - self.offered_at > self.weights_timeout:
             version, seconds = self.offered, self.weights_timeout
             raise self.process.lost(f"version {version} of the weights was not installed in {seconds:g} s")
 

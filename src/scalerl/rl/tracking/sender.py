@@ -19,8 +19,8 @@ from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, TrackedSamples, log_run
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.workers.backend import Message
-from scalerl.rl.workers.child import Processes
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
+from scalerl.rl.workers.processes import Processes
 
 _LOG = logging.getLogger("scalerl")
 MOST_RESTARTS = 2
@@ -135,10 +135,6 @@ class _TrackerPool(WorkerPool[PoolWorker]):
     def untaken(self) -> list[Any]:
         """Rows that no worker has taken."""
         return [*self._waiting.values(), *(row for w in self._workers for row in w.in_flight.values())]
-
-    def _send(self, worker: PoolWorker, number: int, work: Any) -> None:
-        assert worker.process is not None
-        worker.process.send((number, work))
 
     def _received(self, worker: PoolWorker, message: Message) -> None:
         if message.kind == "report":

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from scalerl.rl.workers.backend import Channel, Message
-from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.backend import Channel, Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.processes import Processes
 
 STOP = "stop"
 """The message on which a job ends by itself."""
@@ -95,9 +94,6 @@ class JobPool(WorkerPool[Job]):
             worker.cores, worker.outcome = tuple(free[: worker.needs]), None
             self._target, self._arguments = worker.target, worker.arguments(worker.cores)
             super()._spawn(worker)
-
-    def _send(self, worker: Job, number: int, work: Any) -> None:
-        """Do nothing: a job's work is what its process is started with."""
 
     def _received(self, worker: Job, message: Message) -> None:
         if message.kind == "progress":

@@ -17,7 +17,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.progress import Progress
 from scalerl.rl.train import train
 from scalerl.rl.workers.backend import Channel
-from scalerl.rl.workers.process import stopped_by_signals
+from scalerl.rl.workers.signals import stopped_by_signals
 from scalerl.study.run.jobs import when_stopped
 
 

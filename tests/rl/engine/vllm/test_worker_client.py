@@ -13,7 +13,7 @@ import scalerl
 from scalerl.errors import WorkerError
 from scalerl.rl.engine.vllm.worker_client import WorkerClient
 from scalerl.rl.sync.vllm_client import ServerLostError
-from scalerl.rl.workers.fresh_python import FreshPython
+from scalerl.rl.workers.processes import FreshPython
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
 LONG = 60.0

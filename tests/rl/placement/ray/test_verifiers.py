@@ -21,7 +21,7 @@ from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt, Reward
 from scalerl.rl.verify.verifier import PoolVerifier
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 CODE = '''
 import os, time

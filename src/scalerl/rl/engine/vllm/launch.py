@@ -9,7 +9,7 @@ from pathlib import Path
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm.worker_client import WorkerClient
-from scalerl.rl.workers.fresh_python import FreshPython
+from scalerl.rl.workers.processes import FreshPython
 
 VENV = Path(".vllm-venv")
 """Where `make vllm` puts it."""

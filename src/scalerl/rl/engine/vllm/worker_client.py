@@ -13,8 +13,7 @@ from typing import Any
 from scalerl.errors import WorkerError
 from scalerl.rl.engine.vllm.worker import serve
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
-from scalerl.rl.workers.backend import Backend, WorkerProcess
-from scalerl.rl.workers.supervision import CLOSING, STARTING, WorkerLostError
+from scalerl.rl.workers.backend import CLOSING, STARTING, Backend, WorkerLostError, WorkerProcess
 
 _ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 _POLL = 0.5  # seconds between two looks of the thread that receives

@@ -25,7 +25,7 @@ from scalerl.rl.types import Weights
 from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 T = TypeVar("T", bound=Any)
 

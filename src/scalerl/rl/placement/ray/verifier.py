@@ -23,7 +23,7 @@ from scalerl.rl.verify.verifier import Completion, Verification, load_verifier
 from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 SHARES = 4
 """Of a collection, for each verifier: a quick one takes more of them."""

@@ -18,7 +18,15 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, brief_error
-from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
+from scalerl.rl.workers.backend import (
+    Backend,
+    Message,
+    PollClock,
+    Target,
+    WorkerProcess,
+    message,
+    run_worker,
+)
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session, here
 
@@ -110,7 +118,7 @@ class RayProcess(WorkerProcess):
         self.name, self._handle, self._heartbeat = name, handle, heartbeat
         self.node = "no node yet"
         self._placing, self._running, self._receiving = handle.where.remote(), None, None
-        self._heard_at = 0.0
+        self._heard_at, self.clock = 0.0, PollClock()
         self._lock = threading.RLock()
         """A checkpoint's thread waits for an actor while the driver does too."""
 
@@ -140,16 +148,12 @@ class RayProcess(WorkerProcess):
                 running, self._running = self._running, None
                 self._value_of(running)
             if not _is_done(self._receiving):
-                if time.monotonic() - self._heard_at > self._heartbeat:
+                if self.clock.now() - self._heard_at > self._heartbeat:
                     raise self.lost(f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})")
                 return []
             messages = self._value_of(self._receiving)
             self._request()
             return messages
-
-    def excuse(self, seconds: float) -> None:
-        """See `WorkerProcess.excuse`."""
-        self._heard_at += seconds
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`. Ray kills the process where that does not end by itself."""
@@ -159,7 +163,7 @@ class RayProcess(WorkerProcess):
     def _request(self) -> None:
         """Request its next messages."""
         self._receiving = self._handle.receive.remote(min(_RECEIVE, self._heartbeat / 4))
-        self._heard_at = time.monotonic()
+        self._heard_at = self.clock.now()
 
     def _value_of(self, ref: Any) -> Any:
         try:
