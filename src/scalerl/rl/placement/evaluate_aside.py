@@ -8,7 +8,6 @@ the weights that are held: the result is a function of weights and seed, so that
 that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
 """
 
-import atexit
 import queue
 import threading
 import time
@@ -87,8 +86,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         self._result: EvaluationResult | None = None
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        # Python would end the process by SIGTERM, which it does not answer.
-        self._at_exit = atexit.register(self.kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
@@ -108,7 +105,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         self._queue.put(None)
         self.kill()
         self._thread.join()
-        atexit.unregister(self._at_exit)
 
     # -- in the thread -------------------------------------------------------------------------------------
 

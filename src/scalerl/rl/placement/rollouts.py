@@ -21,42 +21,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from scalerl.errors import OutOfMemoryError, ScalerlError, WorkerError, counted
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
+from scalerl.rl.sync.shared_weights import SharedWeights
+from scalerl.rl.sync.transport import WeightTransport
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Backend, Message
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool, backoff
+from scalerl.rl.workers.processes import Processes
 
 _LOG = logging.getLogger("scalerl")
 _WORK = 0.5  # seconds that the driver waits for a message
 _ARRIVALS = count()
-
-
-class WeightTransport(Protocol):
-    """Brings weights from the learner to rollout workers; `scalerl.rl.sync` has them.
-
-    By default workers read the weights by themselves, and messages only wake them.
-    """
-
-    def publish(self, weights: Weights, version: int) -> None:
-        """Make these the latest weights."""
-
-    def for_one(self) -> Any:
-        """Return the message to one worker, which fetches the latest weights by itself."""
-
-    def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
-        """Return the message to each of all workers, which have numbers that are never used again."""
-        return [None for _ in receivers]
-
-    def failed(self) -> None:
-        """Note that a worker did not receive the weights."""
-
-    def close(self) -> None:
-        """Free what is held."""
 
 
 @dataclass(eq=False)
@@ -256,3 +237,27 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
     def _fate(self, work: Mapping[int, Any]) -> str:
         groups = f", and its {counted(len(work), 'group')} go{'es' * (len(work) == 1)} to others"
         return "; it is started again" + groups * bool(work)
+
+
+class LocalGenerator(RolloutPool):
+    """Generators in `n_processes` processes of this machine, `recipe.decode_slots` each.
+
+    Weights go through shared memory, which every process reads between two decode steps.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model_folder: str,
+        weights: Weights,
+        n_processes: int = 1,
+        version: int = 0,
+        devices: Sequence[str] = (),
+    ) -> None:
+        """`devices` are the GPUs of the processes, by their names in CUDA_VISIBLE_DEVICES."""
+        shared, limits = SharedWeights(weights, version), recipe.timeouts
+        workers = [
+            RolloutWorker(f"generator {i}", i, limits.generator, limits.start) for i in range(n_processes)
+        ]
+        arguments = recipe.without_prompts(), model_folder
+        super().__init__(workers, Processes(shared, devices=devices), arguments, shared, weights, version)

@@ -31,6 +31,7 @@ from torch import Tensor
 from scalerl.errors import WorkerError
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.buckets import size_of, views
+from scalerl.rl.sync.transport import WeightTransport
 from scalerl.rl.types import Plan, Weights
 
 _HEADER = 64  # bytes, five int64 of which are used
@@ -84,7 +85,7 @@ def hold(weights: Weights) -> Weights:
     return HeldWeights(weights) if isinstance(weights, WeightStream) else weights
 
 
-class SharedWeights:
+class SharedWeights(WeightTransport):
     """The newest weights of a model; can be passed to another process as an argument of its start."""
 
     def __init__(self, weights: Weights, version: int = 0) -> None:
@@ -111,6 +112,11 @@ class SharedWeights:
     def version(self) -> int:
         """The version that is current."""
         return int(self._header[_VERSION][self._header[_CURRENT]])
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """Write the weights, unless they are there."""
+        if version != self.version:
+            self.write(weights, version)
 
     def write(self, weights: Weights, version: int) -> None:
         """Write `weights`, and make them current."""

@@ -12,6 +12,7 @@ A pool never waits for a worker, except in `poll` for a message of any. What a w
 messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`.
 """
 
+import atexit
 import logging
 import math
 import time
@@ -224,6 +225,9 @@ class WorkerPool(ABC, Generic[W]):
 
     def start(self) -> None:
         """Start all processes; waits for none of them."""
+        if not self._backend.elsewhere:
+            # Python would end its children by SIGTERM at its exit, which they do not answer.
+            atexit.register(self.kill)
         try:
             for worker in self._workers:
                 self._spawn(worker)
@@ -285,6 +289,7 @@ class WorkerPool(ABC, Generic[W]):
 
     def close(self) -> None:
         """Stop the processes; what is in flight is lost."""
+        atexit.unregister(self.kill)
         processes = [worker.process for worker in self._workers if worker.process]
         for worker in self._workers:
             if worker.process:  # they exit side by side; one that loads something may not notice its end
@@ -297,6 +302,7 @@ class WorkerPool(ABC, Generic[W]):
 
     def kill(self) -> None:
         """Kill the processes; may be called by another thread."""
+        atexit.unregister(self.kill)
         for process in [worker.process for worker in self._workers]:
             if process:
                 process.kill()

@@ -28,9 +28,8 @@ from scalerl.errors import LearnerLostError, ScalerlError, brief_error
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.group import LearnerGroup, LearnerRank
-from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
-from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
+from scalerl.rl.sync.ray_weights import BroadcastGroup, Bucket, StoredWeights, put, send
 from scalerl.rl.types import Pending, Plan
 from scalerl.rl.workers.backend import Channel, Message, WorkerLostError, WorkerProcess
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool

@@ -19,8 +19,7 @@ from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.ray.verifier import RayVerifier
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
-from scalerl.rl.sync.object_store import StoredWeights, store
-from scalerl.rl.sync.transport import transport_of
+from scalerl.rl.sync.ray_weights import StoredWeights, store, transport_of
 from scalerl.rl.types import Weights
 from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
