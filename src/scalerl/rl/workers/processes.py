@@ -37,9 +37,7 @@ class _OfThisMachine(Backend):
 
     def wait(self, processes: Sequence[ChildProcess], seconds: float) -> None:
         """See `Backend.wait`."""
-        # The sentinel too: what a process has started may hold its end of the channel open.
-        ready = [one for process in processes for one in (process.channel, process.sentinel)]
-        wait([one for one in ready if one is not None], seconds)
+        wait([fd for process in processes for fd in process.watched()], seconds)
 
     def _device(self, number: int) -> dict[str, str]:
         device = self._devices[number] if self._devices else None
@@ -193,10 +191,11 @@ class ChildProcess(WorkerProcess):
         self.pid, self.placed_at = process.pid or 0, time.monotonic()
         self._outbox, self._ends = Outbox(channel), 0.0
 
-    @property
-    def sentinel(self) -> int | None:
-        """What `multiprocessing.connection.wait` takes, ready once the process has exited, or None."""
-        return self._process.sentinel
+    def watched(self) -> list[int]:
+        """Return what `select` takes: ready once there is something to receive."""
+        # The sentinel too: what a process has started may hold its end of the channel open.
+        sentinel = self._process.sentinel
+        return [self.channel.fileno()] if sentinel is None else [self.channel.fileno(), sentinel]
 
     def send(self, message: Any) -> None:
         """See `WorkerProcess.send`."""
