@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.backend import Backend, Channel, Message, WorkerLostError
+from scalerl.rl.workers.backend import Backend, Channel, Message
 from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
 from scalerl.rl.workers.timeline import Timeline
 
@@ -84,7 +83,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         super().__init__([worker], backend, evaluate, arguments, events=events)
         self._pack, self._beat = pack, beat
         self._result: EvaluationResult | None = None
-        self._closed, self._lock = threading.Event(), threading.Lock()
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
@@ -100,17 +98,14 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def close(self) -> None:
         """Kill the worker; what it has not done by now is done when the run is resumed."""
-        with self._lock:
-            self._closed.set()
-        self._queue.put(None)
         self.kill()
+        self._queue.put(None)
         self._thread.join()
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(CancelledError):
-            self.start()
+        self.start()
         while (item := self._queue.get()) is not None:
             weights, version, suites, future = item
             try:
@@ -127,7 +122,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         try:
             self.add(version, (weights, suites))
             while self._result is None:
-                if self._closed.is_set():
+                if self._killed:
                     raise CancelledError
                 self.poll(_INTERVAL)
         except ScalerlError:
@@ -153,17 +148,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
         raise error  # it would come again in any other process
-
-    def _spawn(self, worker: EvaluationWorker) -> None:
-        with self._lock:  # which `close` takes before it kills the worker
-            if self._closed.is_set():
-                raise CancelledError
-            super()._spawn(worker)
-
-    def _lose(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
-        if self._closed.is_set():
-            raise CancelledError
-        super()._lose(worker, error)
 
     def _check_losses(self, worker: EvaluationWorker, why: str) -> None:
         if worker.losses > MOST_RESTARTS:

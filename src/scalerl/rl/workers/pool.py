@@ -15,6 +15,7 @@ messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`
 import atexit
 import logging
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -183,7 +184,8 @@ class WorkerPool(ABC, Generic[W]):
         self._clock, self._none_since, self._losses = PollClock(), math.inf, 0
         for worker in workers:
             worker.clock = self._clock
-        self._any_started = self._ready = False
+        self._any_started = self._ready = self._killed = False
+        self._spawning = threading.Lock()
         self.lost: list[str] = []
         """The message of each loss."""
 
@@ -301,8 +303,10 @@ class WorkerPool(ABC, Generic[W]):
             worker.in_flight = {}
 
     def kill(self) -> None:
-        """Kill the processes; may be called by another thread."""
+        """Kill the processes, and start no more; may be called by another thread."""
         atexit.unregister(self.kill)
+        with self._spawning:
+            self._killed = True
         for process in [worker.process for worker in self._workers]:
             if process:
                 process.kill()
@@ -310,9 +314,12 @@ class WorkerPool(ABC, Generic[W]):
     # -- parts of it -----------------------------------------------------------------------------------------
 
     def _spawn(self, worker: W) -> None:
+        begin = worker.name, worker.number, self._target
         try:
-            worker.process = self._backend.spawn(worker.name, worker.number, self._target, *self._arguments)
-            worker.process.clock = self._clock
+            with self._spawning:
+                if not self._killed:
+                    worker.process = self._backend.spawn(*begin, *self._arguments)
+                    worker.process.clock = self._clock
         except OSError as error:  # no memory, or too many processes
             why = f"{worker.name} is lost: no process can be started ({error.strerror or error})"
             self._lose(worker, WorkerLostError(why))
@@ -364,6 +371,8 @@ class WorkerPool(ABC, Generic[W]):
             self._lose(worker, error)
 
     def _lose(self, worker: W, error: WorkerLostError) -> None:
+        if self._killed:
+            return
         self.lost.append(why := str(error))
         self._losses += 1
         node = worker.process.node if worker.process else ""
