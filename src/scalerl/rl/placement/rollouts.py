@@ -28,8 +28,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
-from scalerl.rl.sync.shared_weights import SharedWeights
-from scalerl.rl.sync.transport import WeightTransport
+from scalerl.rl.sync.shared_weights import SharedWeights, WeightTransport
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Backend, Message
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool, backoff

@@ -4,8 +4,7 @@ loop/pipeline.py publishes them after a step (`update` of its generator), placem
 them.
 
     buckets.py         some tensors at a time, for every transport
-    transport.py       what brings them to rollout workers
-    shared_weights.py  shared memory on one machine
+    shared_weights.py  what brings them to rollout workers: on one machine, shared memory
     ray_weights.py     on a cluster: Ray's object store, PyTorch's broadcast
     vllm_weights.py    files or NCCL to vLLM's engines; vllm_client.py has the calls of these
 

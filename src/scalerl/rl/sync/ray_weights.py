@@ -37,7 +37,7 @@ from torch import Tensor
 from scalerl.errors import LearnerLostError, brief_error
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.buckets import in_buckets, packed, size_of, views
-from scalerl.rl.sync.transport import WeightTransport
+from scalerl.rl.sync.shared_weights import WeightTransport
 from scalerl.rl.types import Plan, Weights
 from scalerl.rl.workers.ranks import free_port, store_at
 from scalerl.rl.workers.ray.cluster_watch import check

@@ -19,7 +19,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -31,7 +32,6 @@ from torch import Tensor
 from scalerl.errors import WorkerError
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.sync.buckets import size_of, views
-from scalerl.rl.sync.transport import WeightTransport
 from scalerl.rl.types import Plan, Weights
 
 _HEADER = 64  # bytes, five int64 of which are used
@@ -83,6 +83,31 @@ def hold(weights: Weights) -> Weights:
         WorkerError: there is no room for a copy.
     """
     return HeldWeights(weights) if isinstance(weights, WeightStream) else weights
+
+
+class WeightTransport(ABC):
+    """Brings weights from the learner to rollout workers.
+
+    By default workers read the weights by themselves, and messages only wake them.
+    """
+
+    @abstractmethod
+    def publish(self, weights: Weights, version: int) -> None:
+        """Make these the latest weights."""
+
+    def for_one(self) -> Any:
+        """Return the message to one worker, which fetches the latest weights by itself."""
+        return None
+
+    def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
+        """Return the message to each of all workers, which have numbers that are never used again."""
+        return [self.for_one() for _ in receivers]
+
+    def failed(self) -> None:  # noqa: B027
+        """Note that a worker did not receive the weights."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is held."""
 
 
 class SharedWeights(WeightTransport):
