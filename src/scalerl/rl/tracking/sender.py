@@ -147,6 +147,3 @@ class _TrackerPool(WorkerPool[PoolWorker]):
     def _check_losses(self, worker: PoolWorker, why: str) -> None:
         if len(self.lost) > MOST_RESTARTS:
             raise WorkerError(f"{why}, {len(self.lost)} times")
-
-    def _fate(self, work: Mapping[int, Any]) -> str:
-        return "; it is started again"

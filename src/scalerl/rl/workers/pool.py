@@ -211,8 +211,8 @@ class WorkerPool(ABC, Generic[W]):
         raise error
 
     def _fate(self, work: Mapping[int, Any]) -> str:
-        """Return what becomes of the work of a lost worker, for the message."""
-        return ""
+        """Return what becomes of a lost worker and its work, for the message."""
+        return "; it is started again"
 
     def _reassign(self, worker: W, work: Mapping[int, Any]) -> None:
         """Have the work of a lost worker wait again."""
