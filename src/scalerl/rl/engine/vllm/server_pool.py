@@ -76,7 +76,7 @@ class ServerPool:
         self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
         self._environment = environment
         self._first: tuple[Weights, int] | None = (weights, version)
-        self._queue = RequestQueue(version)
+        self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
         self._ready = threading.Event()

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.engine.sampling import Request
-from scalerl.rl.engine.vllm.completions import Completed
+from scalerl.rl.engine.sampling import Request, Sampling
+from scalerl.rl.engine.vllm.completions import Completed, groups_of
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
+from scalerl.rl.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ServedEvaluation:
     answering: int = 0
     """Completions that wait for its answer."""
     completed: list[Completed] = field(default_factory=list)
-    done: Future[list[Completed]] = field(default_factory=Future)
+    done: Future[list[tuple[Rollout, ...]]] = field(default_factory=Future)
 
 
 @dataclass
@@ -175,7 +176,8 @@ class ServerState:
 class RequestQueue:
     """Completions that no server has yet, in their order: those of evaluations first."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, sampling: Sampling) -> None:
+        self._sampling = sampling
         self.newest = version
         """The version that training is to sample by."""
         self._training: list[Request] = []
@@ -209,9 +211,11 @@ class RequestQueue:
         evaluation.completed.append(completed)
         if len(evaluation.completed) < evaluation.n_requests:
             return False
+        groups = groups_of(evaluation.completed, self._sampling)
         self._evaluations.remove(evaluation)
         self._unfinished.remove(evaluation)
-        evaluation.done.set_result(evaluation.completed)
+        if evaluation.done.set_running_or_notify_cancel():
+            evaluation.done.set_result(groups)
         return True
 
     def end(self, error: ScalerlError) -> None:
