@@ -122,7 +122,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         try:
             self.add(version, (weights, suites))
             while self._result is None:
-                if self._killed:
+                if self._ended:
                     raise CancelledError
                 self.poll(_INTERVAL)
         except ScalerlError:

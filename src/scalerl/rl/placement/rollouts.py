@@ -33,6 +33,7 @@ from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Backend, Message
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool, backoff
 from scalerl.rl.workers.processes import Processes
+from scalerl.rl.workers.timeline import Timeline
 
 _LOG = logging.getLogger("scalerl")
 _WORK = 0.5  # seconds that the driver waits for a message
@@ -126,12 +127,12 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
         transport: WeightTransport,
         weights: Weights,
         version: int = 0,
-        timeline: Any = None,
+        events: Timeline | None = None,
         none_left: float = math.inf,
     ) -> None:
         Generator.__init__(self, version)
-        WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, timeline)
-        self._transport, self._timeline, self._closed = transport, timeline, False
+        WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, events)
+        self._transport = transport
         self._floor = -1
         """The version by which groups have been admitted."""
         self._transport.publish(weights, version)
@@ -168,13 +169,12 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
     @property
     def counters(self) -> Counters:
         """What all processes have spent, the lost ones included."""
-        if not self._closed:
+        if not self._ended:
             self.poll(0)
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
 
     def close(self) -> None:
         """Stop the workers; what is in flight is lost."""
-        self._closed = True
         super().close()
         self._transport.close()
 
@@ -215,9 +215,9 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
             worker.missed()
             return
         value, counters = message.value
-        if self._timeline and worker.process:
+        if self._events and worker.process:
             busy = counters.seconds - worker.counters.seconds
-            self._timeline.generated(worker.name, worker.process.node, message.at, busy)
+            self._events.generated(worker.name, worker.process.node, message.at, busy)
         worker.reported(counters)
         if message.kind == "installed":
             worker.has_installed(value)

@@ -184,7 +184,7 @@ class WorkerPool(ABC, Generic[W]):
         self._clock, self._none_since, self._losses = PollClock(), math.inf, 0
         for worker in workers:
             worker.clock = self._clock
-        self._any_started = self._ready = self._killed = False
+        self._any_started = self._ready = self._ended = False
         self._spawning = threading.Lock()
         self.lost: list[str] = []
         """The message of each loss."""
@@ -292,6 +292,7 @@ class WorkerPool(ABC, Generic[W]):
     def close(self) -> None:
         """Stop the processes; what is in flight is lost."""
         atexit.unregister(self.kill)
+        self._ended = True
         processes = [worker.process for worker in self._workers if worker.process]
         for worker in self._workers:
             if worker.process:  # they exit side by side; one that loads something may not notice its end
@@ -306,7 +307,7 @@ class WorkerPool(ABC, Generic[W]):
         """Kill the processes, and start no more; may be called by another thread."""
         atexit.unregister(self.kill)
         with self._spawning:
-            self._killed = True
+            self._ended = True
         for process in [worker.process for worker in self._workers]:
             if process:
                 process.kill()
@@ -317,7 +318,7 @@ class WorkerPool(ABC, Generic[W]):
         begin = worker.name, worker.number, self._target
         try:
             with self._spawning:
-                if not self._killed:
+                if not self._ended:
                     worker.process = self._backend.spawn(*begin, *self._arguments)
                     worker.process.clock = self._clock
         except OSError as error:  # no memory, or too many processes
@@ -371,7 +372,7 @@ class WorkerPool(ABC, Generic[W]):
             self._lose(worker, error)
 
     def _lose(self, worker: W, error: WorkerLostError) -> None:
-        if self._killed:
+        if self._ended:
             return
         self.lost.append(why := str(error))
         self._losses += 1
