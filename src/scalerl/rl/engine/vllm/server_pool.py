@@ -73,16 +73,19 @@ class ServerPool:
         environment: TurnsThread | None = None,
     ) -> None:
         self._settings, self._sampling, self._required = settings, sampling, required
-        self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
-        self._environment = environment
-        self._first: tuple[Weights, int] | None = (weights, version)
+        self._salt, self._servers, self._report, self._environment = salt, servers, report, environment
+        if settings.transport == "file":
+            self._weights = FileTransport(folder, weights, version)
+        else:
+            self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
         self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
-        self._ready = threading.Event()
+        self._tasks = set[asyncio.Task[None]]()
+        self._loop = asyncio.new_event_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self._thread.start()
-        self._ready.wait()
 
     # -- from the other thread -------------------------------------------------------------------------------
 
@@ -131,28 +134,15 @@ class ServerPool:
     def _run(self) -> None:
         ended: ScalerlError = WorkerError("generation by vLLM was stopped")
         try:
-            asyncio.run(self._main())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
         except BaseException as error:
             ended = error if isinstance(error, ScalerlError) else _unexpected(error)
             self._report(ended)
         finally:
-            self._ready.set()
             self._queue.end(ended)
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        assert self._first is not None
-        weights, version = self._first
-        self._first = None  # a model's worth of memory
-        transport = self._settings.transport
-        if transport == "file":
-            self._weights = FileTransport(self._folder, weights, version)
-        else:
-            self._weights = (IpcTransport if transport == "ipc" else NcclTransport)(weights, version)
-        del weights
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._tasks = set[asyncio.Task[None]]()
-        self._ready.set()
         for server in self._servers:
             self._start(self._supervise(server))
         try:
