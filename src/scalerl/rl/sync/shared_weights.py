@@ -1,5 +1,6 @@
 """Weights in shared memory, in their own dtype.
 
+    WeightTransport  what brings weights to rollout workers, here or on a cluster
     hold             weights as they are now, in memory that other processes can be handed
     SharedWeights    the newest weights: one process writes them, others read them, and never a mixture of two
                      versions
