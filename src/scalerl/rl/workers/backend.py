@@ -134,6 +134,8 @@ class Backend(ABC):
 
     elsewhere: ClassVar[bool] = False
     """Whether the replacement of a lost worker may run on another machine than the lost one."""
+    daemons: bool = False
+    """Whether processes are daemons of multiprocessing."""
 
     @abstractmethod
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> WorkerProcess:

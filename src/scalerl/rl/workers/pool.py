@@ -227,8 +227,8 @@ class WorkerPool(ABC, Generic[W]):
 
     def start(self) -> None:
         """Start all processes; waits for none of them."""
-        if not self._backend.elsewhere:
-            # Python would end its children by SIGTERM at its exit, which they do not answer.
+        if self._backend.daemons:
+            # Python would end them by SIGTERM at its exit, which they do not answer.
             atexit.register(self.kill)
         try:
             for worker in self._workers:

@@ -65,7 +65,9 @@ class Processes(_OfThisMachine):
             outlive: seconds that they have once this process has exited.
         """
         self._inherited, self._devices = inherited, devices
-        self._context, self._parents, self._outlive = context or get_context("spawn"), parents, outlive
+        self._context, self._outlive = context or get_context("spawn"), outlive
+        # A daemon must have no children; the interpreter waits at its end for all others.
+        self.daemons = not parents
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
         """See `Backend.spawn`."""
@@ -73,8 +75,7 @@ class Processes(_OfThisMachine):
         # These are few: Python waits until a process has read them, even one that has exited.
         begin = theirs, time.perf_counter(), self._device(number), self._outlive, *self._inherited
         kind = name.removeprefix("the ").partition(" ")[0]
-        # A daemon must have no children; the interpreter waits at its end for all others.
-        process = self._context.Process(target=_run, name=kind, args=begin, daemon=not self._parents)
+        process = self._context.Process(target=_run, name=kind, args=begin, daemon=self.daemons)
         # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
         resource_tracker.ensure_running()
         with masked_signals(), theirs:
