@@ -153,7 +153,7 @@ def on_ray() -> None:
     from ray.experimental import get_object_locations
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from scalerl.rl.sync.object_store import Posted, StoredWeights, put
+    from scalerl.rl.sync.ray_weights import Posted, StoredWeights, put
 
     class Receiver:
         def take(self, *values: Any) -> None:

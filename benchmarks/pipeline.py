@@ -74,7 +74,7 @@ def run_side(args: argparse.Namespace) -> None:
     import torch
 
     from scalerl.rl.config.recipe import load_recipe
-    from scalerl.rl.placement import local
+    from scalerl.rl.placement import rollouts
     from scalerl.rl.train import train
 
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -84,7 +84,7 @@ def run_side(args: argparse.Namespace) -> None:
     else:
         first, second = ({cores[args.place]}, {cores[1 - args.place]})
     os.sched_setaffinity(0, first)
-    start = local.LocalGenerator._spawn
+    start = rollouts.LocalGenerator._spawn
 
     def start_on_its_core(self: Any, worker: Any) -> None:
         os.sched_setaffinity(0, second)  # what is started inherits it
@@ -93,7 +93,7 @@ def run_side(args: argparse.Namespace) -> None:
         finally:
             os.sched_setaffinity(0, first)
 
-    local.LocalGenerator._spawn = start_on_its_core
+    rollouts.LocalGenerator._spawn = start_on_its_core
     recipe = load_recipe("demo", settings(args.side, args.steps, args.seed, args.batch))
     train(recipe, args.folder, args.model, evaluate_aside=False)
 

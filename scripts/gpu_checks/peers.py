@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 from gpu_checks import SkippedError
 from gpu_checks.lab import Lab
-from scalerl.rl.sync.broadcast import BroadcastGroup, Joined
+from scalerl.rl.sync.ray_weights import BroadcastGroup, Joined
 from scalerl.rl.workers.ranks import free_port
 
 _SECONDS = 20

@@ -322,7 +322,7 @@ def test_a_signal_to_the_whole_job_loses_nothing(whole, study, tmp_path):
     (tmp_path / "plan").write_bytes(pickle.dumps(make_plan(study)))
     (tmp_path / "go.py").write_text(
         "import sys, pickle\nfrom pathlib import Path\n"
-        "from scalerl.rl.workers.process import stopped_by_signals\n"
+        "from scalerl.rl.workers.signals import stopped_by_signals\n"
         "from scalerl.study.run.runner import run_study\n"
         "if __name__ == '__main__':\n"
         "    plan = pickle.loads(Path(sys.argv[1]).read_bytes())\n"

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     args.output = None
     check_models(plan)
     from scalerl.cli.console import StudyProgressBar
-    from scalerl.rl.workers.process import stopped_by_signals
+    from scalerl.rl.workers.signals import stopped_by_signals
     from scalerl.study.run.runner import run_study
 
     try:

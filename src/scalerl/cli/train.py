@@ -141,7 +141,7 @@ def run_training(
     from scalerl.rl.loop.resume import resume_line
     from scalerl.rl.model.named import find_model
     from scalerl.rl.train import train
-    from scalerl.rl.workers.process import stopped_by_signals
+    from scalerl.rl.workers.signals import stopped_by_signals
 
     with closing(place):
         with TrainingProgress("base model") as bar:

@@ -30,7 +30,7 @@ from scalerl.rl.tracking.sender import check_picklable
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.tracking.trackers import trackers_of
 from scalerl.rl.training_run import Freeze, TrainingJob, TrainingRun
-from scalerl.rl.workers.process import interrupted_by
+from scalerl.rl.workers.signals import interrupted_by
 
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5

@@ -10,7 +10,7 @@ from scalerl.errors import InputError
 from scalerl.rl.config.devices import Assignment, Gpu, assign, visible_gpus
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Local
-from scalerl.rl.workers.child import ChildProcess, spawned
+from scalerl.rl.workers.processes import Processes
 
 GIB = 2**30
 
@@ -107,15 +107,15 @@ def test_gpus_of_another_machine_can_be_assumed(machine, monkeypatch):
 
 def say_device(channel):
     """Send what the process sees."""
-    channel.send(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    channel.send("sees", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @pytest.mark.parametrize("device", ["3", None])
 def test_a_process_sees_the_device_that_it_was_given(monkeypatch, device):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    child = ChildProcess("probe", spawned("probe", say_device, device=device))
+    child = Processes(devices=[device]).spawn("probe", 0, say_device)
     try:
         assert child.channel.poll(60)
-        assert child.channel.recv() == (device or "3,4")
+        assert [(kind, value) for kind, value, _ in child.receive()] == [("sees", device or "3,4")]
     finally:
         child.kill()

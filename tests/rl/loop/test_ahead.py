@@ -21,7 +21,7 @@ from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.placement.local import LocalGenerator
+from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Done, Limits, Reward

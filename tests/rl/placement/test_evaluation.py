@@ -23,7 +23,7 @@ from scalerl.rl.model.weights import WeightStream, weights_of
 from scalerl.rl.placement.evaluate import Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
-from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.processes import Processes
 
 OTHER = Suite("other", Chain(k_max=2, heldout_per_length=8, train_per_length=1, seed=3), samples=2)
 

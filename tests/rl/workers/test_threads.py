@@ -9,9 +9,9 @@ import pytest
 from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.rollout_worker import Parcels
+from scalerl.rl.workers.pool import backoff
 from scalerl.rl.workers.ray import backend
 from scalerl.rl.workers.ray.backend import RayProcess
-from scalerl.rl.workers.supervision import backoff
 
 
 def test_the_pause_before_a_retry_doubles_up_to_a_limit():

@@ -28,8 +28,8 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.types import Done, Pending, Plan, Weights
-from scalerl.rl.workers.process import STOPPING
 from scalerl.rl.workers.ranks import free_port, losses, meet
+from scalerl.rl.workers.signals import STOPPING
 
 _IDLE = timedelta(days=30)
 """How long ranks wait for the next command: rank 0 may generate or evaluate for long. A rank that exits is

@@ -21,9 +21,9 @@ from scalerl.rl.loop.progress import EVALUATING, Activities
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
-from scalerl.rl.placement.local import LocalGenerator
+from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.verify.verifier import Verification, load_verifier
-from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.processes import Processes
 
 if TYPE_CHECKING:
     from scalerl.rl.placement.ray.parts import RayParts

@@ -21,7 +21,7 @@ flight while the trainer steps go on with the new weights and the KV cache of th
 
 With the placement `inline` the generator is in this process: `work` is one decode step, until just the next
 batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
-Generators in processes of their own (`scalerl.rl.placement.local`) decode all the time, `work` waits for a
+Generators in processes of their own (`scalerl.rl.placement.rollouts`) decode all the time, `work` waits for a
 message from them, and weights are updated while completions are in flight.
 """
 

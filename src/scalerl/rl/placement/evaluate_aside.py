@@ -8,13 +8,11 @@ the weights that are held: the result is a function of weights and seed, so that
 that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
 """
 
-import atexit
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +25,8 @@ from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.workers.backend import Backend, Channel, Message
-from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
+from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.timeline import Timeline
 
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
@@ -48,7 +46,7 @@ class EvaluationWorker(PoolWorker):
     def watch(self) -> Watchdog:
         """See `PoolWorker.watch`."""
         timeout = self.timeout if self.started else self.start_timeout
-        return Watchdog(f"evaluation at step {self.version}", timeout)
+        return Watchdog(f"evaluation at step {self.version}", timeout, self.clock)
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
@@ -78,17 +76,14 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         arguments: Sequence[Any],
         timeouts: Timeouts,
         pack: Callable[[Weights], Any] = hold,
-        events: Events | None = None,
+        events: Timeline | None = None,
         beat: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         worker = EvaluationWorker("the evaluation", 0, timeouts.evaluation, timeouts.start)
         super().__init__([worker], backend, evaluate, arguments, events=events)
         self._pack, self._beat = pack, beat
         self._result: EvaluationResult | None = None
-        self._closed, self._lock = threading.Event(), threading.Lock()
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        # Python would end the process by SIGTERM, which it does not answer.
-        self._at_exit = atexit.register(self.kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
@@ -103,18 +98,14 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def close(self) -> None:
         """Kill the worker; what it has not done by now is done when the run is resumed."""
-        with self._lock:
-            self._closed.set()
-        self._queue.put(None)
         self.kill()
+        self._queue.put(None)
         self._thread.join()
-        atexit.unregister(self._at_exit)
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(CancelledError):
-            self.start()
+        self.start()
         while (item := self._queue.get()) is not None:
             weights, version, suites, future = item
             try:
@@ -131,7 +122,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         try:
             self.add(version, (weights, suites))
             while self._result is None:
-                if self._closed.is_set():
+                if self._ended:
                     raise CancelledError
                 self.poll(_INTERVAL)
         except ScalerlError:
@@ -142,10 +133,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
             self._waiting.clear()
         startup, worker.startup = worker.startup, 0.0
         return replace(self._result, startup=startup)
-
-    def _send(self, worker: EvaluationWorker, number: int, work: Any) -> None:
-        assert worker.process is not None
-        worker.process.send((*work, number))
 
     def _received(self, worker: EvaluationWorker, message: Message) -> None:
         if message.kind == "sampled":
@@ -161,17 +148,6 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
         raise error  # it would come again in any other process
-
-    def _spawn(self, worker: EvaluationWorker) -> None:
-        with self._lock:  # which `close` takes before it kills the worker
-            if self._closed.is_set():
-                raise CancelledError
-            super()._spawn(worker)
-
-    def _lose(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
-        if self._closed.is_set():
-            raise CancelledError
-        super()._lose(worker, error)
 
     def _check_losses(self, worker: EvaluationWorker, why: str) -> None:
         if worker.losses > MOST_RESTARTS:
@@ -204,7 +180,7 @@ def evaluate(
     evaluator = Evaluator(recipe, model_folder, prompts, beat)
     channel.send("started", time.perf_counter() - channel.began)
     while True:
-        weights, suites, version = channel.receive()
+        version, (weights, suites) = channel.receive()
         fetch = getattr(weights, "fetch", lambda weights=weights: weights)
         channel.send("done", evaluator.evaluate(fetch(), version, suites))
         del weights, fetch  # a model's worth of memory

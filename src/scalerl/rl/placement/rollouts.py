@@ -21,43 +21,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from scalerl.errors import OutOfMemoryError, ScalerlError, WorkerError, counted
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollout_worker import GROUP, WEIGHTS, generate
+from scalerl.rl.sync.shared_weights import SharedWeights, WeightTransport
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Backend, Message
-from scalerl.rl.workers.pool import PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import backoff
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool, backoff
+from scalerl.rl.workers.processes import Processes
+from scalerl.rl.workers.timeline import Timeline
 
 _LOG = logging.getLogger("scalerl")
 _WORK = 0.5  # seconds that the driver waits for a message
 _ARRIVALS = count()
-
-
-class WeightTransport(Protocol):
-    """Brings weights from the learner to rollout workers; `scalerl.rl.sync` has them.
-
-    By default workers read the weights by themselves, and messages only wake them.
-    """
-
-    def publish(self, weights: Weights, version: int) -> None:
-        """Make these the latest weights."""
-
-    def for_one(self) -> Any:
-        """Return the message to one worker, which fetches the latest weights by itself."""
-
-    def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
-        """Return the message to each of all workers, which have numbers that are never used again."""
-        return [None for _ in receivers]
-
-    def failed(self) -> None:
-        """Note that a worker did not receive the weights."""
-
-    def close(self) -> None:
-        """Free what is held."""
 
 
 @dataclass(eq=False)
@@ -88,20 +68,15 @@ class RolloutWorker(PoolWorker):
     def has_installed(self, version: int) -> None:
         """Note the version of its weights; newer ones have been on their way since now."""
         if version > self.installed:
-            self.offered_at = time.monotonic()
+            self.offered_at = self.clock.now()
         self.installed, self.misses = version, 0
-
-    def excuse(self, seconds: float) -> None:
-        """See `PoolWorker.excuse`."""
-        super().excuse(seconds)
-        self.offered_at += seconds
 
     def offer(self, parcel: Any, version: int) -> None:
         """Send weights, once it has started."""
         if self.process is not None and self.started:
             self.process.send((WEIGHTS, parcel, version))
             if self.offered == self.installed:
-                self.offered_at = time.monotonic()
+                self.offered_at = self.clock.now()
             self.offered, self.offer_at = version, math.inf
 
     def missed(self) -> None:
@@ -113,7 +88,7 @@ class RolloutWorker(PoolWorker):
         """See `PoolWorker.check`."""
         super().check()
         assert self.process is not None
-        if self.installed < self.offered and time.monotonic() - self.offered_at > self.weights_timeout:
+        if self.installed < self.offered and self.clock.now() - self.offered_at > self.weights_timeout:
             version, seconds = self.offered, self.weights_timeout
             raise self.process.lost(f"version {version} of the weights was not installed in {seconds:g} s")
 
@@ -152,12 +127,12 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
         transport: WeightTransport,
         weights: Weights,
         version: int = 0,
-        timeline: Any = None,
+        events: Timeline | None = None,
         none_left: float = math.inf,
     ) -> None:
         Generator.__init__(self, version)
-        WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, timeline)
-        self._transport, self._timeline, self._closed = transport, timeline, False
+        WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, events)
+        self._transport = transport
         self._floor = -1
         """The version by which groups have been admitted."""
         self._transport.publish(weights, version)
@@ -194,13 +169,12 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
     @property
     def counters(self) -> Counters:
         """What all processes have spent, the lost ones included."""
-        if not self._closed:
+        if not self._ended:
             self.poll(0)
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
 
     def close(self) -> None:
         """Stop the workers; what is in flight is lost."""
-        self._closed = True
         super().close()
         self._transport.close()
 
@@ -241,9 +215,9 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
             worker.missed()
             return
         value, counters = message.value
-        if self._timeline and worker.process:
+        if self._events and worker.process:
             busy = counters.seconds - worker.counters.seconds
-            self._timeline.generated(worker.name, worker.process.node, message.at, busy)
+            self._events.generated(worker.name, worker.process.node, message.at, busy)
         worker.reported(counters)
         if message.kind == "installed":
             worker.has_installed(value)
@@ -262,3 +236,27 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
     def _fate(self, work: Mapping[int, Any]) -> str:
         groups = f", and its {counted(len(work), 'group')} go{'es' * (len(work) == 1)} to others"
         return "; it is started again" + groups * bool(work)
+
+
+class LocalGenerator(RolloutPool):
+    """Generators in `n_processes` processes of this machine, `recipe.decode_slots` each.
+
+    Weights go through shared memory, which every process reads between two decode steps.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model_folder: str,
+        weights: Weights,
+        n_processes: int = 1,
+        version: int = 0,
+        devices: Sequence[str] = (),
+    ) -> None:
+        """`devices` are the GPUs of the processes, by their names in CUDA_VISIBLE_DEVICES."""
+        shared, limits = SharedWeights(weights, version), recipe.timeouts
+        workers = [
+            RolloutWorker(f"generator {i}", i, limits.generator, limits.start) for i in range(n_processes)
+        ]
+        arguments = recipe.without_prompts(), model_folder
+        super().__init__(workers, Processes(shared, devices=devices), arguments, shared, weights, version)

@@ -1,5 +1,6 @@
 """Weights in shared memory, in their own dtype.
 
+    WeightTransport  what brings weights to rollout workers, here or on a cluster
     hold             weights as they are now, in memory that other processes can be handed
     SharedWeights    the newest weights: one process writes them, others read them, and never a mixture of two
                      versions
@@ -19,7 +20,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -84,7 +86,32 @@ def hold(weights: Weights) -> Weights:
     return HeldWeights(weights) if isinstance(weights, WeightStream) else weights
 
 
-class SharedWeights:
+class WeightTransport(ABC):
+    """Brings weights from the learner to rollout workers.
+
+    By default workers read the weights by themselves, and messages only wake them.
+    """
+
+    @abstractmethod
+    def publish(self, weights: Weights, version: int) -> None:
+        """Make these the latest weights."""
+
+    def for_one(self) -> Any:
+        """Return the message to one worker, which fetches the latest weights by itself."""
+        return None
+
+    def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
+        """Return the message to each of all workers, which have numbers that are never used again."""
+        return [self.for_one() for _ in receivers]
+
+    def failed(self) -> None:  # noqa: B027
+        """Note that a worker did not receive the weights."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is held."""
+
+
+class SharedWeights(WeightTransport):
     """The newest weights of a model; can be passed to another process as an argument of its start."""
 
     def __init__(self, weights: Weights, version: int = 0) -> None:
@@ -111,6 +138,11 @@ class SharedWeights:
     def version(self) -> int:
         """The version that is current."""
         return int(self._header[_VERSION][self._header[_CURRENT]])
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """Write the weights, unless they are there."""
+        if version != self.version:
+            self.write(weights, version)
 
     def write(self, weights: Weights, version: int) -> None:
         """Write `weights`, and make them current."""

@@ -8,17 +8,20 @@ Either passes on weights bucket by bucket: what a sharded learner has put into a
 in this process.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import pickle
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -31,6 +34,8 @@ from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.types import Weights
+
+_Transfer = Callable[..., Coroutine[Any, Any, None]]
 
 
 class _HeldVersions:
@@ -135,21 +140,21 @@ class FileTransport(_HeldVersions):
         return path
 
 
-class IpcTransport(_HeldVersions):
-    """Hands weights to workers of this machine in the memory of their GPUs; methods as of `FileTransport`.
-
-    By vLLM's API of 0.32 (`vllm/distributed/weight_transfer/ipc_engine.py`); run with one GPU. vLLM opens a
-    buffer only on the GPU of its own rank: this process copies each bucket to every GPU of the worker, and
-    vLLM copies it from there into its model.
+class _GpuTransport(_HeldVersions, ABC):
+    """vLLM's own transfer of weights, by its API of 0.32 (`vllm/distributed/weight_transfer`); methods as of
+    `FileTransport`.
 
     Raises:
         InputError: there is no GPU here.
     """
 
+    kind: ClassVar[str]
+
     def __init__(self, weights: Weights, version: int) -> None:
         if not torch.cuda.is_available():
-            raise InputError('transport = "ipc" needs GPUs; "file" does not')
-        self._ready = set[VllmClient]()
+            raise InputError(f'transport = "{self.kind}" needs a GPU here; "file" does not')
+        self._joined: dict[VllmClient, Any] = {}
+        """What `_join` returned, by server."""
         super().__init__(weights, version)
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
@@ -158,10 +163,39 @@ class IpcTransport(_HeldVersions):
         async def transfer(method: str, **info: Any) -> None:
             await server.call("transfer", method, info, seconds=seconds)
 
-        if server not in self._ready:
-            await transfer("init_weight_transfer_engine", init_info={"packed": True})
-            self._ready.add(server)
+        if server not in self._joined:
+            self._joined[server] = await self._join(server, transfer, seconds)
         await transfer("start_weight_update")
+        await self._send(server, source, transfer, seconds)
+        await transfer("finish_weight_update")
+        return await server.call("progress", seconds=seconds)
+
+    def forget(self, server: VllmClient) -> None:
+        """See `FileTransport`."""
+        self._joined.pop(server, None)
+
+    @abstractmethod
+    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> Any: ...
+
+    @abstractmethod
+    async def _send(
+        self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float
+    ) -> None: ...
+
+
+class IpcTransport(_GpuTransport):
+    """Hands weights to workers of this machine in the memory of their GPUs; run with one GPU.
+
+    vLLM opens a buffer only on the GPU of its own rank: this process copies each bucket to every GPU of the
+    worker, and vLLM copies it from there into its model.
+    """
+
+    kind = "ipc"
+
+    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
+        await transfer("init_weight_transfer_engine", init_info={"packed": True})
+
+    async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
         buckets = in_buckets(source)
         # In a thread: the weights of a sharded learner come from an object store.
         while bucket := await asyncio.to_thread(next, buckets, None):
@@ -169,12 +203,39 @@ class IpcTransport(_HeldVersions):
                 buffers = await asyncio.to_thread(_on_gpus, part, server.gpus)
                 await transfer("update_weights", update_info=update_info(part, buffers))
                 del buffers  # vLLM has its own copy
-        await transfer("finish_weight_update")
-        return await server.call("progress", seconds=seconds)
 
-    def forget(self, server: VllmClient) -> None:
-        """See `FileTransport`."""
-        self._ready.discard(server)
+
+class NcclTransport(_GpuTransport):
+    """Sends weights from the trainer's GPU to those of vLLM. Never run: no machine with vLLM and two GPUs was
+    at hand.
+
+    Each server is a group of its own, in which the trainer is rank 0: it makes the group's id, sends it to
+    `/init_weight_transfer_engine`, and takes part in the one sum that vLLM starts with; then every update is
+    one broadcast for each tensor, beside `/update_weights`.
+    """
+
+    kind = "nccl"
+
+    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> Any:
+        world = await server.call("world_size", seconds=seconds) + 1
+        name = nccl.unique_id()
+        info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
+        _, group = await asyncio.gather(
+            transfer("init_weight_transfer_engine", init_info=info | {"packed": False}),
+            _in_thread(server, seconds, _first_sum, world, name),
+        )
+        return group
+
+    async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
+        info = {
+            "names": [spec.name for spec in source.plan],
+            "dtype_names": [spec.dtype for spec in source.plan],
+            "shapes": [list(spec.shape) for spec in source.plan],
+        }
+        await asyncio.gather(
+            transfer("update_weights", update_info=info),
+            _in_thread(server, seconds, _broadcast, source, self._joined[server]),
+        )
 
 
 def update_info(bucket: Mapping[str, Tensor], buffers: Sequence[Tensor]) -> dict[str, Any]:
@@ -213,58 +274,6 @@ def _on_gpus(bucket: Mapping[str, Tensor], gpus: Sequence[int]) -> list[Tensor]:
             buffers.append(back_to_back(bucket, torch.device("cuda", gpu)))
             torch.cuda.synchronize()  # before another process reads it
     return buffers
-
-
-class NcclTransport(_HeldVersions):
-    """Sends weights from the trainer's GPU to those of vLLM; its methods are those of `FileTransport`.
-
-    Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/nccl_engine.py`), and never run:
-    no machine with vLLM and GPUs was at hand. Each server is a group of its own, in which the trainer is rank
-    0: it makes the group's id, sends it to `/init_weight_transfer_engine`, and takes part in the one sum that
-    vLLM starts with; then every update is `/start_weight_update`, `/update_weights` beside one broadcast for
-    each tensor, and `/finish_weight_update`.
-
-    Raises:
-        InputError: there is no GPU here.
-    """
-
-    def __init__(self, weights: Weights, version: int) -> None:
-        if not torch.cuda.is_available():
-            raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
-        self._groups: dict[VllmClient, Any] = {}
-        super().__init__(weights, version)
-
-    async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
-        """See `FileTransport`."""
-        if server not in self._groups:
-            self._groups[server] = await self._join(server, seconds)
-        info = {
-            "names": [spec.name for spec in source.plan],
-            "dtype_names": [spec.dtype for spec in source.plan],
-            "shapes": [list(spec.shape) for spec in source.plan],
-        }
-        await server.call("transfer", "start_weight_update", {}, seconds=seconds)
-        await asyncio.gather(
-            server.call("transfer", "update_weights", {"update_info": info}, seconds=seconds),
-            _in_thread(server, seconds, _broadcast, source, self._groups[server]),
-        )
-        await server.call("transfer", "finish_weight_update", {}, seconds=seconds)
-        return await server.call("progress", seconds=seconds)
-
-    def forget(self, server: VllmClient) -> None:
-        """See `FileTransport`."""
-        self._groups.pop(server, None)
-
-    async def _join(self, server: VllmClient, seconds: float) -> Any:
-        world = await server.call("world_size", seconds=seconds) + 1
-        name = nccl.unique_id()
-        info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
-        info |= {"packed": False}
-        _, group = await asyncio.gather(
-            server.call("transfer", "init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
-            _in_thread(server, seconds, _first_sum, world, name),
-        )
-        return group
 
 
 async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any], *args: Any) -> Any:

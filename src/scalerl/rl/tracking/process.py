@@ -33,7 +33,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.tracker import SampleTracker, Status, TrackedRun, Tracker
 from scalerl.rl.workers.backend import Channel
-from scalerl.rl.workers.process import STOPPING
+from scalerl.rl.workers.signals import STOPPING
 
 MOST_ROWS = 1000
 """The most rows that wait for a tracker, or for this process; further ones are dropped, and counted."""

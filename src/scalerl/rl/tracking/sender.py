@@ -19,8 +19,8 @@ from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, TrackedSamples, log_run
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.workers.backend import Message
-from scalerl.rl.workers.child import Processes
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
+from scalerl.rl.workers.processes import Processes
 
 _LOG = logging.getLogger("scalerl")
 MOST_RESTARTS = 2
@@ -136,10 +136,6 @@ class _TrackerPool(WorkerPool[PoolWorker]):
         """Rows that no worker has taken."""
         return [*self._waiting.values(), *(row for w in self._workers for row in w.in_flight.values())]
 
-    def _send(self, worker: PoolWorker, number: int, work: Any) -> None:
-        assert worker.process is not None
-        worker.process.send((number, work))
-
     def _received(self, worker: PoolWorker, message: Message) -> None:
         if message.kind == "report":
             _LOG.warning("tracking: %s", message.value)
@@ -151,6 +147,3 @@ class _TrackerPool(WorkerPool[PoolWorker]):
     def _check_losses(self, worker: PoolWorker, why: str) -> None:
         if len(self.lost) > MOST_RESTARTS:
             raise WorkerError(f"{why}, {len(self.lost)} times")
-
-    def _fate(self, work: Mapping[int, Any]) -> str:
-        return "; it is started again"

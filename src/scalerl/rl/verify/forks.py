@@ -22,8 +22,8 @@ from typing import Any
 
 from scalerl.errors import InputError, WorkerError
 from scalerl.rl.verify import proc
-from scalerl.rl.workers.fresh_python import start_python
-from scalerl.rl.workers.process import masked_signals
+from scalerl.rl.workers.processes import start_python
+from scalerl.rl.workers.signals import masked_signals
 
 Outcome = dict[str, Any]
 """`value` and `correct`; of an environment, `answers`, each with whether a user says it; or `failed`, the

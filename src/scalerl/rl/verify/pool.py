@@ -16,8 +16,8 @@ from typing import Any
 
 from scalerl.rl.verify.forks import Outcome
 from scalerl.rl.workers.backend import Backend, Message, Target
-from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
-from scalerl.rl.workers.supervision import Watchdog
+from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.timeline import Timeline
 
 MAX_LOST = 2
 """Workers that may be lost with a job by itself before it counts as `died`."""
@@ -31,7 +31,7 @@ class VerifierWorker(PoolWorker):
 
     def watch(self) -> Watchdog:
         """See `PoolWorker.watch`; a share may take long, and its deadline is not announced."""
-        return Watchdog(self.where, self.timeout, notice=math.inf)
+        return Watchdog(self.where, self.timeout, self.clock, notice=math.inf)
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
@@ -55,7 +55,7 @@ class VerifierPool(WorkerPool[VerifierWorker]):
         target: Target,
         arguments: Sequence[Any] = (),
         none_left: float = math.inf,
-        events: Events | None = None,
+        events: Timeline | None = None,
     ) -> None:
         super().__init__(workers, backend, target, arguments, none_left, events)
         self._pack, self._share = pack, share

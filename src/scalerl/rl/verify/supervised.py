@@ -19,8 +19,8 @@ from scalerl.rl.verify import proc
 from scalerl.rl.verify.forks import MAX_FAILED_STARTS
 from scalerl.rl.verify.pool import VerifierPool, VerifierWorker
 from scalerl.rl.verify.supervisor import MARK, main
-from scalerl.rl.workers.fresh_python import FreshPython
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.backend import WorkerLostError
+from scalerl.rl.workers.processes import FreshPython
 
 MAX_SHARE = 64
 """Jobs that a supervisor is given at a time, at most."""

@@ -26,7 +26,7 @@ from collections import Counter
 
 from scalerl.rl.verify import proc
 from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, WorkerAnswer
-from scalerl.rl.workers.child import ChildChannel
+from scalerl.rl.workers.processes import ChildChannel
 
 TURN_SECONDS = 1.0
 """After which a share goes back, with the outcomes that there are."""

@@ -38,7 +38,7 @@ from typing import Any
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.types import Prompt, Reward, UserText
-from scalerl.rl.workers.process import leave_signals
+from scalerl.rl.workers.signals import leave_signals
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _SIZE = struct.Struct("<I")

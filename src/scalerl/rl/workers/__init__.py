@@ -1,11 +1,11 @@
 """The worker pool: what it starts, watches, replaces and gives work. Rollout workers, evaluators, verifiers,
 trackers and the runs of a study are its users.
 
-    pool.py          the pool; supervision.py has deadlines, back-off, and time without a poll
-    backend.py       what a pool requires of a backend; child.py is that of this machine, by multiprocessing,
-                     fresh_python.py that of a Python that is started afresh
-    process.py       signals; ranks.py makes ranks fail together
-    ray/             the Ray cluster of a run: its session, the backend of actors, the timeline
+    pool.py          the pool: deadlines, back-off, replacement; timeline.py records what each worker did
+    backend.py       what a pool requires of a backend; processes.py has those of this machine: by
+                     multiprocessing, and of a Python that is started afresh
+    signals.py       who handles and who ignores them; ranks.py makes ranks fail together
+    ray/             the Ray cluster of a run: its session, and the backend of actors
 
 It may import `scalerl.rl.config`. Imported by `cli`, `rl`, `rl.engine.vllm`, `rl.learner`, `rl.loop`,
 `rl.placement`, `rl.placement.ray`, `rl.sync`, `rl.tracking`, `rl.verify`, `study`.

@@ -3,9 +3,8 @@
     driver   WorkerProcess.send ----> Channel.receive   worker
              WorkerProcess.receive <- Channel.send
 
-The backends are `scalerl.rl.workers.child` (processes of this machine, by multiprocessing),
-`scalerl.rl.workers.fresh_python` (processes of this machine that share nothing with this one) and
-`scalerl.rl.workers.ray.backend` (Ray actors).
+The backends are those of `scalerl.rl.workers.processes` (this machine) and `scalerl.rl.workers.ray.backend`
+(Ray actors).
 """
 
 import time
@@ -14,8 +13,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from scalerl.errors import ScalerlError, brief_error
-from scalerl.rl.workers.supervision import CLOSING, WorkerLostError
+from scalerl.errors import ScalerlError, WorkerError, brief_error
+
+CLOSING, STARTING = 10.0, 2.0
+"""Seconds in which a worker is to exit by itself before it is killed; and one that has not started yet."""
+_POLLING = 1.5  # seconds between two polls, beyond which the driver did something else
+
+
+class WorkerLostError(WorkerError):
+    """A worker has exited or passed a deadline; the text names it and the cause. Another can replace it."""
+
+    def __init__(self, message: str, who: str = "", node: str = "") -> None:
+        super().__init__(message)
+        self.who, self.node, self.at = who, node, time.time()
+
+
+class PollClock:
+    """Stands still while the driver does not poll: a worker's silence counts only while it does.
+
+    What was sent while the driver did something else may not be here at once, as a result in the store of
+    another node is only fetched on request; and all processes of a suspended job are silent.
+    """
+
+    def __init__(self) -> None:
+        self._polled_at, self._unpolled = time.monotonic(), 0.0
+
+    def poll(self) -> None:
+        """Note that the driver polls."""
+        before, self._polled_at = self._polled_at, time.monotonic()
+        self._unpolled += max(self._polled_at - before - _POLLING, 0.0)
+
+    def now(self) -> float:
+        """Return seconds since an arbitrary time."""
+        return time.monotonic() - self._unpolled
 
 
 class Message(NamedTuple):
@@ -63,6 +93,8 @@ class WorkerProcess(ABC):
     pid: int = 0
     placed_at: float = 0.0
     """When its process was started (`time.monotonic`); 0 while it waits for room."""
+    clock: PollClock
+    """That of its heartbeats: the pool's, once it is in one."""
 
     @abstractmethod
     def send(self, message: Any) -> None:
@@ -87,9 +119,6 @@ class WorkerProcess(ABC):
     def join(self) -> None:  # noqa: B027
         """Wait for the end of a process that was closed, and kill it after its time."""
 
-    def excuse(self, seconds: float) -> None:  # noqa: B027
-        """Leave a time in which the driver did not poll out of its silence."""
-
     @property
     def where(self) -> str:
         """Its name and its node, for messages."""
@@ -105,6 +134,8 @@ class Backend(ABC):
 
     elsewhere: ClassVar[bool] = False
     """Whether the replacement of a lost worker may run on another machine than the lost one."""
+    daemons: bool = False
+    """Whether processes are daemons of multiprocessing."""
 
     @abstractmethod
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> WorkerProcess:

@@ -12,38 +12,75 @@ A pool never waits for a worker, except in `poll` for a message of any. What a w
 messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`.
 """
 
+import atexit
 import logging
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess
-from scalerl.rl.workers.supervision import (
+from scalerl.rl.workers.backend import (
     CLOSING,
-    FIRST_PAUSE,
     STARTING,
+    Backend,
+    Message,
     PollClock,
-    Watchdog,
+    Target,
     WorkerLostError,
-    backoff,
+    WorkerProcess,
 )
+from scalerl.rl.workers.timeline import Timeline
 
 _LOG = logging.getLogger("scalerl")
+NOTICE = 30.0
+"""Seconds without progress after which that is reported."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
 MOST_LOSSES = 5
 """Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
 other machines, for each worker that there is."""
 
 
-class Events(Protocol):
-    """Records who takes part and who is lost, as `scalerl.rl.workers.ray.timeline` does."""
+def backoff(attempt: int, longest: float = _LONGEST_PAUSE) -> float:
+    """Return the seconds to wait before a retry, where `attempt` retries have failed: they double."""
+    # Without the bound on the exponent a day of retries ends in an OverflowError.
+    return min(longest, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 20))
 
-    def event(self, kind: str, role: str, who: str, node: str, what: str, at: float | None = None) -> None:
-        """Record an event."""
-        ...
+
+class Watchdog:
+    """Watches one worker's progress; `what` names its work."""
+
+    def __init__(self, what: str, timeout: float, clock: PollClock, notice: float = NOTICE) -> None:
+        """Report that there was none for `notice` seconds, or half of `timeout` where that is less.
+
+        Without a timeout, of work that may be idle, nothing is reported.
+        """
+        self._what, self._timeout, self._clock = what, timeout, clock
+        self._notice = min(notice, timeout / 2) if max(notice, timeout) < math.inf else math.inf
+        self.progress()
+
+    def progress(self) -> None:
+        """Note that progress was made."""
+        self._since, self._reported = self._clock.now(), False
+
+    def check(self) -> None:
+        """Report a lack of progress, once; to be called often.
+
+        Raises:
+            WorkerLostError: the deadline has passed.
+        """
+        still = self._clock.now() - self._since
+        if still >= self._timeout:
+            raise WorkerLostError(f"{self._what} has made no progress for {self._timeout:g} s")
+        if still >= self._notice and not self._reported:
+            self._reported = True
+            _LOG.warning(
+                "%s has made no progress for %g s; its process is replaced after %g s",
+                *(self._what, self._notice, self._timeout),
+            )
 
 
 @dataclass(eq=False)
@@ -67,8 +104,10 @@ class PoolWorker:
     losses: int = 0
     """Processes lost in a row."""
     start_at: float = 0.0
-    waited_for: float = 0.0
-    """Seconds in which the driver did not poll since the process was placed."""
+    start_by: float = math.inf
+    """When it is to have started."""
+    clock: PollClock = field(default_factory=PollClock)
+    """That of all deadlines: the pool's."""
 
     @property
     def where(self) -> str:
@@ -77,15 +116,7 @@ class PoolWorker:
 
     def watch(self) -> Watchdog:
         """Return what watches it from its start on."""
-        return Watchdog(self.where, self.timeout)
-
-    def excuse(self, seconds: float) -> None:
-        """Leave out of all deadlines a time in which the driver did not poll."""
-        self.waited_for += seconds
-        if self.process:
-            self.process.excuse(seconds)
-        if self.watchdog:
-            self.watchdog.excuse(seconds)
+        return Watchdog(self.where, self.timeout, self.clock)
 
     def check(self) -> None:
         """Check the deadlines. Waiting for room has none: a cluster may be full for long.
@@ -97,8 +128,8 @@ class PoolWorker:
         if self.watchdog:
             self.watchdog.check()
         elif self.process.placed_at:
-            waited = time.monotonic() - self.process.placed_at - self.waited_for
-            if waited > self.start_timeout:
+            self.start_by = min(self.start_by, self.clock.now() + self.start_timeout)
+            if self.clock.now() > self.start_by:
                 raise self.process.lost(f"it has not started within {self.start_timeout:g} s")
 
     def release(self) -> dict[int, Any]:
@@ -107,7 +138,7 @@ class PoolWorker:
             # One that hangs must be killed, or what it holds stays taken and the next never has room.
             self.process.kill()
         self.process = self.watchdog = None
-        self.started, self.taking_part, self.waited_for = False, False, 0.0
+        self.started, self.taking_part, self.start_by = False, False, math.inf
         self.start_at = time.monotonic() + backoff(self.losses)
         self.losses += 1
         work, self.in_flight = self.in_flight, {}
@@ -141,24 +172,29 @@ class WorkerPool(ABC, Generic[W]):
         target: Target,
         arguments: Sequence[Any] = (),
         none_left: float = math.inf,
-        events: Events | None = None,
+        events: Timeline | None = None,
     ) -> None:
-        """Each worker runs `target(channel, *arguments)`; `none_left` seconds may pass without any."""
+        """Each worker runs `target(channel, *arguments)`; `none_left` seconds may pass without any. `events`
+        records which takes part, and which is lost."""
         self._workers = list(workers)
         self._backend, self._target, self._arguments = backend, target, arguments
         self._waiting: dict[int, Any] = {}
         """Work that is not assigned, by number."""
         self._none_left, self._events = none_left, events
         self._clock, self._none_since, self._losses = PollClock(), math.inf, 0
-        self._any_started = self._ready = False
+        for worker in workers:
+            worker.clock = self._clock
+        self._any_started = self._ready = self._ended = False
+        self._spawning = threading.Lock()
         self.lost: list[str] = []
         """The message of each loss."""
 
     # -- what a pool's workers do --------------------------------------------------------------------------
 
-    @abstractmethod
     def _send(self, worker: W, number: int, work: Any) -> None:
         """Send a worker a piece of work."""
+        assert worker.process is not None
+        worker.process.send((number, work))
 
     @abstractmethod
     def _received(self, worker: W, message: Message) -> None:
@@ -175,8 +211,8 @@ class WorkerPool(ABC, Generic[W]):
         raise error
 
     def _fate(self, work: Mapping[int, Any]) -> str:
-        """Return what becomes of the work of a lost worker, for the message."""
-        return ""
+        """Return what becomes of a lost worker and its work, for the message."""
+        return "; it is started again"
 
     def _reassign(self, worker: W, work: Mapping[int, Any]) -> None:
         """Have the work of a lost worker wait again."""
@@ -191,6 +227,9 @@ class WorkerPool(ABC, Generic[W]):
 
     def start(self) -> None:
         """Start all processes; waits for none of them."""
+        if self._backend.daemons:
+            # Python would end them by SIGTERM at its exit, which they do not answer.
+            atexit.register(self.kill)
         try:
             for worker in self._workers:
                 self._spawn(worker)
@@ -210,13 +249,13 @@ class WorkerPool(ABC, Generic[W]):
 
     def poll(self, timeout: float) -> None:
         """Receive what workers send within `timeout` seconds; replace those that are lost; assign work."""
-        self._excuse()
+        self._clock.poll()
         processes = [worker.process for worker in self._workers if worker.process]
         if len(processes) < len(self._workers):
-            timeout = min(timeout, FIRST_PAUSE)  # others are to be started
+            timeout = min(timeout, _FIRST_PAUSE)  # others are to be started
         if processes:
             self._backend.wait(processes, timeout)
-            self._excuse()
+            self._clock.poll()
         elif timeout:
             time.sleep(timeout)
         for worker in self._workers:
@@ -228,7 +267,7 @@ class WorkerPool(ABC, Generic[W]):
         self._check_any_left()
 
     def wait_for(
-        self, condition: Callable[[], bool], seconds: float = math.inf, interval: float = FIRST_PAUSE
+        self, condition: Callable[[], bool], seconds: float = math.inf, interval: float = _FIRST_PAUSE
     ) -> bool:
         """Poll until `condition` holds, and for no longer than `seconds`; return whether it does."""
         until = time.monotonic() + seconds
@@ -252,6 +291,8 @@ class WorkerPool(ABC, Generic[W]):
 
     def close(self) -> None:
         """Stop the processes; what is in flight is lost."""
+        atexit.unregister(self.kill)
+        self._ended = True
         processes = [worker.process for worker in self._workers if worker.process]
         for worker in self._workers:
             if worker.process:  # they exit side by side; one that loads something may not notice its end
@@ -263,22 +304,23 @@ class WorkerPool(ABC, Generic[W]):
             worker.in_flight = {}
 
     def kill(self) -> None:
-        """Kill the processes; may be called by another thread."""
+        """Kill the processes, and start no more; may be called by another thread."""
+        atexit.unregister(self.kill)
+        with self._spawning:
+            self._ended = True
         for process in [worker.process for worker in self._workers]:
             if process:
                 process.kill()
 
     # -- parts of it -----------------------------------------------------------------------------------------
 
-    def _excuse(self) -> None:
-        unpolled = self._clock.unpolled()
-        self._none_since += unpolled
-        for worker in self._workers:
-            worker.excuse(unpolled)
-
     def _spawn(self, worker: W) -> None:
+        begin = worker.name, worker.number, self._target
         try:
-            worker.process = self._backend.spawn(worker.name, worker.number, self._target, *self._arguments)
+            with self._spawning:
+                if not self._ended:
+                    worker.process = self._backend.spawn(*begin, *self._arguments)
+                    worker.process.clock = self._clock
         except OSError as error:  # no memory, or too many processes
             why = f"{worker.name} is lost: no process can be started ({error.strerror or error})"
             self._lose(worker, WorkerLostError(why))
@@ -330,6 +372,8 @@ class WorkerPool(ABC, Generic[W]):
             self._lose(worker, error)
 
     def _lose(self, worker: W, error: WorkerLostError) -> None:
+        if self._ended:
+            return
         self.lost.append(why := str(error))
         self._losses += 1
         node = worker.process.node if worker.process else ""
@@ -352,7 +396,7 @@ class WorkerPool(ABC, Generic[W]):
             self._none_since = math.inf
             return
         # The first poll without one: it must not move with every poll.
-        self._none_since = min(self._none_since, time.monotonic())
-        if time.monotonic() - self._none_since > self._none_left:
+        self._none_since = min(self._none_since, self._clock.now())
+        if self._clock.now() - self._none_since > self._none_left:
             why = self.lost[-1] if self.lost else "none has started"
             raise WorkerError(f"no {self.noun} is left, and none came within {self._none_left:g} s: {why}")

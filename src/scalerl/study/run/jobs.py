@@ -30,11 +30,10 @@ from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.progress import Progress
 from scalerl.rl.train import train
-from scalerl.rl.workers.backend import Channel, Message
-from scalerl.rl.workers.child import Processes
+from scalerl.rl.workers.backend import Channel, Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
-from scalerl.rl.workers.process import stopped_by_signals
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.processes import Processes
+from scalerl.rl.workers.signals import stopped_by_signals
 
 STOP = "stop"
 """The message on which a job ends by itself."""
@@ -110,9 +109,6 @@ class JobPool(WorkerPool[Job]):
             worker.cores, worker.outcome = tuple(free[: worker.needs]), None
             self._target, self._arguments = worker.target, worker.arguments(worker.cores)
             super()._spawn(worker)
-
-    def _send(self, worker: Job, number: int, work: Any) -> None:
-        """Do nothing: a job's work is what its process is started with."""
 
     def _received(self, worker: Job, message: Message) -> None:
         if message.kind == "progress":

@@ -35,7 +35,7 @@ from scalerl.rl.engine.vllm.launch import environment, find_python, gpus_of_work
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 
 def refusal(generator):

@@ -100,7 +100,9 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
 def servers():
     """The servers that this process has started."""
     below = psutil.Process().children(recursive=True)
-    return [p.pid for p in below if os.getpgid(p.pid) == p.pid and "fresh_python" in " ".join(p.cmdline())]
+    return [
+        p.pid for p in below if os.getpgid(p.pid) == p.pid and "workers.processes" in " ".join(p.cmdline())
+    ]
 
 
 def check_evaluations(record, recipe):

@@ -8,7 +8,7 @@ from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.placement.local import LocalGenerator
+from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.workers.ray.session import connected
 
 

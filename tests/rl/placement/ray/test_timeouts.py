@@ -17,10 +17,10 @@ from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.placement.ray.learner import RayRanks, serve
 from scalerl.rl.placement.rollouts import RolloutWorker
-from scalerl.rl.workers.pool import PoolWorker, WorkerPool
+from scalerl.rl.workers.backend import PollClock, WorkerLostError
+from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
 from scalerl.rl.workers.ray import backend
 from scalerl.rl.workers.ray.backend import RayProcess
-from scalerl.rl.workers.supervision import PollClock, Watchdog, WorkerLostError
 
 LIMITS = 40.0, 30.0  # without progress, and to start
 
@@ -48,13 +48,14 @@ def worker(monkeypatch):
     """A generator that takes part."""
     monkeypatch.setattr(backend, "_is_done", lambda ref: False)
     worker = RolloutWorker("generator 0", 0, *LIMITS, weights_timeout=10.0)
-    worker.process, worker.started, worker.watchdog = placed("generator 0"), True, worker.watch()
+    worker.process, worker.started = placed("generator 0"), True
+    worker.process.clock, worker.watchdog = worker.clock, worker.watch()
     return worker
 
 
 def later(worker, seconds):
     """So many seconds go by."""
-    worker.excuse(-seconds)
+    worker.clock._unpolled -= seconds
 
 
 def receive(worker):
@@ -112,10 +113,9 @@ def test_time_in_which_nobody_listened_is_no_silence(worker):
     worker.in_flight[0] = "group"
     worker.offer("weights", 0)
     later(worker, 1000)
-    worker.excuse(999)
+    later(worker, -999)  # in which the driver did not poll
     check(worker)
     later(worker, 20)
-    worker.excuse(0)
     with pytest.raises(WorkerLostError, match="no heartbeat for 20 s"):
         check(worker)
 
@@ -124,15 +124,19 @@ def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(backend.time, "monotonic", lambda: clock[0])
     poll_clock = PollClock()
-    for gap, away in ((0.02, 0.0), (1.0, 0.0), (61.5, 60.0), (1.0, 0.0)):
+    for gap, counted in ((0.02, 0.02), (1.0, 1.0), (61.5, 1.5), (1.0, 1.0)):
+        before = poll_clock.now()
         clock[0] += gap
-        assert poll_clock.unpolled() == pytest.approx(away)
+        poll_clock.poll()
+        assert poll_clock.now() - before == pytest.approx(counted)
 
 
 def test_one_without_a_timeout_may_be_idle_and_nothing_is_said(caplog):
-    idle, working = Watchdog("the tracking process", math.inf), Watchdog("generator 0", 600.0)
+    clock = PollClock()
+    watched = [("the tracking process", math.inf), ("generator 0", 600.0)]
+    idle, working = (Watchdog(what, timeout, clock) for what, timeout in watched)
+    clock._unpolled -= 40.0
     for watchdog in (idle, working):
-        watchdog.excuse(-40.0)
         watchdog.check()
     assert caplog.messages == [
         "generator 0 has made no progress for 30 s; its process is replaced after 600 s"
@@ -159,7 +163,8 @@ def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswe
     worker = PoolWorker("trainer 0", 0, process=placed("trainer 0"), started=True)
     WorkerPool.__init__(ranks, [worker], object.__new__(backend.RayActors), serve)
     ranks._timeouts, ranks._lock = ClusterTimeouts(step=30), threading.Lock()
-    ranks._numbers, ranks.returned = count(), {}
+    ranks._numbers, ranks._calls = count(), {}
+    worker.process.clock = ranks._clock
     calls = ranks._start([()], "step", "stepped")
     assert not calls.wait(0.0)  # which asks for a heartbeat
     unanswered[0] += 1000.0

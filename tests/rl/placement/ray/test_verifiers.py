@@ -15,13 +15,13 @@ from ray_nodes import Run, simulated, until
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, Fsdp2
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.placement.ray.verifier import RayVerifier, _packed, _unpacked
+from scalerl.rl.placement.ray.parts import RayVerifier
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
-from scalerl.rl.types import Limits, Prompt, Reward
+from scalerl.rl.types import Limits, Reward
 from scalerl.rl.verify.verifier import PoolVerifier
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 CODE = '''
 import os, time
@@ -34,15 +34,6 @@ def judge(prompt, text):
         time.sleep(0.01)
     return len(text) % 2 == 0
 '''
-
-
-def test_what_is_sent_is_what_arrives():
-    prompts = [Prompt("a", "1 + 1", "2"), Prompt("b", "", "3", (("user", "x"),))]
-    turns = ((0,), (3,), (5, 1, 2))
-    asked = [(prompt, [np.arange(n) for n in lengths]) for prompt in prompts for lengths in turns]
-    for (prompt, parts), (other, others) in zip(asked, _unpacked(_packed(asked)), strict=True):
-        assert prompt == other
-        assert [turn_T.tolist() for turn_T in parts] == [turn_T.tolist() for turn_T in others]
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ from scalerl.errors import LearnerLostError
 from scalerl.rl.loop.progress import Activities
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.placement.ray.parts import RayParts
-from scalerl.rl.sync import object_store as parcel
-from scalerl.rl.sync.object_store import StoredWeights, put
-from scalerl.rl.sync.transport import ObjectStore
+from scalerl.rl.sync import ray_weights
+from scalerl.rl.sync.ray_weights import ObjectStore, StoredWeights, put
 from scalerl.rl.types import TensorSpec
 
 N = 12
@@ -68,7 +67,7 @@ def test_weights_that_went_with_their_learner_say_so(monkeypatch, error):
     def get(ref, timeout):
         raise error
 
-    monkeypatch.setattr(parcel.ray, "get", get)
+    monkeypatch.setattr(ray_weights.ray, "get", get)
     stored = StoredWeights([((TensorSpec("a", (2,), "float32"),), "ref")], 3.0)
     for fetch in (dict, lambda weights: list(weights.buckets())):
         with pytest.raises(LearnerLostError, match="weights do not come from the learner"):

@@ -1,10 +1,10 @@
 """Generation by vLLM: docs/howto/vllm.md.
 
     generator.py       the `Generator`: groups, counters, resume
-    server_pool.py     the servers, in a thread; server_state.py, request_queue.py: what it keeps
+    server_pool.py     the servers, in a thread; server_state.py: what it keeps
     completions.py     what is asked of vLLM, and what it returned; turns.py: completions of several turns
-    launch.py          starts workers; worker.py runs in them, served.py in vLLM's own processes
-    worker_client.py, http_client.py     the calls of either; protocol.py, requirements.py: what both must be
+    launch.py          starts and calls workers; worker.py runs in them, served.py in vLLM's own processes
+    http_client.py     the calls of servers; protocol.py: what both must be
 
 Imported by `rl.placement`, `rl.placement.ray`.
 """

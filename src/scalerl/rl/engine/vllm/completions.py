@@ -4,8 +4,9 @@ Shapes in names: T tokens of a completion.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +117,13 @@ def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
         first_version=turns[0].first_version,
         truncated=truncated or completed.truncated,
     )
+
+
+def groups_of(completed: Iterable[Completed], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+    """Return the completions of groups, by sequence number and sample."""
+    ordered = sorted(completed, key=lambda one: one.request)
+    groups = groupby(ordered, key=lambda one: one.request.seq_no)
+    return [tuple(rollout_of(one, sampling) for one in group) for _, group in groups]
 
 
 def _before(request: Request) -> int:

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from itertools import count, groupby
-from operator import itemgetter
+from itertools import count
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.launch import place_workers
-from scalerl.rl.engine.vllm.protocol import shape_of
-from scalerl.rl.engine.vllm.requirements import Requirements
+from scalerl.rl.engine.vllm.protocol import Requirements, shape_of
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -197,24 +195,8 @@ class VllmGenerator(Generator):
         """
         salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
         evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), environment=environment)
-        result: Future[list[tuple[Rollout, ...]]] = Future()
-
-        def finish(done: Future[list[Completed]]) -> None:
-            try:
-                completed = sorted(done.result(), key=lambda completed: completed.request)
-                rollouts = [(one.request.seq_no, rollout_of(one, self.sampling)) for one in completed]
-                groups = groupby(rollouts, key=itemgetter(0))
-                found = [tuple(rollout for _, rollout in group) for _, group in groups]
-            except ScalerlError as error:
-                if result.set_running_or_notify_cancel():
-                    result.set_exception(error)
-            else:
-                if result.set_running_or_notify_cancel():
-                    result.set_result(found)
-
-        evaluation.done.add_done_callback(finish)
         self._pool.evaluate(evaluation, weights)
-        return result
+        return evaluation.done
 
     @property
     def evaluated_seconds(self) -> float:

@@ -1,18 +1,29 @@
-"""Workers of vLLM that are started on this machine: their Python, environment, arguments and GPUs."""
+"""Workers of vLLM that are started on this machine (`scalerl.rl.engine.vllm.worker` runs in them): their
+Python, environment, arguments and GPUs; and the calls to them."""
 
+from __future__ import annotations
+
+import asyncio
 import json
 import os
+import re
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, WorkerError
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.vllm.worker_client import WorkerClient
-from scalerl.rl.workers.fresh_python import FreshPython
+from scalerl.rl.engine.vllm.worker import serve
+from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
+from scalerl.rl.workers.backend import CLOSING, STARTING, WorkerLostError
+from scalerl.rl.workers.processes import ChildProcess, FreshPython
 
 VENV = Path(".vllm-venv")
 """Where `make vllm` puts it."""
+_ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 
 
 def find_python(settings: Vllm) -> str:
@@ -80,8 +91,7 @@ def place_workers(
     each, first = settings.tensor_parallel, gpus - settings.servers * settings.tensor_parallel
     own = [range(first + n * each, first + (n + 1) * each) if gpus else () for n in range(settings.servers)]
     return [
-        WorkerClient(number, backend, backend.log(number), folder, arguments, own[number])
-        for number in range(settings.servers)
+        WorkerClient(number, backend, folder, arguments, own[number]) for number in range(settings.servers)
     ]
 
 
@@ -105,3 +115,121 @@ def gpus_of_workers(settings: Vllm, gpus: int) -> list[str | None]:
     names = named.split(",") if named else [str(i) for i in range(gpus)]
     names = names[gpus - settings.servers * each : gpus]
     return [",".join(names[i * each : (i + 1) * each]) for i in range(settings.servers)]
+
+
+class WorkerClient(VllmClient):
+    """Worker `number`, which `backend` starts with these arguments of vLLM's command."""
+
+    def __init__(
+        self,
+        number: int,
+        backend: FreshPython,
+        folder: Path,
+        arguments: Sequence[str],
+        gpus: Sequence[int] = (),
+    ) -> None:
+        self.name, self._number = f"vLLM worker {number}", number
+        self.log = self._log = backend.log(number)
+        self._backend, self._folder, self._arguments = backend, str(folder), arguments
+        self.gpus = tuple(gpus)
+        self._process: ChildProcess | None = None
+        self._started, self._log_start = False, 0
+        self._numbers = count(1)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        """Those without an answer yet; 0 is the start."""
+        self._lost: ServerLostError | None = None
+
+    async def reach(self, seconds: float) -> None:
+        """See `VllmClient`."""
+        loop = asyncio.get_running_loop()
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._calls, self._lost, self._started = {0: loop.create_future()}, None, False
+        # At random: by one seed two workers, or one and its successor, would draw the same numbers.
+        seed = ["--seed", str(secrets.randbits(31))]
+        self._process = await asyncio.to_thread(
+            self._backend.spawn, self.name, self._number, serve, self._folder, [*seed, *self._arguments]
+        )
+        self.pid = self._process.pid
+        for fd in self._process.watched():
+            loop.add_reader(fd, self._receive, self._process)
+        await self._answer(0, "its start", seconds)
+        self._started = True
+
+    def _receive(self, process: ChildProcess) -> None:
+        """Give the calls their answers; where the process is lost, all the loss."""
+        try:
+            for kind, value, _ in process.receive():
+                if kind in ("lost", "failed"):
+                    raise process.lost(str(value))
+                if kind == "started":
+                    self._settle(0, None)
+                elif kind == "answer":
+                    self._settle(*value)
+                else:
+                    number, why, again = value
+                    self._settle(number, (ServerLostError if again else WorkerError)(f"{self.name}: {why}"))
+        except (WorkerLostError, OSError) as error:
+            self._ignore(process)
+            self._lost, self.pid = ServerLostError(str(error)), None
+            for number in self._calls:
+                self._settle(number, ServerLostError(str(error)))
+
+    def _ignore(self, process: ChildProcess) -> None:
+        for fd in process.watched():
+            asyncio.get_running_loop().remove_reader(fd)
+
+    def _settle(self, number: int, value: Any) -> None:
+        call = self._calls.get(number)
+        if call is None or call.done():  # it was given up
+            return
+        if isinstance(value, Exception):
+            call.set_exception(value)
+        else:
+            call.set_result(value)
+
+    async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
+        """See `VllmClient`."""
+        if self._lost or self._process is None:
+            raise self._lost or ServerLostError(f"{self.name} is not started")
+        number = next(self._numbers)
+        self._calls[number] = asyncio.get_running_loop().create_future()
+        self._process.send((number, method, arguments))
+        return await self._answer(number, method, seconds)
+
+    async def _answer(self, number: int, what: str, seconds: float) -> Any:
+        try:
+            # Not wait_for, which in Python 3.11 drops a cancellation where the call is settled already.
+            async with asyncio.timeout(seconds):
+                return await self._calls[number]
+        except TimeoutError as error:
+            raise ServerLostError(f"{self.name}: {what} took longer than {seconds:g} s") from error
+        finally:
+            self._calls.pop(number, None)
+
+    def exit_reason(self) -> str:
+        """Return the first error of its log since its start, on one line."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._log_start)
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return "it left no log"
+        # The first error is the cause; those after it are of what waited for it.
+        found = (_ERROR.search(line) for line in lines if " WARNING " not in line)
+        return next((words[0].strip() for words in found if words), "its log says nothing of why")
+
+    def kill(self) -> None:
+        """See `VllmClient`."""
+        process, self._process, self.pid = self._process, None, None
+        if process:
+            self._ignore(process)
+            process.kill()
+
+    async def close(self) -> None:
+        """See `VllmClient`."""
+        process, self._process = self._process, None
+        if process:
+            self._ignore(process)
+            process.close(CLOSING if self._started else STARTING)
+            await asyncio.to_thread(process.join)
+        self.pid = None

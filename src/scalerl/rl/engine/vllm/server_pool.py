@@ -4,7 +4,7 @@
                  sent as soon as a server has a free decode slot
     supervise    one task a server: start or reach it; install that version, until it is lost; then again,
                  with its completions in flight sampled anew
-    complete     one task a completion
+    sample       one task a completion
 
 An update in flight: no completion is sent; the pause returns once no step is under way, and leaves the KV
 cache as it is; the worker extension loads the weights, and returns how many tokens each completion
@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
-from scalerl.rl.engine.vllm.request_queue import RequestQueue
-from scalerl.rl.engine.vllm.requirements import Requirements, check_server
+from scalerl.rl.engine.vllm.protocol import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
     Event,
     Flight,
     Installed,
+    RequestQueue,
     Restarted,
     ServedEvaluation,
     ServerState,
@@ -73,16 +73,19 @@ class ServerPool:
         environment: TurnsThread | None = None,
     ) -> None:
         self._settings, self._sampling, self._required = settings, sampling, required
-        self._salt, self._folder, self._servers, self._report = salt, folder, servers, report
-        self._environment = environment
-        self._first: tuple[Weights, int] | None = (weights, version)
-        self._queue = RequestQueue(version)
+        self._salt, self._servers, self._report, self._environment = salt, servers, report, environment
+        if settings.transport == "file":
+            self._weights = FileTransport(folder, weights, version)
+        else:
+            self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
+        self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
-        self._ready = threading.Event()
+        self._tasks = set[asyncio.Task[None]]()
+        self._loop = asyncio.new_event_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self._thread.start()
-        self._ready.wait()
 
     # -- from the other thread -------------------------------------------------------------------------------
 
@@ -119,7 +122,7 @@ class ServerPool:
 
     def close(self) -> None:
         """Stop the servers that were started here, and close the connections to the others."""
-        self._call(lambda: self._stop.set())
+        self._call(self._end)
         self._thread.join(timeout=60)
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -131,39 +134,46 @@ class ServerPool:
     def _run(self) -> None:
         ended: ScalerlError = WorkerError("generation by vLLM was stopped")
         try:
-            asyncio.run(self._main())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
         except BaseException as error:
             ended = error if isinstance(error, ScalerlError) else _unexpected(error)
             self._report(ended)
         finally:
-            self._ready.set()
             self._queue.end(ended)
 
     async def _main(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        assert self._first is not None
-        weights, version = self._first
-        self._first = None  # a model's worth of memory
-        transport = self._settings.transport
-        if transport == "file":
-            self._weights = FileTransport(self._folder, weights, version)
-        else:
-            self._weights = (IpcTransport if transport == "ipc" else NcclTransport)(weights, version)
-        del weights
-        self._failure: asyncio.Future[None] = self._loop.create_future()
-        self._ready.set()
-        tasks = [asyncio.create_task(self._supervise(server)) for server in self._servers]
-        stop = asyncio.create_task(self._stop.wait())
+        for server in self._servers:
+            self._start(self._supervise(server))
         try:
-            done, _ = await asyncio.wait([stop, self._failure, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                ended.result()
+            await self._ended
         finally:
-            flights = [f.task for server in self._servers for f in server.flights.values() if f.task]
-            for task in [stop, *tasks, *flights]:
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stop, *tasks, *flights, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(server.client.close() for server in self._servers))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task, whose failure ends the pool: its completion would be in flight for ever."""
+
+        def note(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                self._end(error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(note)
+        return task
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._ended.done():
+            return
+        if error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
 
     def _queue_again(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
@@ -195,7 +205,7 @@ class ServerPool:
             flight = Flight(request, name, marks, evaluation=evaluation)
             server.flights[name] = flight
             server.count_work()
-            flight.task = asyncio.create_task(self._complete(server, flight))
+            flight.task = self._start(self._sample(server, flight))
         for request in ahead:
             heapq.heappush(waiting, request)
 
@@ -207,14 +217,6 @@ class ServerPool:
                 server.wake.set()
 
     # -- a completion ----------------------------------------------------------------------------------------
-
-    async def _complete(self, server: ServerState, flight: Flight) -> None:
-        # A task that failed silently would leave its completion in flight for ever.
-        try:
-            await self._sample(server, flight)
-        except Exception as error:
-            if not self._failure.done():
-                self._failure.set_exception(error)
 
     async def _sample(self, server: ServerState, flight: Flight) -> None:
         request, seconds = flight.request, self._settings.request_seconds

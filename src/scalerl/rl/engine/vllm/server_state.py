@@ -1,19 +1,29 @@
-"""A vLLM server as the server pool keeps it, its completions in flight, and the events that it reports."""
+"""What the server pool keeps: servers, completions in flight, and a queue; and the events that it reports.
+
+A server is to have the version of the oldest evaluation that has completions for it, and else the newest. So
+versions are evaluated on the way, in order, and training goes on beside with what a server has: admission
+control holds it back where that gets too old. Where a version is older than what training has sampled by (a
+resumed run, a lost server), or is none that training samples by, the server first completes what training has
+there, and gets no more of it until it has the newest again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.engine.sampling import Request
-from scalerl.rl.engine.vllm.completions import Completed
+from scalerl.rl.engine.sampling import Request, Sampling
+from scalerl.rl.engine.vllm.completions import Completed, groups_of
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
+from scalerl.rl.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class ServedEvaluation:
     answering: int = 0
     """Completions that wait for its answer."""
     completed: list[Completed] = field(default_factory=list)
-    done: Future[list[Completed]] = field(default_factory=Future)
+    done: Future[list[tuple[Rollout, ...]]] = field(default_factory=Future)
 
 
 @dataclass
@@ -161,3 +171,79 @@ class ServerState:
         for name, flight in self.flights.items():
             # A completion that has ended is not in the progress any more, nor one that has not begun.
             flight.seen = progress.get(name, flight.seen)
+
+
+class RequestQueue:
+    """Completions that no server has yet, in their order: those of evaluations first."""
+
+    def __init__(self, version: int, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self.newest = version
+        """The version that training is to sample by."""
+        self._training: list[Request] = []
+        self._evaluations: list[ServedEvaluation] = []
+        self._unfinished: list[ServedEvaluation] = []
+        """Evaluations whose futures fail where there are no servers any more; of any thread."""
+        self._ended: ScalerlError | None = None
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Add completions of training."""
+        for request in requests:
+            heapq.heappush(self._training, request)
+
+    def put_back(self, flight: Flight) -> None:
+        """Add a completion that is to be sampled again."""
+        heapq.heappush(flight.evaluation.waiting if flight.evaluation else self._training, flight.request)
+
+    def announce(self, evaluation: ServedEvaluation) -> None:
+        """Have an evaluation fail with the servers from now on; may be called by any thread."""
+        self._unfinished.append(evaluation)
+        if self._ended:
+            self.end(self._ended)
+
+    def add_evaluation(self, evaluation: ServedEvaluation) -> None:
+        """Add the completions of an evaluation."""
+        evaluation.offered = evaluation.version == self.newest
+        self._evaluations.append(evaluation)
+
+    def complete(self, evaluation: ServedEvaluation, completed: Completed) -> bool:
+        """Note a completion of an evaluation; return whether it was the last."""
+        evaluation.completed.append(completed)
+        if len(evaluation.completed) < evaluation.n_requests:
+            return False
+        groups = groups_of(evaluation.completed, self._sampling)
+        self._evaluations.remove(evaluation)
+        self._unfinished.remove(evaluation)
+        if evaluation.done.set_running_or_notify_cancel():
+            evaluation.done.set_result(groups)
+        return True
+
+    def end(self, error: ScalerlError) -> None:
+        """Have all evaluations fail, those to come as well."""
+        self._ended = error
+        for evaluation in list(self._unfinished):
+            with suppress(InvalidStateError):  # another thread was first
+                evaluation.done.set_exception(error)
+
+    def __iter__(self) -> Iterator[tuple[list[Request], ServedEvaluation | None]]:
+        """Yield the heaps of what waits, with the evaluations that they are of."""
+        yield from [(evaluation.waiting, evaluation) for evaluation in self._evaluations]
+        yield self._training, None
+
+    # -- versions --------------------------------------------------------------------------------------------
+
+    def target(self, server: ServerState) -> int:
+        """Return the version that a server is to have."""
+        for flight in server.flights.values():
+            if flight.evaluation:
+                return flight.evaluation.version
+        return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
+
+    def is_offered(self, version: int) -> bool:
+        """Return whether training may sample by a version."""
+        return version in [self.newest, *(e.version for e in self._evaluations if e.offered)]
+
+    def must_drain(self, server: ServerState, version: int) -> bool:
+        """Return whether a server must complete what training has there before it installs a version."""
+        trains = any(flight.evaluation is None for flight in server.flights.values())
+        return trains and (version < server.installed or not self.is_offered(version))

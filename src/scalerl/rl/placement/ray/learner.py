@@ -16,8 +16,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -28,21 +28,20 @@ from scalerl.errors import LearnerLostError, ScalerlError, brief_error
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.group import LearnerGroup, LearnerRank
-from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
-from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
+from scalerl.rl.sync.ray_weights import BroadcastGroup, Bucket, StoredWeights, put, send
 from scalerl.rl.types import Pending, Plan
-from scalerl.rl.workers.backend import Channel, Message, WorkerProcess
-from scalerl.rl.workers.pool import Events, PoolWorker, WorkerPool
+from scalerl.rl.workers.backend import Channel, Message, WorkerLostError, WorkerProcess
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ranks import free_port, meet, store_at
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.supervision import PollClock, WorkerLostError
+from scalerl.rl.workers.timeline import Timeline
 
 STOP = "stop"
 """The call that has a step given up, while it is made."""
-THREADS = ("first", "send")
+BESIDE = ("wait_saved", "send")
 """Calls beside those that train, each in a thread of its own: of the disk, and of a broadcast."""
 _AFTERMATH = 5.0  # seconds in which Ray reports which rank died first
 _POLL = 1.0  # seconds between two polls, at most
@@ -52,7 +51,7 @@ class TrainerActor(WorkerActor):
     """The process of a rank."""
 
 
-class RankServer:
+class RankServer(LearnerRank):
     """A rank, which holds a shard of the learner, and takes part in what all ranks do."""
 
     def __init__(self) -> None:
@@ -70,21 +69,12 @@ class RankServer:
         host, _, port = address.rpartition(":")
         store = store_at(host, int(port), world, rank == 0, seconds)
         meet(seconds, store=store, rank=rank, world_size=world)
-        self._rank = LearnerRank()
 
-    def all(self, name: str, arguments: Any) -> Any:
-        """Call a method of `LearnerRank`, as all ranks do, with arguments from the object store.
-
-        The first returns its result: what the others return would travel to the driver for nothing.
-        """
-        found = getattr(self._rank, name)(*ray.get(arguments))
-        if name == "load":
-            self._rank.learner.stop = self.stop
-        return found if dist.get_rank() == 0 else None
-
-    def first(self, name: str, arguments: Sequence[Any]) -> Any:
-        """Call a method that only the first rank calls, while all train."""
-        return getattr(self._rank, name)(*arguments)
+    def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
+        """See `LearnerRank.load`."""
+        device = super().load(recipe, model_folder)
+        self.learner.stop = self.stop
+        return device
 
     def stored_weights(self, bucket_mib: float) -> list[tuple[int, Bucket]]:
         """Put buckets into the object store; return number and reference of those of this rank.
@@ -92,27 +82,36 @@ class RankServer:
         The ranks take turns, so that none of them, and no node's store, has the whole model.
         """
         rank, world = dist.get_rank(), dist.get_world_size()
-        buckets = enumerate(in_buckets(self._rank.learner.weights(), bucket_mib))
+        buckets = enumerate(in_buckets(self.learner.weights(), bucket_mib))
         return [(i, put(bucket)) for i, bucket in buckets if i % world == rank]
 
-    def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
-        """Broadcast weights to the generators, while training goes on."""
-        send(group, weights, version)
+    send = staticmethod(send)
+
+    def call(self, method: str, arguments: Any) -> Any:
+        """Call a method.
+
+        Where its arguments come from the object store, for all ranks, the first alone returns its result:
+        what the others return would travel to the driver for nothing.
+        """
+        if not isinstance(arguments, ray.ObjectRef):
+            return getattr(self, method)(*arguments)
+        found = getattr(self, method)(*ray.get(arguments))
+        return found if dist.get_rank() == 0 else None
 
 
 def serve(channel: Channel) -> None:
     """Make the calls that come, (number, method, arguments): in order those that train, and beside them those
-    of `THREADS`."""
+    of `BESIDE`."""
     server = RankServer()
-    queues = {name: queue.SimpleQueue[Any]() for name in ("train", *THREADS)}
+    queues = {name: queue.SimpleQueue[Any]() for name in ("train", *BESIDE)}
 
     def work(calls: queue.SimpleQueue[Any]) -> None:
         while True:
             number, method, arguments = calls.get()
             try:
-                channel.send("returned", (number, getattr(server, method)(*arguments)))
+                channel.send("returned", (number, server.call(method, arguments)))
             except ScalerlError as error:
-                channel.send("raised", error)
+                channel.send("raised", (number, error))
             except Exception as error:
                 channel.send("lost", brief_error(error))
 
@@ -124,7 +123,29 @@ def serve(channel: Channel) -> None:
         if call[1] == STOP:
             server.stop.set()
             continue
-        queues[call[1] if call[1] in THREADS else "train"].put(call)
+        queues[call[1] if call[1] in BESIDE else "train"].put(call)
+
+
+@dataclass(eq=False)
+class RankCalls:
+    """Calls under way on the first `n` ranks, which are to end by a time of the pool's clock; see
+    `scalerl.rl.types.Pending`."""
+
+    ranks: RayRanks
+    n: int
+    what: str
+    limit: float
+    ends: float
+    found: dict[int, Any] = field(default_factory=dict)
+    """What they returned, by rank."""
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Return whether all have returned; wait for that, and for no longer than `seconds`."""
+        return self.ranks.wait_for(lambda: len(self.found) == self.n, seconds, _POLL)
+
+    def result(self) -> Any:
+        """Return what the first returned."""
+        return self.found[0]
 
 
 class RayRanks(WorkerPool[PoolWorker]):
@@ -137,7 +158,7 @@ class RayRanks(WorkerPool[PoolWorker]):
     noun, role = "trainer", "train"
     _stop: threading.Event | None = None
 
-    def __init__(self, cluster: Cluster, session: Session, seconds: float, events: Events) -> None:
+    def __init__(self, cluster: Cluster, session: Session, seconds: float, events: Timeline) -> None:
         """`seconds` is how long ranks wait for each other."""
         self._timeouts, self._transport = cluster.timeouts, cluster.transport
         self.size, start = cluster.trainers, cluster.timeouts.start
@@ -147,13 +168,13 @@ class RayRanks(WorkerPool[PoolWorker]):
         self._lock = threading.Lock()
         """A checkpoint's thread waits for ranks while the driver does too."""
         self._numbers = count()
-        self.returned: dict[tuple[int, int], Any] = {}
-        """By number of the call, and rank."""
+        self._calls: dict[int, RankCalls] = {}
+        """Those under way, by number."""
         self.start()
         self.wait_until_started()
-        address = self._on_first("address_to_meet", "found a place to meet")
+        address = self._call([()], "address_to_meet", "found a place to meet").result()
         arguments = [(rank, self.size, address, seconds) for rank in range(self.size)]
-        self._result(self._start(arguments, "meet", "met the others"))
+        self._call(arguments, "meet", "met the others")
 
     @property
     def actors(self) -> list[WorkerProcess]:
@@ -170,86 +191,77 @@ class RayRanks(WorkerPool[PoolWorker]):
         """Do the same, without waiting for it."""
         check()
         # `put` once: as arguments of each call the batch would be copied for every rank.
-        arguments = [(name, ray.put(args))] * self.size
-        return _OfFirst(self._start(arguments, "all", f"done its part of `{name}`"))
+        return self._start([ray.put(args)] * self.size, name, f"done its part of `{name}`")
 
     def first(self, name: str, *args: Any) -> Any:
         """Call a method on the first rank alone."""
-        return self._on_first("first", f"done its part of `{name}`", name, args)
+        return self._call([args], name, f"done its part of `{name}`").result()
 
     def weights(self, plan: Plan) -> StoredWeights:
         """Put the current weights into the object store, and return references to them."""
-        what = "put its weights into the object store"
-        found = self.call("stored_weights", what, self._transport.bucket_mib)
+        arguments, what = [(self._transport.bucket_mib,)] * self.size, "put its weights into the object store"
+        found = self._call(arguments, "stored_weights", what).found
         # The ranks took turns with the buckets: by number they are in the order of the model again.
-        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
+        buckets = sorted((bucket for of_rank in found.values() for bucket in of_rank), key=lambda b: b[0])
         return StoredWeights((bucket for _, bucket in buckets), self._timeouts.weights)
 
-    def call(self, method: str, what: str, *args: Any) -> list[Any]:
-        """Call a method of `RankServer` on every rank; return what each returns."""
-        return self._result(self._start([args] * self.size, method, what))
-
     def send(self, *args: Any) -> None:
-        """Call `RankServer.send` on the first; waits for nothing."""
-        self._start([args], "send", "sent the weights")
+        """Have the first broadcast weights to the generators; waits for nothing."""
+        self._start([args], "send", "sent the weights", math.inf)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
         """Stop all ranks once `stop` is set; what they report of a step stays with them."""
         self._stop = stop
 
-    def stop_if_set(self) -> None:
-        """Tell the ranks, once, that the run is to stop: they give up the step that they make."""
-        if self._stop is not None and self._stop.is_set():
-            self._stop = None
-            for actor in self.actors:
-                actor.send((next(self._numbers), STOP, ()))
-
-    def check_life(self) -> None:
-        """Check that all live; waits for nothing."""
-        self.poll(0.0)
-
     def poll(self, timeout: float) -> None:
         """Receive what ranks return within `timeout` seconds."""
         with self._lock:
+            if self._stop is not None and self._stop.is_set():
+                self._stop = None  # once
+                for actor in self.actors:
+                    actor.send((next(self._numbers), STOP, ()))
             super().poll(timeout)
-
-    def check_deadline(self, calls: RankCalls) -> None:
-        """Check the time limit of calls."""
-        for rank in calls.missing():
-            if time.monotonic() > calls.ends:
-                why = f"it has not {calls.what} within {calls.limit:g} s"
-                self._lose(self._workers[rank], self.actors[rank].lost(why))
+            for calls in list(self._calls.values()):
+                if self._clock.now() > calls.ends:
+                    worker = next(worker for worker in self._workers if worker.number not in calls.found)
+                    why = f"it has not {calls.what} within {calls.limit:g} s"
+                    self._lose(worker, self.actors[worker.number].lost(why))
 
     def close(self) -> None:
         """Kill them."""
         self.kill()
 
-    def _send(self, worker: PoolWorker, number: int, work: Any) -> None:
-        """Do nothing: what ranks do, all do together (`begin`)."""
-
     def _received(self, worker: PoolWorker, message: Message) -> None:
-        if message.kind == "raised":
-            raise message.value
         number, value = message.value
-        self.returned[number, worker.number] = value
+        if (calls := self._calls.get(number)) is None:  # another rank has raised the same
+            return
+        if message.kind == "raised":
+            del self._calls[number]
+            raise value
+        calls.found[worker.number] = value
+        if len(calls.found) == calls.n:
+            del self._calls[number]
 
     def _lose(self, worker: PoolWorker, error: WorkerLostError) -> None:
         cause = self._first_loss() or error
         self.kill()  # without one of them the others cannot go on
         raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
-    def _on_first(self, method: str, what: str, *args: Any) -> Any:
-        return self._result(self._start([args], method, what))[0]
+    def _call(self, arguments: Sequence[Any], method: str, what: str) -> RankCalls:
+        calls = self._start(arguments, method, what)
+        calls.wait()
+        return calls
 
-    def _result(self, calls: RankCalls) -> list[Any]:
-        calls.wait(math.inf)
-        return calls.result()
-
-    def _start(self, arguments: Sequence[Sequence[Any]], method: str, what: str) -> RankCalls:
-        number = next(self._numbers)
+    def _start(
+        self, arguments: Sequence[Any], method: str, what: str, limit: float | None = None
+    ) -> RankCalls:
+        """Call a method on the first ranks, each with its `arguments`, to end within `timeouts.step`."""
+        number, limit = next(self._numbers), self._timeouts.step if limit is None else limit
+        calls = RankCalls(self, len(arguments), what, limit, self._clock.now() + limit)
+        self._calls[number] = calls
         for actor, args in zip(self.actors, arguments, strict=False):
             actor.send((number, method, args))
-        return RankCalls(self, number, len(arguments), self._timeouts.step, what)
+        return calls
 
     def _first_loss(self) -> WorkerLostError | None:
         """Return the loss of the rank that died, if one did: the others report their connection to it."""
@@ -264,49 +276,6 @@ class RayRanks(WorkerPool[PoolWorker]):
         return None
 
 
-class RankCalls:
-    """Calls under way on the first `n` ranks; see `scalerl.rl.types.Pending`."""
-
-    def __init__(self, ranks: RayRanks, number: int, n: int, limit: float, what: str) -> None:
-        self._ranks, self._number, self._n = ranks, number, n
-        self.limit, self.what = limit, what
-        self.ends = time.monotonic() + limit
-        self._clock = PollClock()
-
-    def missing(self) -> list[int]:
-        """Return the ranks that have not returned."""
-        return [rank for rank in range(self._n) if (self._number, rank) not in self._ranks.returned]
-
-    def wait(self, seconds: float) -> bool:
-        """Return whether all have returned; wait for that, and for no longer than `seconds`."""
-        until = time.monotonic() + seconds
-        while self.missing():
-            self._ranks.stop_if_set()
-            self._ranks.poll(max(0.0, min(_POLL, until - time.monotonic())))
-            self.ends += self._clock.unpolled()
-            self._ranks.check_deadline(self)
-            if time.monotonic() >= until:
-                break
-        return not self.missing()
-
-    def result(self) -> list[Any]:
-        """Return what they returned, in order, once."""
-        return [self._ranks.returned.pop((self._number, rank)) for rank in range(self._n)]
-
-
-@dataclass
-class _OfFirst:
-    """What the first of all ranks returns; see `scalerl.rl.types.Pending`."""
-
-    calls: RankCalls
-
-    def wait(self, seconds: float) -> bool:
-        return self.calls.wait(seconds)
-
-    def result(self) -> Any:
-        return self.calls.result()[0]
-
-
 class RayLearner(LearnerGroup):
     """The learner over actors; its weights stay in the object store until they are fetched.
 
@@ -315,7 +284,7 @@ class RayLearner(LearnerGroup):
         LearnerLostError: (by any method) a rank was lost.
     """
 
-    def __init__(self, recipe: Recipe, model_folder: str, session: Session, events: Events) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session, events: Timeline) -> None:
         cluster = recipe.on_cluster
         self._actors = RayRanks(cluster, session, recipe.learner.timeout, events)
         self.address = self._actors.actors[0].node.split()[1]
@@ -324,7 +293,7 @@ class RayLearner(LearnerGroup):
 
     def check_life(self) -> None:
         """Check that all ranks live, for a driver that waits for other things."""
-        self._actors.check_life()
+        self._actors.poll(0.0)
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Have the first rank broadcast weights to the generators; waits for nothing."""

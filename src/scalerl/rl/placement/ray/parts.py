@@ -1,10 +1,14 @@
 """The parts of a run that are on a cluster, in place of those of `scalerl.rl.loop.parts`."""
 
+import math
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+import torch
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
@@ -14,20 +18,23 @@ from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.placement.evaluate import Evaluate, prompts_of
+from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.placement.evaluate import Evaluate, ServedEvaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
-from scalerl.rl.placement.ray.verifier import RayVerifier
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
-from scalerl.rl.sync.object_store import StoredWeights, store
-from scalerl.rl.sync.transport import transport_of
-from scalerl.rl.types import Weights
-from scalerl.rl.verify.verifier import Verification, load_verifier
+from scalerl.rl.sync.ray_weights import StoredWeights, store, transport_of
+from scalerl.rl.types import Pending, Weights
+from scalerl.rl.verify.pool import Outcome, VerifierPool, VerifierWorker
+from scalerl.rl.verify.verifier import Completion, Verification, load_verifier
+from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
-from scalerl.rl.workers.ray.timeline import Timeline
+from scalerl.rl.workers.timeline import Timeline
 
 T = TypeVar("T", bound=Any)
+_SHARES = 4
+"""Of a collection, for each verifier: a quick one takes more of them."""
 
 
 class GeneratorActor(WorkerActor):
@@ -36,6 +43,10 @@ class GeneratorActor(WorkerActor):
 
 class EvaluationActor(WorkerActor):
     """The process of the evaluation."""
+
+
+class VerifierActor(WorkerActor):
+    """The process of a verifier."""
 
 
 class RayParts:
@@ -111,8 +122,6 @@ class RayParts:
         """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
         if isinstance(cluster.engine, Vllm):
-            from scalerl.rl.placement.evaluate_served import ServedEvaluator
-
             return self._keep(ServedEvaluator(recipe, cast(Any, self._generator)))
 
         def pack(weights: Weights) -> StoredWeights:
@@ -128,3 +137,60 @@ class RayParts:
 
     def _keep(self, part: T) -> T:
         return self._closing.enter_context(closing(part))
+
+
+class RayVerifier(Verification):
+    """Verification by `[cluster] verifiers` actors: the driver sends tokens, and goes on while they verify.
+
+    completions -> shares -> idle actors -> outcomes, in order
+
+    Every actor has a `Verifier` of its own, with the worker processes of `task.limits`. One that is lost is
+    replaced, and its share is verified again by another: the outcomes do not depend on which actor verifies.
+
+    Raises:
+        InputError: what the task needs for its verifier cannot be loaded.
+        WorkerError: the verifiers do not start; or (by what `submit` returns) are lost again and again.
+    """
+
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> None:
+        super().__init__()
+        cluster, limits = recipe.on_cluster, recipe.on_cluster.timeouts
+        smallest = recipe.task.limits.workers  # of the processes of an actor some would be idle
+        workers = [
+            VerifierWorker(f"verifier {i}", i, limits.step, limits.start) for i in range(cluster.verifiers)
+        ]
+        self.pool = VerifierPool(
+            workers,
+            RayActors(VerifierActor, session, "verifiers", limits.heartbeat),
+            list,
+            lambda n: max(math.ceil(n / (_SHARES * len(workers))), smallest),
+            verify,
+            (recipe.without_prompts(), model_folder),
+            limits.start,
+            timeline,
+        )
+        try:
+            self.pool.start()
+            self.pool.wait_until_started()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
+        """See `Verification.submit`; completions that were submitted before are given up."""
+        return self.pool.submit(completions)
+
+    def close(self) -> None:
+        """Kill the actors."""
+        self.pool.close()
+
+
+def verify(channel: Channel, recipe: Recipe, model_folder: str) -> None:
+    """Verify the shares that come, in an actor."""
+    torch.set_num_threads(1)
+    verifier = load_verifier(recipe, load_tokenizer(model_folder))
+    channel.send("started")
+    while True:
+        pending = verifier.submit(channel.receive())
+        pending.wait(math.inf)
+        channel.send("done", pending.result())

@@ -18,7 +18,15 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, brief_error
-from scalerl.rl.workers.backend import Backend, Message, Target, WorkerProcess, message, run_worker
+from scalerl.rl.workers.backend import (
+    Backend,
+    Message,
+    PollClock,
+    Target,
+    WorkerProcess,
+    message,
+    run_worker,
+)
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session, here
 
@@ -29,20 +37,16 @@ _CAUSE = 140  # characters of Ray's text about a death
 class WorkerActor:
     """Runs a worker. Roles have subclasses, by whose names Ray shows their processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target, arguments: Sequence[Any]) -> None:
         self.began = time.perf_counter()
         self._inbox, self._outbox = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
+        worker = _ActorChannel(self), target, arguments
+        threading.Thread(target=run_worker, args=worker, daemon=True).start()
 
     @ray.method(concurrency_group="receive")
     def where(self) -> tuple[str, int]:
         """Return node and process."""
         return here()
-
-    def run(self, target: Target, arguments: Sequence[Any]) -> None:
-        """Start the worker."""
-        threading.Thread(
-            target=run_worker, args=(_ActorChannel(self), target, arguments), daemon=True
-        ).start()
 
     @ray.method(concurrency_group="put")
     def put(self, message: Any) -> None:
@@ -88,10 +92,8 @@ class RayActors(Backend):
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
         """See `Backend.spawn`. Ray restarts no actor: the pool that lost it requests another."""
         options = self._session.options(self._role, number)
-        handle = self._actor.options(max_restarts=0, **options).remote()
-        process = RayProcess(name, handle, self._heartbeat)
-        process.run(target, arguments)
-        return process
+        handle = self._actor.options(max_restarts=0, **options).remote(target, arguments)
+        return RayProcess(name, handle, self._heartbeat)
 
     def wait(self, processes: Sequence[RayProcess], seconds: float) -> None:
         """See `Backend.wait`.
@@ -100,7 +102,7 @@ class RayActors(Backend):
             ClusterLostError: the cluster is gone.
         """
         check()
-        ray.wait([ref for process in processes for ref in process.calls()], num_returns=1, timeout=seconds)
+        ray.wait([process.call for process in processes], num_returns=1, timeout=seconds)
 
 
 class RayProcess(WorkerProcess):
@@ -109,18 +111,15 @@ class RayProcess(WorkerProcess):
     def __init__(self, name: str, handle: Any, heartbeat: float) -> None:
         self.name, self._handle, self._heartbeat = name, handle, heartbeat
         self.node = "no node yet"
-        self._placing, self._running, self._receiving = handle.where.remote(), None, None
-        self._heard_at = 0.0
+        self._placing, self._receiving = handle.where.remote(), None
+        self._heard_at, self.clock = 0.0, PollClock()
         self._lock = threading.RLock()
         """A checkpoint's thread waits for an actor while the driver does too."""
 
-    def run(self, target: Target, arguments: Sequence[Any]) -> None:
-        """Have it run a worker, which begins to load as soon as the actor has a place."""
-        self._running = self._handle.run.remote(target, arguments)
-
-    def calls(self) -> list[Any]:
-        """Return the calls that are waited for."""
-        return [ref for ref in (self._placing, self._running, self._receiving) if ref is not None]
+    @property
+    def call(self) -> Any:
+        """The call that is waited for."""
+        return self._receiving if self._placing is None else self._placing
 
     def send(self, message: Any) -> None:
         """See `WorkerProcess.send`."""
@@ -136,20 +135,13 @@ class RayProcess(WorkerProcess):
                 self.node, self.pid = self._value_of(placing)
                 self.placed_at = time.monotonic()
                 self._request()
-            if self._running is not None and _is_done(self._running):
-                running, self._running = self._running, None
-                self._value_of(running)
             if not _is_done(self._receiving):
-                if time.monotonic() - self._heard_at > self._heartbeat:
+                if self.clock.now() - self._heard_at > self._heartbeat:
                     raise self.lost(f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})")
                 return []
             messages = self._value_of(self._receiving)
             self._request()
             return messages
-
-    def excuse(self, seconds: float) -> None:
-        """See `WorkerProcess.excuse`."""
-        self._heard_at += seconds
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`. Ray kills the process where that does not end by itself."""
@@ -159,7 +151,7 @@ class RayProcess(WorkerProcess):
     def _request(self) -> None:
         """Request its next messages."""
         self._receiving = self._handle.receive.remote(min(_RECEIVE, self._heartbeat / 4))
-        self._heard_at = time.monotonic()
+        self._heard_at = self.clock.now()
 
     def _value_of(self, ref: Any) -> Any:
         try:

@@ -3,7 +3,7 @@
 Ray ends a driver at its next call where its node's part has died, without a message, and a minute later where
 the head is gone. So a thread watches both, and the driver calls `check` before it uses Ray: the run then ends
 with a message and a status. Where the driver cannot check in time, as it waits within Ray, the thread ends
-it; and where Ray was faster, a process that waits for the end of this one prints the message (`LastWords`).
+it; and where Ray was faster, a process that waits for the end of this one prints the message (`last_words`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRACE = 30.0
 """Seconds in which a run has to end once its cluster is lost; then it is ended."""
 _RESUME = "the run folder is whole up to its newest checkpoint, and --resume goes on, on a new cluster"
 _watched: ClusterWatch | None = None
-_words: LastWords | None = None
+_words: subprocess.Popen[bytes] | None = None
 
 
 class ClusterLostError(WorkerError):
@@ -74,33 +74,29 @@ def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
         _watched = None
 
 
-class LastWords:
-    """A process that prints a line on standard error once this one has ended without `keep`, by Ray or by a
-    kill."""
-
-    def __init__(self, line: str) -> None:
-        script = 'read -r end || printf "%s\\n" "$0" >&2'
-        # A shell: Ray may end this process at any instant by _exit or SIGKILL, after which only another
-        # process can write. It reads until the pipe closes, which the kernel does for a killed writer.
-        command = ["/bin/sh", "-c", script, line]
-        self._other = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def keep(self) -> None:
-        """Keep the line back: this process ends by itself."""
-        with suppress(OSError):
-            self._other.communicate(b"end\n")
-
-
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Print how the run can go on if this process is ended meanwhile."""
+    """Print how the run can go on if this process is ended meanwhile, by Ray or by a kill."""
     global _words
-    _words = LastWords(f"scalerl: [cluster]: this process was ended by Ray, or from outside; {_RESUME}")
+    line = f"scalerl: [cluster]: this process was ended by Ray, or from outside; {_RESUME}"
+    script = 'read -r end || printf "%s\\n" "$0" >&2'
+    # A shell: Ray may end this process at any instant by _exit or SIGKILL, after which only another process
+    # can write. It reads until the pipe closes, which the kernel does for a killed writer.
+    command = ["/bin/sh", "-c", script, line]
+    _words = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        _words.keep()
-        _words = None
+        _keep_words()
+
+
+def _keep_words() -> None:
+    """Keep the line back: this process ends by itself."""
+    global _words
+    if _words is not None:
+        with suppress(OSError):
+            _words.communicate(b"end\n")
+    _words = None
 
 
 class ClusterWatch:
@@ -183,7 +179,6 @@ def _has_ended(path: str) -> bool:
 
 def _end(why: str) -> None:
     """End this process, as Ray would; its own processes follow it."""
-    if _words is not None:
-        _words.keep()
+    _keep_words()
     os.write(2, f"scalerl: {why}\n".encode())
     os._exit(1)

@@ -16,6 +16,7 @@ from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
 from scalerl.rl.config.devices import VISIBLE, visible_gpus
 from scalerl.rl.workers.ray import cluster_watch
+from scalerl.rl.workers.signals import masked_signals
 
 _LOG = logging.getLogger("scalerl")
 _INTERVAL = 2.0  # seconds between two checks for room
@@ -60,7 +61,9 @@ def connected(cluster: Cluster) -> Iterator[None]:
     before, ours = _children() if local else [], list[Any]()
     with cluster_watch.last_words():
         try:
-            with _masked():
+            # Signals to all of a job stop a run with a checkpoint. SIGINT Ray masks in its processes by
+            # itself, and SIGTERM ends them.
+            with masked_signals((signal.SIGHUP, signal.SIGUSR1)):
                 _init(ray, cluster)
             if threading.current_thread() is threading.main_thread():
                 for number, handler in handlers.items():
@@ -86,19 +89,6 @@ def _kill(processes: Sequence[Any]) -> None:
     for process in processes:
         with suppress(psutil.Error):  # it has ended, as most have by now
             process.kill()
-
-
-@contextmanager
-def _masked() -> Iterator[None]:
-    """Mask signals in processes that Ray starts here: those to all of a job stop a run with a checkpoint.
-
-    SIGINT Ray masks by itself, and SIGTERM ends its processes.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR1))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:

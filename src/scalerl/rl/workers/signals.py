@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 
@@ -77,14 +77,14 @@ def interrupted_by(stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def masked_signals() -> Iterator[None]:
-    """Mask `STOPPING` in processes that are started within, until they call `leave_signals`: these signals go
+def masked_signals(signals: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
+    """Mask signals in processes that are started within, until they call `leave_signals`: these signals go
     to all processes of a job or a terminal, and would end one that has just been started.
 
     The mask is that of this thread, so that any thread may start a process; a signal that comes meanwhile is
     taken by another, or at the end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

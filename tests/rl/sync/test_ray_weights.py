@@ -10,9 +10,8 @@ import pytest
 import torch
 from ray_nodes import until
 
-from scalerl.rl.sync.broadcast import Joined
 from scalerl.rl.sync.buckets import packed
-from scalerl.rl.sync.transport import Broadcast
+from scalerl.rl.sync.ray_weights import Broadcast, Joined
 
 SECONDS = 20.0
 """The timeout of the group."""

@@ -14,8 +14,8 @@ import pytest
 from echoing import ended, is_running
 
 import scalerl
-from scalerl.rl.workers.fresh_python import FreshPython, _GroupLeader
-from scalerl.rl.workers.supervision import WorkerLostError
+from scalerl.rl.workers.backend import WorkerLostError
+from scalerl.rl.workers.processes import FreshPython, _GroupLeader
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
 

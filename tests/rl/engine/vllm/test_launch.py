@@ -11,9 +11,9 @@ from echoing import ended, is_running
 
 import scalerl
 from scalerl.errors import WorkerError
-from scalerl.rl.engine.vllm.worker_client import WorkerClient
+from scalerl.rl.engine.vllm.launch import WorkerClient
 from scalerl.rl.sync.vllm_client import ServerLostError
-from scalerl.rl.workers.fresh_python import FreshPython
+from scalerl.rl.workers.processes import FreshPython
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
 LONG = 60.0
@@ -32,7 +32,7 @@ class WithoutVllm(FreshPython):
 
 def client_of(target, folder):
     backend = WithoutVllm(target, folder)
-    return WorkerClient(0, backend, backend.log(0), folder, ["--one"])
+    return WorkerClient(0, backend, folder, ["--one"])
 
 
 def test_calls_are_answered_refused_and_lost_with_their_worker(tmp_path):

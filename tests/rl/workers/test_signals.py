@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scalerl.rl.workers.process import interrupted_by
+from scalerl.rl.workers.signals import interrupted_by
 
 
 @pytest.mark.parametrize("wait", [lambda: time.sleep(600), threading.Event().wait], ids=["sleep", "event"])

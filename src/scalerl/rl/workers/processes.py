@@ -1,0 +1,323 @@
+"""The backends of this machine: workers in processes, each with one end of a connection.
+
+Processes      by multiprocessing; may inherit what only a child can be given
+FreshPython    by `python -c ...`, of this environment or of another, whose packages are others. Neither
+               this process nor the script that is running has a part in it. A process is a group of its
+               own, which is killed whole: what it has started ends with it
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from multiprocessing import Pipe, get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from scalerl.rl.workers.backend import CLOSING, Backend, Message, Target, WorkerProcess, message, run_worker
+from scalerl.rl.workers.signals import follow_the_parent, leave_signals, masked_signals
+
+_FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages to be read
+_VISIBLE, _LINUX = "CUDA_VISIBLE_DEVICES", sys.platform == "linux"
+
+
+class _OfThisMachine(Backend):
+    _devices: Sequence[str | None] = ()
+
+    def wait(self, processes: Sequence[ChildProcess], seconds: float) -> None:
+        """See `Backend.wait`."""
+        wait([fd for process in processes for fd in process.watched()], seconds)
+
+    def _device(self, number: int) -> dict[str, str]:
+        device = self._devices[number] if self._devices else None
+        return {} if device is None else {_VISIBLE: device}
+
+
+class Processes(_OfThisMachine):
+    """Starts workers by multiprocessing."""
+
+    def __init__(
+        self,
+        *inherited: Any,
+        devices: Sequence[str | None] = (),
+        context: Any = None,
+        parents: bool = False,
+        outlive: float = 0.0,
+    ) -> None:
+        """Start workers afresh, or by another `context` of multiprocessing.
+
+        Args:
+            inherited: further arguments of every worker, such as only a child can be given.
+            devices: the GPUs of each, by their names in CUDA_VISIBLE_DEVICES; None for all that there are.
+            context: of multiprocessing; "spawn" where it is None.
+            parents: workers start processes of their own, by multiprocessing.
+            outlive: seconds that they have once this process has exited.
+        """
+        self._inherited, self._devices = inherited, devices
+        self._context, self._outlive = context or get_context("spawn"), outlive
+        # A daemon must have no children; the interpreter waits at its end for all others.
+        self.daemons = not parents
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
+        """See `Backend.spawn`."""
+        ours, theirs = self._context.Pipe()
+        # These are few: Python waits until a process has read them, even one that has exited.
+        begin = theirs, time.perf_counter(), self._device(number), self._outlive, *self._inherited
+        kind = name.removeprefix("the ").partition(" ")[0]
+        process = self._context.Process(target=_run, name=kind, args=begin, daemon=self.daemons)
+        # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
+        resource_tracker.ensure_running()
+        with masked_signals(), theirs:
+            process.start()
+        child = ChildProcess(name, process, ours)
+        child.send((target, arguments))
+        return child
+
+
+def start_python(
+    code: str, fd: int, python: str = "", environment: Mapping[str, str] | None = None, log: Any = None
+) -> subprocess.Popen[bytes]:
+    """Start a Python that runs `code` and inherits the descriptor `fd`, in a session of its own, out of reach
+    of Ctrl-C; to be called with `masked_signals`.
+
+    Without `python` it is this one, which imports from the same places. What it prints goes to the file
+    `log`.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    if not python:
+        python, code = sys.executable, f"import sys; sys.path[:] = {sys.path}; {code}"
+    return subprocess.Popen(
+        [python, "-c", code],
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=log or subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+
+
+class FreshPython(_OfThisMachine):
+    """Starts workers of a Python, with more in their environment."""
+
+    def __init__(
+        self,
+        python: str = "",
+        environment: Mapping[str, str] | None = None,
+        logs: Path | None = None,
+        devices: Sequence[str | None] = (),
+    ) -> None:
+        """Start them by `python`, or that of this process. `logs` is the folder for a log each; `devices` are
+        those of `Processes`."""
+        self._python, self._environment = python, dict(environment or {})
+        self._logs, self._devices = logs, devices
+
+    def log(self, number: int) -> Path:
+        """Return where the output of a worker goes."""
+        return (self._logs or Path()) / f"vllm-{number}.log"
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
+        """See `Backend.spawn`."""
+        environment, log = self._environment | self._device(number), nullcontext()
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            log = self.log(number).open("ab")
+        ours, theirs = Pipe()
+        with theirs, log as file, masked_signals():
+            fd = theirs.fileno()
+            code = f"from {__name__} import run; run({fd})"
+            leader = _GroupLeader(start_python(code, fd, self._python, environment, file))
+        child = ChildProcess(name, leader, ours)
+        child.send((target, arguments))
+        return child
+
+
+class _GroupLeader:
+    """What `ChildProcess` requires of a process of multiprocessing."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen, self.pid = popen, popen.pid
+        self.sentinel: int | None = None
+        with suppress(OSError, AttributeError):  # Linux before 5.3, and macOS
+            self.sentinel = os.pidfd_open(self.pid)
+            weakref.finalize(self, os.close, self.sentinel)
+
+    @property
+    def exitcode(self) -> int | None:
+        exited = _LINUX and os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):  # another thread has waited for it meanwhile
+            if exited and self._popen.returncode is None and os.waitid(os.P_PID, self.pid, exited):
+                self.kill()  # what it has left; once it is waited for, another group may have its number
+        return self._popen.poll()
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have ended
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def join(self, timeout: float | None = None) -> None:
+        until = time.monotonic() + (math.inf if timeout is None else timeout)
+        if self.sentinel is not None:
+            wait([self.sentinel], timeout)
+        while self.is_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+class ChildProcess(WorkerProcess):
+    """A process of this machine, and one end of a connection to it.
+
+    A pipe takes 64 KiB, and a process that is stopped or hangs takes nothing more. Messages are therefore
+    sent by a thread: the driver never waits for a reader.
+    """
+
+    def __init__(self, name: str, process: Any, channel: Connection) -> None:
+        """`process` has been started: a `multiprocessing.Process`, or what has its methods."""
+        self.name, self._process, self.channel = name, process, channel
+        self.pid, self.placed_at = process.pid or 0, time.monotonic()
+        self._outbox, self._ends = Outbox(channel), 0.0
+
+    def watched(self) -> list[int]:
+        """Return what `select` takes: ready once there is something to receive."""
+        # The sentinel too: what a process has started may hold its end of the channel open.
+        sentinel = self._process.sentinel
+        return [self.channel.fileno()] if sentinel is None else [self.channel.fileno(), sentinel]
+
+    def send(self, message: Any) -> None:
+        """See `WorkerProcess.send`."""
+        self._outbox.put(message)
+
+    def receive(self) -> list[Message]:
+        """See `WorkerProcess.receive`."""
+        found: list[Message] = []
+        try:
+            while self.channel.poll():
+                found.append(self.channel.recv())
+        except (EOFError, OSError):
+            ended = True
+        else:
+            ended = not self._process.is_alive() and not self.channel.poll()
+        if ended and not found:  # else at the next call
+            raise self.lost(self._exit_cause())
+        return found
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`."""
+        self._process.kill()
+        self._process.join()
+        self._outbox.close()
+
+    def close(self, seconds: float = CLOSING) -> None:
+        """See `WorkerProcess.close`; the channel is closed once all is sent."""
+        self._outbox.close()
+        self._ends = time.monotonic() + seconds
+
+    def join(self) -> None:
+        """See `WorkerProcess.join`."""
+        self._process.join(timeout=max(self._ends - time.monotonic(), 0.0))
+        self.kill()
+
+    def _exit_cause(self) -> str:
+        self._process.join(timeout=10)  # its channel is closed shortly before it has ended
+        status = self._process.exitcode
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            return f"its process was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
+        return f"its process exited with status {status}"
+
+
+class Outbox:
+    """A thread that sends what is put here through one end of a pipe, and closes that end last."""
+
+    def __init__(self, channel: Connection) -> None:
+        self._channel, self._queue = channel, queue.SimpleQueue[Any]()
+        self._thread = threading.Thread(target=self._send_queued, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Any) -> None:
+        """Queue a message; where the other side has closed the pipe it is dropped."""
+        self._queue.put(ForkingPickler.dumps(message))  # pickled here, where an error has a caller
+
+    def close(self) -> None:
+        """Close the channel once all is sent."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait until the channel is closed."""
+        self._thread.join(seconds)
+
+    def _send_queued(self) -> None:
+        with suppress(OSError):
+            while (message := self._queue.get()) is not None:
+                self._channel.send_bytes(message)
+            self._channel.close()
+            return
+        # This process may be reading from the channel: it is closed only when this process says so.
+        while self._queue.get() is not None:
+            pass
+        self._channel.close()
+
+
+# -- in the process of a worker -----------------------------------------------------------------------------
+
+
+class ChildChannel:
+    """See `scalerl.rl.workers.backend.Channel`."""
+
+    def __init__(self, connection: Connection, began: float) -> None:
+        self._connection, self._outbox, self.began = connection, Outbox(connection), began
+
+    def receive(self) -> Any:
+        """See `Channel.receive`."""
+        try:
+            return self._connection.recv()
+        except OSError as error:
+            raise EOFError from error
+
+    def send(self, kind: str, value: Any = None) -> None:
+        """See `Channel.send`."""
+        self._outbox.put(message(kind, value))
+
+    def fileno(self) -> int:
+        """Return what `select` takes: it is ready once a message has come, or the driver has closed it."""
+        return self._connection.fileno()
+
+    def run(self, *inherited: Any) -> None:
+        """Run the worker that the first message names, and send its last messages."""
+        try:
+            target, arguments = self.receive()
+        except EOFError:  # the run has ended
+            return
+        run_worker(self, target, (*arguments, *inherited))
+        self._outbox.close()
+        self._outbox.join(_FLUSH)
+
+
+def _run(
+    connection: Connection, began: float, environment: Mapping[str, str], outlive: float, *inherited: Any
+) -> None:
+    os.environ.update(environment)  # read when CUDA is first used, which it was not yet
+    follow_the_parent(outlive)
+    ChildChannel(connection, began).run(*inherited)
+
+
+def run(fd: int) -> None:
+    """Run a worker of `FreshPython` in this process, with the connection that is the descriptor `fd`."""
+    os.set_inheritable(fd, False)  # what the worker starts must not have it
+    leave_signals()
+    ChildChannel(Connection(fd), time.perf_counter()).run()
