@@ -4,9 +4,8 @@ Both take columns of the data, which is why they need `task.answer = "*"`: the w
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from scalerl.errors import InputError
@@ -42,21 +41,24 @@ class Trl(Verifier):
             raise ValueError("functions must name a function, 'file.py:name' or 'module:name'")
         if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(f"weights: {len(self.weights)} for {len(self.functions)} functions")
-        if self.correct is not None and self.correct not in self._names:
+        if self.correct not in (None, *self._names):
             raise ValueError(f"correct: no function {self.correct!r} among {', '.join(self._names)}")
 
     def prepare(self) -> None:
         """Load the functions."""
-        _ = self._loaded
+        for name in self.functions:
+            load_function(name, "functions")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Call each function with a batch of one."""
         row = _row(prompt)
-        chat = isinstance(row.get("prompt"), list)
-        shown = [{"role": r, "content": c} for r, c in prompt.messages or ()] if chat else prompt.text
-        completion = [{"role": "assistant", "content": text}] if chat else text
-        columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
-        scores = [f(prompts=[shown], completions=[completion], **columns)[0] for f in self._loaded]
+        shown, completion = prompt.text, text
+        if isinstance(row.get("prompt"), list):
+            shown = [{"role": role, "content": content} for role, content in prompt.messages or ()]
+            completion = [{"role": "assistant", "content": text}]
+        batch = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
+        batch |= {"prompts": [shown], "completions": [completion]}
+        scores = [load_function(name, "functions")(**batch)[0] for name in self.functions]
         weighted = zip(scores, self.weights or [1.0] * len(scores), strict=True)
         value = sum(weight * float(score) for score, weight in weighted if score is not None)
         judge = scores[self._names.index(self.correct) if self.correct else 0]
@@ -65,17 +67,11 @@ class Trl(Verifier):
     def reference(self, prompt: Prompt) -> str | None:
         """Return the text of the first column of `ANSWERS` that the row has."""
         row = _row(prompt)
-        return next(
-            (str(row[name]) for name in ANSWERS if isinstance(row.get(name), str | int | float)), None
-        )
+        return next(filter(None, (_text(row.get(name)) for name in ANSWERS)), None)
 
     @property
     def _names(self) -> list[str]:
         return [function.rpartition(":")[2] for function in self.functions]
-
-    @cached_property
-    def _loaded(self) -> list[Callable[..., list[float | None]]]:
-        return [load_function(name, "functions") for name in self.functions]
 
 
 @dataclass(frozen=True)
@@ -94,33 +90,28 @@ class Verl(Verifier):
 
     def prepare(self) -> None:
         """Load the function."""
-        _ = self._loaded
+        load_function(self.score, "score")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Call the function."""
         row = _row(prompt)
-        if "data_source" not in row or "ground_truth" not in (row.get("reward_model") or {}):
-            raise ValueError(
-                "the row has no data_source, or no reward_model.ground_truth, as verl's data have"
-            )
-        found = self._loaded(
-            data_source=row["data_source"],
-            solution_str=text,
-            ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=row.get("extra_info"),
-        )
+        model = row.get("reward_model") or {}
+        if "data_source" not in row or "ground_truth" not in model:
+            raise ValueError("the row has no data_source, or no reward_model.ground_truth, as for verl")
+        score = load_function(self.score, "score")
+        columns = {"data_source": row["data_source"], "extra_info": row.get("extra_info")}
+        found = score(solution_str=text, ground_truth=model["ground_truth"], **columns)
         result = found if isinstance(found, Mapping) else {"score": found}
         value = float(result["score"])
         return Reward(value, bool(result["acc"]) if "acc" in result else value >= self.correct_at)
 
     def reference(self, prompt: Prompt) -> str | None:
         """Return the ground truth, where it is a text or a number."""
-        truth = (_row(prompt).get("reward_model") or {}).get("ground_truth")
-        return str(truth) if isinstance(truth, str | int | float) else None
+        return _text((_row(prompt).get("reward_model") or {}).get("ground_truth"))
 
-    @cached_property
-    def _loaded(self) -> Callable[..., Any]:
-        return load_function(self.score, "score")
+
+def _text(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:

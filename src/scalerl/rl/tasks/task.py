@@ -113,6 +113,19 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
     return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
+def split_off(prompts: list[Prompt], heldout: int, name: str) -> dict[Split, list[Prompt]]:
+    """Return the first `heldout` prompts of a source of this name, and the others to train on.
+
+    Raises:
+        InputError: there are no others.
+    """
+    if len(prompts) <= heldout:
+        raise InputError(
+            f"task.heldout: {name} has {len(prompts)} different prompts, and {heldout} are held out"
+        )
+    return {"heldout": prompts[:heldout], "train": prompts[heldout:]}
+
+
 def check_task(task: Task) -> None:
     """Raise an InputError where the prompts of a task are not what `Task.prompts` promises."""
     splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from scalerl.errors import InputError, brief, brief_error
 from scalerl.rl.tasks.environment import tools_prompt, with_tools
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import Task, split_off
 from scalerl.rl.tasks.taskset_replay import Replay
+from scalerl.rl.tasks.verifiers import answer_of
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 
@@ -56,11 +57,7 @@ class VerifiersTaskset(Task):
             InputError: verifiers or the taskset is not installed, or the taskset needs what is not here.
         """
         prompts = [self._prompt(number, task) for number, task in enumerate(self._tasks)]
-        if len(prompts) <= self.heldout:
-            raise InputError(
-                f"task.heldout: {self.id} has {len(prompts)} tasks, and {self.heldout} are held out"
-            )
-        return prompts[: self.heldout] if split == "heldout" else prompts[self.heldout :]
+        return split_off(prompts, self.heldout, self.id)[split]
 
     def prepare(self) -> None:
         """Load the taskset, whose tasks score, and what plays them."""
@@ -76,37 +73,30 @@ class VerifiersTaskset(Task):
 
     def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward:
         """Score the completion as a rollout."""
-        trace = self._play(self._task_of(prompt), turns, scored=True)[1].trace
-        return self._reward({name: (one.score, one.value) for name, one in trace.rewards.items() if one})
+        _, replay = self._play(self._task_of(prompt), turns, scored=True)
+        rewards = {name: reward for name, reward in replay.trace.rewards.items() if reward}
+        judge = min(rewards) if self.correct is None else self.correct
+        if judge not in rewards:
+            raise ValueError(f"task.correct: {self.id} has no reward {judge!r} among {', '.join(rewards)}")
+        return Reward(sum(one.value for one in rewards.values()), rewards[judge].score >= self.correct_at)
 
     def _play(self, task: Any, turns: Sequence[str], scored: bool = False) -> tuple[list[str], Replay]:
         """Return what follows some turns of a task, and how they were played."""
         replay = Replay(*self._loaded, task, scored)
-        shown = []
-        for text in turns:
-            _, thought, answer = text.partition(self.after)
-            shown.append((text, answer if thought else text))
+        shown = [(text, answer_of(text, self.after)) for text in turns]
         return asyncio.run(replay.play(shown)), replay
 
     def _task_of(self, prompt: Prompt) -> Any:
         return self._tasks[int(prompt.id.rpartition("/")[2])]
 
-    def _reward(self, scores: Mapping[str, tuple[float, float]]) -> Reward:
-        """From each reward's score and weighted score."""
-        judge = min(scores) if self.correct is None else self.correct
-        if judge not in scores:
-            raise ValueError(f"task.correct: {self.id} has no reward {judge!r} among {', '.join(scores)}")
-        return Reward(sum(value for _, value in scores.values()), scores[judge][0] >= self.correct_at)
-
     def _prompt(self, number: int, task: Any) -> Prompt:
         data = task.data
-        turns = (
-            [("user", data.prompt)]
-            if isinstance(data.prompt, str)
-            else [(message.role, message.content) for message in data.prompt or ()]
-        )
+        if isinstance(data.prompt, str):
+            turns = [("user", data.prompt)]
+        else:
+            turns = [(message.role, message.content) for message in data.prompt or ()]
         if data.system_prompt is not None:
-            turns = [("system", data.system_prompt), *turns]
+            turns.insert(0, ("system", data.system_prompt))
         if data.prompt is None:  # the environment's user speaks first
             turns += [("user", str(text)) for text in self._play(task, [])[0]]
         if not turns or turns[-1][0] != "user" or not all(isinstance(text, str) for _, text in turns):
@@ -129,7 +119,7 @@ class VerifiersTaskset(Task):
     def _loaded(self) -> tuple[Any, Any, str]:
         """The taskset, its environment and the one agent of that."""
         try:
-            from verifiers.v1 import Env, TasksetConfig
+            from verifiers.v1 import TasksetConfig
             from verifiers.v1.configs.agent import agent_config_fields
             from verifiers.v1.utils.generic import concrete_type
             from verifiers.v1.utils.loaders import env_config_type, environment_class, taskset_class
@@ -142,23 +132,15 @@ class VerifiersTaskset(Task):
             config = env_config_type(self.id).model_validate({"taskset": settings})
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"task.id: {brief(self.id)} cannot be loaded ({_why(error)})") from error
-        if self.size is None and not taskset.bounded:
-            raise InputError(f"task.size: {self.id} has no end: say how many of its tasks to train on")
-        roles = list(agent_config_fields(config))
-        hooks = "setup", "finalize", "start", "stop"
-        if own := [name for name in hooks if getattr(plays, name) is not getattr(Env, name)]:
-            raise InputError(
-                f"task.id: the environment of {self.id} has {own[0]}(), which is not called here"
-            )
-        if len(roles) > 1:
-            raise InputError(f"task.id: {self.id} has agents {', '.join(roles)}, and one is trained here")
         env = plays.__new__(plays)  # its constructor would load programs that drive agents
         env.config, env.taskset = config, taskset
-        return taskset, env, roles[0]
+        return taskset, env, next(iter(agent_config_fields(config)))
 
     @cached_property
     def _tasks(self) -> list[Any]:
         taskset, env, _ = self._loaded
+        if self.size is None and not taskset.bounded:
+            raise InputError(f"task.size: {self.id} has no end: say how many of its tasks to train on")
         tasks = list(islice(taskset, None if self.size is None else self.heldout + self.size))
         if tasks:
             self._check(taskset, env, tasks[0])
@@ -166,7 +148,8 @@ class VerifiersTaskset(Task):
 
     def _check(self, taskset: Any, env: Any, task: Any) -> None:
         """Refuse what needs more than text and tools of this process."""
-        from verifiers.v1 import SingleAgentEnv, Trace
+        from verifiers.v1 import Env, SingleAgentEnv, Trace
+        from verifiers.v1.configs.agent import agent_config_fields
         from verifiers.v1.session import hook_boundary
         from verifiers.v1.utils.decorators import discover_decorated
 
@@ -174,24 +157,27 @@ class VerifiersTaskset(Task):
         if self.turns == 1 and (tools or type(env) is not SingleAgentEnv):
             what = "tools" if tools else "turns of a user"
             raise InputError(f"task.turns: {self.id} has {what}: say how many turns a completion may have")
-        if any(getattr(t.config, "url", None) or getattr(t.config, "colocated", False) for t in tools):
-            raise InputError(
-                f"task.id: {self.id} has tools of another process, and here they run in this one"
-            )
+        hooks = ("setup", "finalize", "start", "stop")
+        own = [f"{name}()" for name in hooks if getattr(type(env), name) is not getattr(Env, name)]
+        apart = (getattr(t.config, "url", None) or getattr(t.config, "colocated", False) for t in tools)
         stops = (hook_boundary(stop, allow_trace=True) for stop in task.hooks("stop"))
-        if discover_decorated(task, "intercept") or any(boundary is not Trace for boundary in stops):
-            raise InputError(f"task.id: {self.id} looks at requests of a model, and there are none here")
-        if task.NEEDS_CONTAINER or task.data.image:
-            raise InputError(f"task.id: {self.id} needs a container, and a completion here is text alone")
+        looks = discover_decorated(task, "intercept") or any(boundary is not Trace for boundary in stops)
         rewards = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
-        if not rewards and type(env) is SingleAgentEnv:
-            raise InputError(f"task.id: {self.id} has no reward")
-        needed = (inspect.signature(reward).parameters.get("runtime") for reward in rewards)
-        if any(need is not None and need.default is inspect.Parameter.empty for need in needed):
-            # verifiers leaves such a reward out of the sum where there is none.
-            raise InputError(
-                f"task.id: {self.id} has a reward that looks at a runtime, and there is none here"
-            )
+        # verifiers leaves a reward that needs a runtime out of the sum where there is none.
+        runtimes = (inspect.signature(reward).parameters.get("runtime") for reward in rewards)
+        refused = {
+            f"has an environment with {', '.join(own)}, which is not called here": own,
+            "has several agents, and one is trained here": len(list(agent_config_fields(env.config))) > 1,
+            "has tools of another process, and here they run in this one": any(apart),
+            "looks at requests of a model, and there are none here": looks,
+            "needs a container, and a completion here is text alone": task.NEEDS_CONTAINER or task.data.image,
+            "has no reward": not rewards and type(env) is SingleAgentEnv,
+            "has a reward that looks at a runtime, and there is none here": any(
+                runtime is not None and runtime.default is inspect.Parameter.empty for runtime in runtimes
+            ),
+        }
+        if why := next((why for why, found in refused.items() if found), ""):
+            raise InputError(f"task.id: {self.id} {why}")
 
 
 def _why(error: Exception) -> str:

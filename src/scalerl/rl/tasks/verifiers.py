@@ -9,7 +9,7 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 
 from scalerl.errors import InputError
@@ -94,9 +94,7 @@ class Exact(Verifier):
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Compare."""
-        answer = answer_of(text, self.after)
-        box = last_box(answer)
-        return as_reward(normalised(answer if box is None else box) == normalised(prompt.answer))
+        return as_reward(normalised(final_answer(text, self.after)) == normalised(prompt.answer))
 
 
 @dataclass(frozen=True)
@@ -117,17 +115,14 @@ class Function(Verifier):
 
     def prepare(self) -> None:
         """Load the function."""
-        _ = self._function
+        load_function(self.name, "name")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Call the function."""
-        return as_reward(self._function(prompt, text))
-
-    @cached_property
-    def _function(self) -> Callable[[Prompt, str], Any]:
-        return load_function(self.name, "name")
+        return as_reward(load_function(self.name, "name")(prompt, text))
 
 
+@cache
 def load_function(name: str, key: str) -> Callable[..., Any]:
     """Return the function that `key` of a verifier names, `package.module:name` or `path/to/file.py:name`.
 
@@ -147,6 +142,13 @@ def answer_of(text: str, after: str) -> str:
     """Return the text after the first `after`, or all of it if there is none."""
     before, found, rest = text.partition(after) if after else (text, "", "")
     return rest if found else before
+
+
+def final_answer(text: str, after: str) -> str:
+    """Return the content of the last `\\boxed{}` of the answer, or else the whole answer."""
+    answer = answer_of(text, after)
+    box = last_box(answer)
+    return answer if box is None else box
 
 
 def last_box(text: str) -> str | None:
