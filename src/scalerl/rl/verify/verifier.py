@@ -15,13 +15,12 @@ Such a completion gets the reward of a failure, and leaves the loss as a truncat
 its process reaches no other completion: `scalerl.rl.verify.supervisor` has how.
 """
 
-import json
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -31,8 +30,7 @@ from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.task import Task, verdict
 from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout
-from scalerl.rl.verify.pool import Outcome
-from scalerl.rl.verify.supervised import SupervisedVerifiers
+from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
 
 ODD = {
     "exit": "a verification called sys.exit or the like",
@@ -148,9 +146,7 @@ class PoolVerifier(Verification):
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`."""
         texts = texts_of(self._tokenizer, completions)
-        # JSON, as nothing that goes through a worker is unpickled by the trainer.
-        jobs = [json.dumps([asdict(p), turns]) for (p, _), turns in zip(completions, texts, strict=True)]
-        return self._pool.submit([job.encode() for job in jobs])
+        return self._pool.submit([job_of(p, turns) for (p, _), turns in zip(completions, texts, strict=True)])
 
     def close(self) -> None:
         """Stop the processes."""
