@@ -270,7 +270,8 @@ class Forks:
     def _left_behind(self, worker: ForkedWorker) -> bool:
         """Return whether a worker has left a process or a thread; one that is just ending has 22 ms."""
         for pause in (0.0, 0.002, 0.02):
-            time.sleep(pause)
+            if pause:  # a sleep of 0 s gives the processor away
+                time.sleep(pause)
             if proc.threads(worker.pid) <= worker.threads and not self._strangers(worker):
                 return False
         return True
