@@ -224,6 +224,22 @@ class Done(Generic[_T]):
         return self.value
 
 
+@dataclass(frozen=True)
+class Mapped(Generic[_T]):
+    """Work whose result is a function of that of other work, called when it is read."""
+
+    function: Callable[[Any], _T]
+    work: Pending[Any]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the other work."""
+        return self.work.wait(seconds)
+
+    def result(self) -> _T:
+        """Return the function of its result."""
+        return self.function(self.work.result())
+
+
 Verify = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
 """Starts the verification of some groups: a reward for every completion."""
 

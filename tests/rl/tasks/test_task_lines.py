@@ -196,7 +196,7 @@ def test_a_text_of_the_metadata_is_asked_in_place_of_the_question():
 
 def test_what_is_wrong_in_a_data_set_of_reasoning_gym_is_said():
     few = replace(task_of("task=reasoning-gym:chain_sum"), config=EASY["config"], heldout=5000)
-    with pytest.raises(InputError, match="different problems, and 5000 are held out"):
+    with pytest.raises(InputError, match="different prompts, and 5000 are held out"):
         few.prompts("train")
     with pytest.raises(InputError, match=r"task.config: gcd cannot be made .*max_nubers"):
         task_of("task=reasoning-gym:gcd", "task.config.max_nubers=2").prompts("train")

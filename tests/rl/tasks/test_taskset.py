@@ -90,7 +90,7 @@ def test_a_taskset_gives_the_prompts_and_the_weighted_sum_of_its_rewards():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (["task.heldout=16"], "task.heldout: my-sums has 16 tasks, and 16 are held out"),
+        (["task.heldout=16"], "task.heldout: my-sums has 16 different prompts, and 16 are held out"),
         (["task=verifiers:no-such"], "task.id: 'no-such' cannot be loaded .*no_such"),
         (["task.config.mots=3"], r"task.id: 'my-sums' cannot be loaded .*mots"),
         (["task.config.endless=true"], "task.size: my-sums has no end"),

@@ -9,7 +9,6 @@ over all evaluations 0 to .007.
 """
 
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from scalerl.record.reader import RunRecord
 from scalerl.rl.checkpoint.manifest import Sums
-from scalerl.rl.checkpoint.store import BackgroundWriter, step_folders, write_whole
+from scalerl.rl.checkpoint.store import BackgroundWriter, remove, step_folders, write_whole
 from scalerl.rl.model.causal_lm import dtype_of, load_model
 from scalerl.rl.model.weights import install_weights
 from scalerl.rl.types import Weights
@@ -53,14 +52,14 @@ class BestWeights(BackgroundWriter):
         order = sorted({*there, step}, key=lambda of: (rates.get(of, math.inf), of), reverse=True)
         dropped = [there[of] for of in order[MOST:] if of in there]
         if step in there or step not in order[:MOST]:
-            _remove(dropped)
+            remove(dropped)
             return
         path = folder / f"{BEST}{step:05d}"
         self.start(partial(self._write, path, weights, dropped))
 
     def _write(self, path: Path, weights: Weights, dropped: list[Path]) -> None:
         write_whole(path, lambda aside: self._save(weights, aside))
-        _remove(dropped)  # once the new ones are whole
+        remove(dropped)  # once the new ones are whole
 
     def _save(self, weights: Weights, folder: Path) -> Sums:
         """Write them as a model in Hugging Face format; of LoRA they have the adapters merged."""
@@ -73,9 +72,4 @@ class BestWeights(BackgroundWriter):
 
 def drop_newer(folder: Path, step: int) -> None:
     """Remove the weights of evaluations after `step`, which a resume makes again."""
-    _remove([path for of, path in step_folders(folder, BEST) if of > step])
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
+    remove(path for of, path in step_folders(folder, BEST) if of > step)

@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -57,11 +57,6 @@ class BackgroundWriter:
         """Call `write` in the thread, once what is under way is on the disk."""
         self.wait()
         self._under_way = self._thread.submit(write)
-
-    def fail(self, error: WriteError) -> None:
-        """Keep why nothing can be written: `wait` warns of it, `finish` raises it."""
-        self._under_way = Future()
-        self._under_way.set_exception(error)
 
     def wait(self) -> None:
         """Wait until what is under way is on the disk; a disk that does not take it is a warning."""
@@ -126,7 +121,8 @@ class Checkpoints(BackgroundWriter):
             # Copies are made here, between two steps; the thread only writes.
             save = self._saver(self.folder)
         except WriteError as error:
-            self.fail(error)
+            self._under_way = Future()
+            self._under_way.set_exception(error)  # `wait` warns of it, `finish` raises it
         else:
             self.start(partial(self._write, self.folder / name, step, state, save))
 
@@ -136,13 +132,11 @@ class Checkpoints(BackgroundWriter):
             save_state(aside / "training", state)
             return sums
 
-        folder = path.parent
         write_whole(path, training)
         # Older ones go once the new one is whole, never before.
         self._on_made()
-        for _, old in step_folders(folder)[self._settings.keep :]:
-            shutil.rmtree(old, ignore_errors=True)
-        drop_asides(folder, step)
+        remove(old for _, old in step_folders(path.parent)[self._settings.keep :])
+        drop_asides(path.parent, step)
 
 
 _NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
@@ -184,9 +178,13 @@ def _next_part(folder: Path, step: int) -> int:
 
 def drop_asides(folder: Path, step: int) -> None:
     """Remove the checkpoints that a resume had set aside, up to a step that the run has made since."""
-    for aside, path in step_folders(folder, ASIDE):
-        if aside <= step:
-            shutil.rmtree(path, ignore_errors=True)
+    remove(path for of, path in step_folders(folder, ASIDE) if of <= step)
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Remove checkpoints, as far as the disk lets them be removed."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- files -------------------------------------------------------------------------------------------------

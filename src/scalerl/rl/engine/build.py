@@ -37,7 +37,7 @@ from scalerl.rl.model.causal_lm import (
 )
 from scalerl.rl.model.memory import is_out_of_memory, within_memory
 from scalerl.rl.model.shape import shape_of
-from scalerl.rl.tasks.task import Task, check_suite, check_task
+from scalerl.rl.tasks.task import Task, check_task, checked_prompts
 from scalerl.rl.types import Prompt, Rollout
 from scalerl.rl.verify.environment import load_environment
 
@@ -186,7 +186,7 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     suites, trained = recipe.evaluation.downstream, {prompt.asked for prompt in train}
     checked = []
     for suite in suites:
-        prompts = check_suite(suite.task, suite.name)
+        prompts = checked_prompts(suite.task, "heldout", f"suite {suite.name}")
         if leaked := sum(prompt.asked in trained for prompt in prompts):
             text = (
                 "evaluation.downstream: %d of %d prompts of %r are trained on: it measures no more than that"

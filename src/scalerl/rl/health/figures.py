@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -55,14 +56,8 @@ class Figure:
 
 def _known(rows: Rows, key: str, most: int | None = None) -> list[float]:
     """The values of a field, where it is known; the latest `most` of them."""
-    found: list[float] = []
-    for row in reversed(rows):
-        if len(found) == most:
-            break
-        value = row.get(key)
-        if value is not None and math.isfinite(value):
-            found.append(value)
-    return found[::-1]
+    values = (row.get(key) for row in reversed(rows))
+    return list(islice((v for v in values if v is not None and math.isfinite(v)), most))[::-1]
 
 
 def _mean(values: Sequence[float], window: int) -> float:

@@ -11,7 +11,7 @@ numbers, text, lists, mappings, arrays and tensors; the driver receives the resu
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
 from scalerl.rl.model.weights import plan_of
-from scalerl.rl.types import Pending, Plan, Weights
+from scalerl.rl.types import Mapped, Pending, Plan, Weights
 
 
 class Ranks(Protocol):
@@ -131,7 +131,15 @@ class LearnerGroup:
     def begin(self, batch: Batch) -> Pending[StepStats]:
         """Start a step; `version` is raised when its result is read."""
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        return _Step(self, self._ranks.begin("step", values))
+        return Mapped(self._step_of, self._ranks.begin("step", values))
+
+    def _step_of(self, values: dict[str, Any] | None) -> StepStats:
+        # Not before: a step that is lost with its ranks, or was given up, has made no version.
+        if values is None:
+            raise StepStoppedError
+        stats = StepStats(**values)
+        self.version += 1
+        return stats
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
         """See `Learner.watch`."""
@@ -190,22 +198,3 @@ class LearnerGroup:
         """See `Learner.held_scores`."""
         logp_WH, rank_W2 = self._ranks.all("held_scores", token_NT, wanted_NT, list(heads), expert_NTLK)
         return logp_WH, rank_W2
-
-
-@dataclass
-class _Step:
-    """A step under way on the ranks; see `scalerl.rl.types.Pending`."""
-
-    learner: LearnerGroup
-    stats: Pending[dict[str, Any] | None]
-
-    def wait(self, seconds: float) -> bool:
-        return self.stats.wait(seconds)
-
-    def result(self) -> StepStats:
-        # Not before: a step that is lost with its ranks, or was given up, has made no version.
-        if (values := self.stats.result()) is None:
-            raise StepStoppedError
-        stats = StepStats(**values)
-        self.learner.version += 1
-        return stats

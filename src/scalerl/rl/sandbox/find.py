@@ -125,15 +125,15 @@ def _checked_backend(name: BackendName, python: str) -> SandboxBackend | str:
         return "requires Linux"
     if (machine := os.uname().machine) not in MACHINES:
         return f"no table of system calls for {machine}"
-    backend = SandboxBackend(name, os.uname().release, kernel.landlock_abi())
-    if name == "namespaces" and not backend.landlock:
+    version, landlock = os.uname().release, kernel.landlock_abi()
+    if name == "namespaces" and not landlock:
         return "the kernel has no Landlock (Linux 5.13, with landlock in its list of security modules)"
     if name == "bwrap":
         try:
             version = subprocess.check_output([BWRAP, "--version"], text=True).split()[-1]
         except (OSError, subprocess.CalledProcessError):
             return "the program bwrap is not installed"
-        backend = SandboxBackend(name, version, backend.landlock)
+    backend = SandboxBackend(name, version, landlock)
     return _probe(backend, find_python(python)) or backend
 
 

@@ -6,7 +6,7 @@
     code.py       programming problems, whose answers are run in `scalerl.rl.sandbox`
     reasoning_gym.py  procedural problems
     taskset.py    tasksets of the package verifiers
-    verifiers.py  exact, math, or a function of your own; foreign.py has those of TRL and verl
+    verifiers.py  exact, math, a function of your own, and those of TRL and verl
     mix.py        several tasks in one run
     shorthand.py  tasks in one line
 

@@ -151,15 +151,15 @@ def _problem(row: DatasetRow, text: str) -> dict[str, Any]:
         problem |= {"tests": tests}
     else:
         raise InputError(f"{row.place}: no tests in a format that is known: {_FORMATS}")
-    for name in ("tests", "setup", "reference", "entry_point"):
-        for source in problem[name] if name == "tests" else [problem[name]]:
+    parts = {"tests": problem["tests"], "prompt or set-up": [problem["setup"]]}
+    parts |= {"code": [problem["reference"]], "entry_point": [problem["entry_point"]]}
+    for what, sources in parts.items():
+        for source in sources:
             try:
                 ast.parse(source)
             except (SyntaxError, ValueError, TypeError) as error:
-                what = {"setup": "prompt or set-up", "reference": "code"}.get(name, name)
-                raise InputError(
-                    f"{row.place}: its {what} is no Python ({error}): {brief(source)}"
-                ) from error
+                why = f"its {what} is no Python ({error}): {brief(source)}"
+                raise InputError(f"{row.place}: {why}") from error
     return problem
 
 

@@ -23,19 +23,18 @@ from typing import Annotated, Any, Literal
 from scalerl.errors import InputError, brief, first_line
 from scalerl.jsonl import read_jsonl
 from scalerl.kinds import Choice
-from scalerl.rl.tasks.foreign import Trl, Verl
 from scalerl.rl.tasks.task import SLOT, Task, check_presentation
-from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
+from scalerl.rl.tasks.verifiers import Exact, Function, Math, Trl, Verifier, Verl
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _WHOLE_ROW = "*"
-_OF_THE_LOADER = (
+_OF_THE_LOADER = {
     "add_generation_prompt",
     "continue_final_message",
     "return_dict",
     "tokenize",
     "chat_template",
-)
+}
 """Arguments of `apply_chat_template` that are no variables of the template."""
 AnyVerifier = Math | Exact | Function | Trl | Verl
 """The verifiers of the package that a recipe can name."""
@@ -87,10 +86,9 @@ class Dataset(Task):
         check_presentation(self.template, self.system, self.chat_template)
         if self.chat_template_args and not self.chat_template:
             raise ValueError("chat_template_args needs chat_template = true")
-        if taken := [name for name in self.chat_template_args if name in _OF_THE_LOADER]:
-            raise ValueError(
-                f"chat_template_args: {taken[0]} is not a variable of a chat template; leave it out"
-            )
+        if taken := self.chat_template_args.keys() & _OF_THE_LOADER:
+            what = f"{min(taken)} is not a variable of a chat template"
+            raise ValueError(f"chat_template_args: {what}; leave it out")
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of a split, in the order of the rows.
@@ -245,17 +243,11 @@ def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str,
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One row of a file or data set: its number, counted from 1, and its values by column."""
+    """One row of a file or data set: its place in messages, its number from 1, its values by column."""
 
-    source: str
-    unit: str
+    place: str
     number: int
     values: Mapping[str, Any]
-
-    @property
-    def place(self) -> str:
-        """The position of the row, for error messages."""
-        return f"{self.source}, {self.unit} {self.number}"
 
     def get(self, column: str) -> Any:
         """Return the value of a column; `a.b.0` goes into the objects and the lists of column `a`.
@@ -294,10 +286,10 @@ def _read_rows(path: str, subset: str | None, split: str, columns: Sequence[str]
 
 def _jsonl(file: Path) -> list[DatasetRow]:
     unfinished: list[str] = []
-    rows = [DatasetRow(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
+    rows = read_jsonl(file, unfinished)
     if unfinished:
         raise InputError(f"{file}: the last line is unfinished: not JSON")
-    return rows
+    return [DatasetRow(f"{file}, line {number}", number, values) for number, values in rows]
 
 
 def _parquet(file: Path, columns: Sequence[str] | None) -> list[DatasetRow]:
@@ -309,28 +301,24 @@ def _parquet(file: Path, columns: Sequence[str] | None) -> list[DatasetRow]:
         values = table.read(columns=_wanted(str(file), table.schema_arrow.names, columns)).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
         raise InputError(f"{file}: not Parquet ({first_line(error)})") from error
-    return [DatasetRow(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
+    return [DatasetRow(f"{file}, row {number}", number, row) for number, row in enumerate(values, start=1)]
 
 
 def _data_set(path: str, subset: str | None, split: str, columns: Sequence[str] | None) -> list[DatasetRow]:
     datasets = _library("datasets")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
-        if saved:
-            found = datasets.load_from_disk(path)
-            if isinstance(found, dict) and split not in found:
-                raise InputError(f"{path}: no split {split!r}; there are: {', '.join(found)}")
-            found = found[split] if isinstance(found, dict) else found
-        else:
-            found = datasets.load_dataset(path, subset, split=split)
-    except InputError:
-        raise
+        found = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, subset, split=split)
     except Exception as error:  # the library raises a dozen types
         where = "" if Path(path).is_dir() else " from the Hub, and there is no such file or folder"
         raise InputError(f"{path}: cannot be loaded{where} ({first_line(error)})") from error
+    if isinstance(found, dict):
+        if split not in found:
+            raise InputError(f"{path}: no split {split!r}; there are: {', '.join(found)}")
+        found = found[split]
     source = f"{path}[{split}]"
     found = found.select_columns(_wanted(source, found.column_names, columns))
-    return [DatasetRow(source, "row", number, row) for number, row in enumerate(found, start=1)]
+    return [DatasetRow(f"{source}, row {number}", number, row) for number, row in enumerate(found, start=1)]
 
 
 def _wanted(source: str, there: list[str], columns: Sequence[str] | None) -> list[str]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from scalerl.errors import InputError, brief_error
 from scalerl.kinds import load
 from scalerl.rl.tasks.dataset import Dataset, DatasetRow
-from scalerl.rl.types import Prompt, Reward
+from scalerl.rl.types import Prompt, Reward, as_reward
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _NO_TOOLS = ("reset", "get_reward")
@@ -69,12 +69,13 @@ class Environment(Dataset):
 
     def prepare(self) -> None:
         """Load the class, and the verifier where that scores."""
-        if not self._class.rewards:
+        _, rewards = self._loaded
+        if not rewards:
             self.verifier.prepare()
 
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
-        """Return what the calls in the last turn answer."""
-        return self._class.answers(self._row(prompt.answer), turns)
+        """Return what the calls in the last turn answer, one text each; none where it has no call."""
+        return self._replay(prompt, turns)[1] if calls_in(turns[-1]) else []
 
     def verify(self, prompt: Prompt, text: str) -> Reward | bool:
         """Verify a completion of one turn."""
@@ -82,39 +83,78 @@ class Environment(Dataset):
 
     def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
         """Return the environment's own reward; where it has none, verify the last turn."""
-        if not self._class.rewards:
+        _, rewards = self._loaded
+        if not rewards:
             return self.verifier.verify(prompt, turns[-1])
-        return self._class.reward(self._row(prompt.answer), turns, self.correct_at)
+        environment, _ = self._replay(prompt, turns[:-1])
+        found = _result(environment.get_reward())
+        value = as_reward(found).value if isinstance(found, bool) else float(found)
+        return Reward(value, value >= self.correct_at)
 
     def reference(self, prompt: Prompt) -> str | None:
         """Return a right answer, where the verifier scores; else it takes calls, and none is known."""
-        return None if self._class.rewards else self.verifier.reference(prompt)
+        _, rewards = self._loaded
+        return None if rewards else self.verifier.reference(prompt)
+
+    def _replay(self, prompt: Prompt, turns: Sequence[str]) -> tuple[Any, list[str]]:
+        """Return an environment after some turns, and what the last of them was answered."""
+        environment = self._loaded[0]()
+        environment.reset(**self._row(prompt.answer))
+        tools, answers = _tools_of(environment), list[str]()
+        for turn in turns:
+            answers = [_answer(tools, call) for call in calls_in(turn)]
+        return environment, answers
 
     @cached_property
-    def _class(self) -> EnvironmentClass:
-        found = EnvironmentClass(self.environment)
-        if not found.rewards and self.answer == "*" and not self.verifier.takes_json:
+    def _loaded(self) -> tuple[Callable[[], Any], bool]:
+        """What makes an environment, and whether that has a reward of its own."""
+        name = self.environment
+        try:
+            make = load(name)
+            made = make()
+        except InputError as error:
+            raise InputError(f"task.environment: {error}") from error
+        except Exception as error:  # a class of the user's may raise anything
+            raise InputError(f"task.environment: {name} cannot be made ({brief_error(error)})") from error
+        if not callable(getattr(made, "reset", None)):
+            raise InputError(f"task.environment: {name} has no reset(**row)")
+        if not _tools_of(made):
+            raise InputError(f"task.environment: {name} has no tool, which is a method without an underscore")
+        rewards = callable(getattr(made, "get_reward", None))
+        if not rewards and self.answer == "*" and not self.verifier.takes_json:
             raise InputError(
-                f"task.environment: {self.environment} has no get_reward(): set task.answer to the column of "
-                "the answer, or task.verifier to one that takes the whole row"
+                f"task.environment: {name} has no get_reward(): set task.answer to the column of the answer, "
+                "or task.verifier to one that takes the whole row"
             )
-        return found
+        return make, rewards
 
     @cached_property
     def _tools(self) -> str:
-        return self._class.system()
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        make, _ = self._loaded
+        try:
+            tools = [get_json_schema(tool) for tool in _tools_of(make()).values()]
+        except Exception as error:  # an argument has no type hint or no description
+            raise InputError(f"task.environment: {self.environment} ({brief_error(error)})") from error
+        return tools_prompt(tools)
+
+    # -- rows -----------------------------------------------------------------------------------------------
 
     def _row(self, answer: str) -> dict[str, Any]:
         return json.loads(answer) if self.answer == "*" else {self.answer: answer}
 
-    # -- rows -----------------------------------------------------------------------------------------------
-
     def _conversation(self, row: DatasetRow) -> list[tuple[str, str]]:
         *before, (role, text) = super()._conversation(row)
+        (make, _), values = self._loaded, self._row(self._answer(row))
+        reset = f"{row.place}: reset of {self.environment}"
         try:
-            return [*before, (role, text + self._class.observation(self._row(self._answer(row))))]
-        except InputError as error:
-            raise InputError(f"{row.place}: {error}") from error
+            found = make().reset(**values)
+        except Exception as error:
+            raise InputError(f"{reset} raises {brief_error(error)}") from error
+        if found is not None and not isinstance(found, str):
+            raise InputError(f"{reset} returns {type(found).__name__}, not a text or None")
+        return [*before, (role, text + (found or ""))]
 
     def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
         prompt = super()._prompt(row, name, messages)
@@ -139,73 +179,6 @@ def with_tools(prompt: Prompt, tools: str) -> Prompt:
     return replace(prompt, messages=shown)
 
 
-class EnvironmentClass:
-    """A class of environments by its name, `file.py:Class` or `module:Class`.
-
-    Raises:
-        InputError: it cannot be loaded, or has no `reset` or no tool.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        try:
-            self._make: Callable[[], Any] = load(name)
-            made = self._make()
-        except InputError as error:
-            raise InputError(f"task.environment: {error}") from error
-        except Exception as error:  # a class of the user's may raise anything
-            raise InputError(f"task.environment: {name} cannot be made ({brief_error(error)})") from error
-        if not callable(getattr(made, "reset", None)):
-            raise InputError(f"task.environment: {name} has no reset(**row)")
-        if not _tools_of(made):
-            raise InputError(f"task.environment: {name} has no tool, which is a method without an underscore")
-        self.rewards = callable(getattr(made, "get_reward", None))
-        """Whether it has a reward of its own."""
-
-    def system(self) -> str:
-        """Return the description of the tools for the system prompt.
-
-        Raises:
-            InputError: an argument of one has no type hint or no description.
-        """
-        from transformers.utils.chat_template_utils import get_json_schema
-
-        try:
-            tools = [get_json_schema(tool) for tool in _tools_of(self._make()).values()]
-        except Exception as error:
-            raise InputError(f"task.environment: {self.name} ({brief_error(error)})") from error
-        return tools_prompt(tools)
-
-    def observation(self, row: Mapping[str, Any]) -> str:
-        """Return what is appended to the prompt of a row."""
-        try:
-            found = self._make().reset(**row)
-        except Exception as error:
-            raise InputError(f"reset of {self.name} raises {brief_error(error)}") from error
-        if found is not None and not isinstance(found, str):
-            raise InputError(f"reset of {self.name} returns {type(found).__name__}, not a text or None")
-        return found or ""
-
-    def answers(self, row: Mapping[str, Any], turns: Sequence[str]) -> list[str]:
-        """Return what the calls in the last turn answer, one text each; none where it has no call."""
-        return self._replay(row, turns)[1] if calls_in(turns[-1]) else []
-
-    def reward(self, row: Mapping[str, Any], turns: Sequence[str], correct_at: float) -> Reward:
-        """Return the environment's own reward of a completion, whose last turn makes no call any more."""
-        found = _result(self._replay(row, turns[:-1])[0].get_reward())
-        value = (1.0 if found else -1.0) if isinstance(found, bool) else float(found)
-        return Reward(value, value >= correct_at)
-
-    def _replay(self, row: Mapping[str, Any], turns: Sequence[str]) -> tuple[Any, list[str]]:
-        """Return an environment after some turns, and what the last of them was answered."""
-        environment = self._make()
-        environment.reset(**row)
-        tools, answers = _tools_of(environment), list[str]()
-        for turn in turns:
-            answers = [_answer(tools, call) for call in calls_in(turn)]
-        return environment, answers
-
-
 def calls_in(turn: str) -> list[str]:
     """Return the calls of tools in a turn, as it writes them; none of those in its thinking."""
     return _CALL.findall(turn.rpartition("</think>")[2])
@@ -222,19 +195,17 @@ def _answer(tools: Mapping[str, Callable[..., Any]], call: str) -> str:
     """Make a call, or a list of calls. An error of the call or of the tool becomes the answer."""
     try:
         found = json.loads(call)
-        calls = found if isinstance(found, list) else [found]
-        return "\n".join(str(_result(_tool(tools, one)(**one.get("arguments", {})))) for one in calls)
+        results = []
+        for one in found if isinstance(found, list) else [found]:
+            name = str(one.get("name") if isinstance(one, dict) else one)
+            if name not in tools:
+                raise ValueError(f"no tool {name}; there are: {', '.join(tools)}")
+            results.append(str(_result(tools[name](**one.get("arguments", {})))))
+        return "\n".join(results)
     except MemoryError:
         raise
     except Exception as error:
         return f"error: {brief_error(error)}"
-
-
-def _tool(tools: Mapping[str, Callable[..., Any]], call: Any) -> Callable[..., Any]:
-    name = str(call.get("name") if isinstance(call, dict) else call)
-    if name not in tools:
-        raise ValueError(f"no tool {name}; there are: {', '.join(tools)}")
-    return tools[name]
 
 
 def _result(value: Any) -> Any:

@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from scalerl.errors import InputError, brief, brief_error, nearest
-from scalerl.rl.tasks.task import SLOT, Task, check_presentation
-from scalerl.rl.tasks.verifiers import answer_of, last_box
+from scalerl.rl.tasks.task import SLOT, Task, check_presentation, split_off
+from scalerl.rl.tasks.verifiers import answer_of, final_answer
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -73,9 +73,8 @@ class ReasoningGym(Task):
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Score the answer of a completion."""
-        answer = answer_of(text, self.after)
-        tagged, box = _TAGGED.findall(answer), last_box(answer)
-        found = tagged[-1] if tagged else box if box is not None else answer
+        tagged = _TAGGED.findall(answer_of(text, self.after))
+        found = tagged[-1] if tagged else final_answer(text, self.after)
         # The entry is made again: what scorers need of it is not all text.
         entry = self._made[int(prompt.id.rpartition("/")[2])]
         score = float(self._made.score_answer(found.strip(), entry))
@@ -102,30 +101,18 @@ class ReasoningGym(Task):
 
     @cached_property
     def _prompts(self) -> dict[Split, list[Prompt]]:
+        system = [("system", self.system)] if self.system is not None else []
         found: dict[str, Prompt] = {}
-        for i in range(len(self._made)):
-            prompt = self._prompt(i, self._made[i])
-            found.setdefault(prompt.text, prompt)
+        for number in range(len(self._made)):
+            entry = self._made[number]
+            asked = {key: value for key, value in entry["metadata"].items() if isinstance(value, str)}
+            if self.question and self.question not in asked:
+                there = ", ".join(asked)
+                raise InputError(f"task.question: {self.name} has {there}, and no {brief(self.question)}")
+            question = asked[self.question] if self.question else entry["question"]
+            text = self.template.replace(SLOT, question.strip())
+            messages = (*system, ("user", text)) if self.chat_template else None
+            found.setdefault(text, Prompt(f"{self.name}/{number}", text, str(entry["answer"]), messages))
             if len(found) == self.heldout + self.size:
                 break
-        prompts = list(found.values())
-        if len(prompts) <= self.heldout:
-            there = f"{self.name} has {len(prompts)} different problems"
-            raise InputError(f"task.heldout: {there}, and {self.heldout} are held out")
-        return {"heldout": prompts[: self.heldout], "train": prompts[self.heldout :]}
-
-    def _prompt(self, number: int, entry: Mapping[str, Any]) -> Prompt:
-        text = self.template.replace(SLOT, self._asked(entry).strip())
-        system = [("system", self.system)] if self.system is not None else []
-        messages = (*system, ("user", text)) if self.chat_template else None
-        return Prompt(f"{self.name}/{number}", text, str(entry["answer"]), messages)
-
-    def _asked(self, entry: Mapping[str, Any]) -> str:
-        if not self.question:
-            return entry["question"]
-        texts = {key: value for key, value in entry["metadata"].items() if isinstance(value, str)}
-        if self.question not in texts:
-            raise InputError(
-                f"task.question: {self.name} has {', '.join(texts)}, and no {brief(self.question)}"
-            )
-        return texts[self.question]
+        return split_off(list(found.values()), self.heldout, self.name)

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+_ROWS = {"kind": "dataset", "answer": "*"}
 _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
     "code": lambda rest: {"kind": "code", "path": rest},
     "reasoning-gym": lambda rest: {"kind": "reasoning_gym", "name": rest},
     "verifiers": lambda rest: {"kind": "verifiers", "id": rest},
-    "trl": lambda rest: _rewarded({"kind": "trl", "functions": [rest]}),
-    "verl": lambda rest: _rewarded({"kind": "verl", "score": rest}),
+    "trl": lambda rest: {**_ROWS, "verifier": {"kind": "trl", "functions": [rest]}},
+    "verl": lambda rest: {**_ROWS, "verifier": {"kind": "verl", "score": rest}},
     "env": lambda rest: {"kind": "env", "environment": rest},
 }
 _DATA = (".jsonl", ".ndjson", ".parquet")
@@ -67,27 +68,15 @@ def _suite_of(suite: Any) -> Any:
     unless its table says which: there are none to train on.
     """
     table = {"task": suite} if isinstance(suite, str) else suite
-    if not isinstance(table, Mapping):
+    if not isinstance(table, Mapping) or "task" not in table:
         return suite
-    task = table.get("task")
+    task = table["task"]
     if isinstance(task, str):
-        table = {"name": _name_of(task), **table, "task": _table_of(task)}
-    task = table.get("task")
-    if isinstance(task, Mapping) and _is_whole_data(task):
-        table = {**table, "task": {**task, "heldout_path": task["path"], "heldout": _ALL}}
-    return dict(table)
-
-
-def _is_whole_data(task: Mapping[str, Any]) -> bool:
-    """Whether it is a data set that does not say which of its prompts are held out."""
-    is_data = task.get("kind") in ("dataset", "code", "env") and "path" in task
-    return is_data and not any(key.startswith("heldout") for key in task)
-
-
-def _name_of(task: str) -> str:
-    rest = task.partition(":")[2] if task.partition(":")[0] in _TABLES else task
-    return Path(rest).stem if rest.endswith(_DATA) else rest.rpartition("/")[2] or task
-
-
-def _rewarded(verifier: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": "dataset", "answer": "*", "verifier": verifier}
+        start, _, rest = task.partition(":")
+        source = rest if start in _TABLES else task
+        name = Path(source).stem if source.endswith(_DATA) else source.rpartition("/")[2] or task
+        table, task = {"name": name, **table}, _table_of(task)
+    is_data = isinstance(task, Mapping) and task.get("kind") in ("dataset", "code", "env") and "path" in task
+    if is_data and not any(key.startswith("heldout") for key in task):
+        task = {**task, "heldout_path": task["path"], "heldout": _ALL}
+    return {**table, "task": task}

@@ -113,27 +113,33 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
     return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
+def split_off(prompts: list[Prompt], heldout: int, name: str) -> dict[Split, list[Prompt]]:
+    """Return the first `heldout` prompts of a source of this name, and the others to train on.
+
+    Raises:
+        InputError: there are no others.
+    """
+    if len(prompts) <= heldout:
+        raise InputError(
+            f"task.heldout: {name} has {len(prompts)} different prompts, and {heldout} are held out"
+        )
+    return {"heldout": prompts[:heldout], "train": prompts[heldout:]}
+
+
 def check_task(task: Task) -> None:
     """Raise an InputError where the prompts of a task are not what `Task.prompts` promises."""
-    splits: tuple[tuple[Split, str], ...] = (("heldout", "held-out"), ("train", "training"))
-    for split, name in splits:
-        _check_split(task, split, name, "task")
-    heldout = {prompt.asked for prompt in task.prompts("heldout")}
-    train = task.prompts("train")
+    heldout = {prompt.asked for prompt in checked_prompts(task, "heldout")}
+    train = checked_prompts(task, "train")
     if both := [prompt for prompt in train if prompt.asked in heldout]:
         many = f"{len(both)} of {len(train)} training prompts are held out, too"
         raise InputError(f"task: prompt {brief(both[0].id)} is in both splits ({many}): leave it out of one")
 
 
-def check_suite(task: Task, name: str) -> list[Prompt]:
-    """Return the prompts of a downstream suite, the held-out ones of its task; raise an InputError where they
-    are not what `Task.prompts` promises.
+def checked_prompts(task: Task, split: Split, place: str = "task") -> list[Prompt]:
+    """Return the prompts of a split; raise an InputError, which begins with `place`, where they are not what
+    `Task.prompts` promises.
     """
-    return _check_split(task, "heldout", "held-out", f"suite {name}")
-
-
-def _check_split(task: Task, split: Split, name: str, place: str) -> list[Prompt]:
-    prompts = task.prompts(split)
+    prompts, name = task.prompts(split), {"heldout": "held-out", "train": "training"}[split]
     if not prompts:
         raise InputError(f"{place}: prompts({split!r}) is empty: there is no {name} prompt")
     if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:

@@ -19,10 +19,10 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, ScalerlError, brief_error
@@ -72,20 +72,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class TrackedRow:
-    """Metrics at a step, at Unix seconds."""
+    """What is logged at a step, at Unix seconds: metrics, or completions of one source."""
 
     step: int
     time: float
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class TrackedSamples:
-    """Completions kept at a step, at Unix seconds: lines of samples.jsonl of one source."""
-
-    step: int
-    time: float
-    rows: Sequence[Mapping[str, Any]]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -116,11 +108,11 @@ def log_run(channel: Channel, pickled: bytes) -> None:
         setup: Setup = pickle.loads(pickled)
     except Exception as error:  # a tracker of a module that is not found here
         raise InputError(f"the trackers cannot be loaded ({brief_error(error)})") from error
-    kept = _Kept(setup.run, report)
-    trackers = [_TrackerThread(tracker, kept, report) for tracker in setup.trackers]
+    kept = _Kept(setup.run.folder / KEPT, report)
+    trackers = [_TrackerThread(tracker, setup.run, kept, report) for tracker in setup.trackers]
     logging = threading.Lock()  # rows come from this thread and from that of the forecasts
 
-    def log(row: TrackedRow | TrackedSamples) -> None:
+    def log(row: TrackedRow) -> None:
         with logging:
             for tracker in trackers:
                 tracker.put(row)
@@ -138,87 +130,79 @@ def log_run(channel: Channel, pickled: bytes) -> None:
             channel.send("taken", number)
         status = message[1].status
     forecasts.stop(setup.forecast_seconds)
-    _close(trackers, status, setup.close_seconds, report)
+    deadline = time.monotonic() + setup.close_seconds
+    for thread in trackers:
+        thread.waiting.put(End(status))
+    for thread in trackers:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    for thread in trackers:
+        thread.report_losses(setup.close_seconds)
     channel.send("ended")
     with suppress(EOFError):
         channel.receive()  # the trainer kills this process once it has that message
     os._exit(0)  # without waiting for threads that hang, or for the exit hooks of libraries
 
 
-def _close(trackers: Sequence[_TrackerThread], status: Status, seconds: float, report: Report) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in trackers:
-        thread.waiting.put(End(status))
-    for thread in trackers:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-    for thread in trackers:
-        name = thread.tracker.name
-        if thread.is_alive():
-            report(f"{name} was not done {seconds:g} s after the end: {thread.waiting.qsize()} rows waited")
-        if thread.lost:
-            report(f"{name}: {thread.lost} of {thread.rows} rows were not logged")
-
-
 class _TrackerThread(threading.Thread):
     """Opens a tracker, logs the rows that wait, and closes it; failures are reported and stop nothing."""
 
-    def __init__(self, tracker: Tracker, kept: _Kept, report: Report) -> None:
+    def __init__(self, tracker: Tracker, run: TrackedRun, kept: _Kept, report: Report) -> None:
         super().__init__(daemon=True)
-        self.tracker = tracker
-        self.waiting: queue.SimpleQueue[TrackedRow | TrackedSamples | End] = queue.SimpleQueue()
-        self.rows = self.lost = 0
-        self._kept, self._report = kept, report
-        self._failures = 0
+        self.waiting: queue.SimpleQueue[TrackedRow | End] = queue.SimpleQueue()
+        self._tracker, self._run, self._kept, self._report = tracker, run, kept, report
+        self._rows = self._lost = self._failures = 0
         self.start()
 
-    def put(self, row: TrackedRow | TrackedSamples) -> None:
+    def put(self, row: TrackedRow) -> None:
         """Log a row in its turn, or drop it if too many wait."""
-        if isinstance(row, TrackedSamples) and not isinstance(self.tracker, SampleTracker):
+        if row.samples and not isinstance(self._tracker, SampleTracker):
             return
-        self.rows += 1
+        self._rows += 1
         if self.waiting.qsize() >= MOST_ROWS:
-            self.lost += 1
+            self._lost += 1
         else:
             self.waiting.put(row)
 
+    def report_losses(self, seconds: float) -> None:
+        """Report what was not logged `seconds` after the end."""
+        if self.is_alive():
+            late = f"was not done {seconds:g} s after the end: {self.waiting.qsize()} rows waited"
+            self._report(f"{self._tracker.name} {late}")
+        if self._lost:
+            self._report(f"{self._tracker.name}: {self._lost} of {self._rows} rows were not logged")
+
     def run(self) -> None:
-        name = self.tracker.name
-        is_open = self._try(self._open, "was not opened, and is given up")
+        name, opened = self._tracker.name, list[Mapping[str, str]]()
+        run = replace(self._run, kept=self._kept.all.get(name, {}))
+        is_open = self._try(lambda: opened.append(self._tracker.open(run)), "was not opened, and is given up")
         if is_open:  # and must be closed, even if what it returned cannot be kept
-            keep = self._kept.keep
-            self._try(lambda: keep(name, self._opened), "starts anew on a resume, as its data cannot be kept")
+            why = "starts anew on a resume, as its data cannot be kept"
+            self._try(lambda: self._kept.keep(name, opened[0]), why)
         while not isinstance(item := self.waiting.get(), End):
             if not is_open or self._failures >= MOST_FAILURES:
-                self.lost += 1
+                self._lost += 1
             else:
                 self._log(item)
         if is_open:
-            self._try(lambda: self.tracker.close(item.status), "was not closed")
+            self._try(lambda: self._tracker.close(item.status), "was not closed")
 
-    def _open(self) -> None:
-        self._opened = self.tracker.open(self._kept.of(self.tracker.name))
-
-    def _log(self, row: TrackedRow | TrackedSamples) -> None:
-        text = "loses rows" if not self.lost else ""
+    def _log(self, row: TrackedRow) -> None:
+        text = "loses rows" if not self._lost else ""
         if self._failures == MOST_FAILURES - 1:
             text = f"is given up after {MOST_FAILURES} rows that failed"
-        if self._try(lambda: self._give(row), text):
-            self._failures = 0
+        tracker = self._tracker
+        if row.samples and isinstance(tracker, SampleTracker):
+            logged = self._try(lambda: tracker.log_samples(row.step, row.time, row.samples), text)
         else:
-            self._failures, self.lost = self._failures + 1, self.lost + 1
-
-    def _give(self, row: TrackedRow | TrackedSamples) -> None:
-        if isinstance(row, TrackedRow):
-            self.tracker.log(row.step, row.time, row.metrics)
-        elif isinstance(self.tracker, SampleTracker):
-            self.tracker.log_samples(row.step, row.time, row.rows)
+            logged = self._try(lambda: tracker.log(row.step, row.time, row.metrics), text)
+        self._failures, self._lost = (0, self._lost) if logged else (self._failures + 1, self._lost + 1)
 
     def _try(self, do: Callable[[], None], text: str) -> bool:
         try:
             do()
         except BaseException as error:  # libraries end threads by SystemExit, too
             if text:
-                self._report(f"{self.tracker.name} {text} ({brief_error(error)}); training goes on")
+                self._report(f"{self._tracker.name} {text} ({brief_error(error)}); training goes on")
             return False
         return True
 
@@ -230,7 +214,7 @@ class _ForecastThread(threading.Thread):
         super().__init__(daemon=True)
         self._setup, self._report, self._log = setup, report, log
         self._forecaster = setup.forecaster
-        self._waiting: deque[EvalPoint] = deque()
+        self._waiting: list[EvalPoint] = []
         self._changed = threading.Condition()
         self._stopped = False
         self.start()
@@ -250,7 +234,7 @@ class _ForecastThread(threading.Thread):
             with self._changed:
                 if self._stopped:
                     return
-                self._waiting.popleft()
+                del self._waiting[0]
                 self._log_with(point, forecast)
                 self._changed.notify_all()
 
@@ -285,27 +269,20 @@ class _ForecastThread(threading.Thread):
 class _Kept:
     """The content of tracking.json: what each tracker needs for a resume, by its name."""
 
-    def __init__(self, run: TrackedRun, report: Report) -> None:
-        self._run, self._report = run, report
-        self._path = run.folder / KEPT
-        self._lock = threading.Lock()
-        self._all: dict[str, Any] = {}
+    def __init__(self, path: Path, report: Report) -> None:
+        self._path, self._report, self._lock = path, report, threading.Lock()
+        self.all: dict[str, Any] = {}
         try:
-            if self._path.exists():
-                self._all = read_object(self._path)
+            if path.exists():
+                self.all = read_object(path)
         except ScalerlError as error:
             report(f"{error}; trackers start anew")
-
-    def of(self, name: str) -> TrackedRun:
-        """Return the run with what this tracker has kept."""
-        kept = self._all.get(name)
-        return replace(self._run, kept=kept if isinstance(kept, dict) else {})
 
     def keep(self, name: str, values: Mapping[str, str]) -> None:
         if where := values.get("where"):
             self._report(f"{name}: {where}")
         with self._lock:
-            known = self._all | {name: dict(values)}
+            known = self.all | {name: dict(values)}
             text = dumps(known, indent=2) + "\n"
-            self._all = known  # only after `dumps`: values that JSON cannot hold must not block the others
+            self.all = known  # only after `dumps`: values that JSON cannot hold must not block the others
             write_atomically(self._path, text)

@@ -9,14 +9,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from scalerl.errors import InputError, PausedError, ScalerlError, WorkerError, brief_error
 from scalerl.jsonl import plain
 from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, TrackedSamples, log_run
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, log_run
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.workers.backend import Message
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
@@ -46,7 +45,7 @@ class TrackingSender:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._queue: queue.SimpleQueue[TrackedRow | TrackedSamples | EvalPoint | End] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TrackedRow | EvalPoint | End] = queue.SimpleQueue()
         self._seconds, self._ends, self._dropped = setup.end_seconds, math.inf, 0
         self._pool = None
         if setup.trackers:
@@ -54,12 +53,10 @@ class TrackingSender:
             self._thread = threading.Thread(target=self._run, args=[self._pool], daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> TrackingSender:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
         stopped = kind is not None and issubclass(kind, KeyboardInterrupt | PausedError)
@@ -78,10 +75,6 @@ class TrackingSender:
         """Send a line of steps.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_step(row)))
 
-    def evaluation(self, point: EvalPoint) -> None:
-        """Send an evaluation that is on record."""
-        self._put(point)
-
     def suite(self, row: Mapping[str, Any]) -> None:
         """Send a line of downstream.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_suite(row)))
@@ -93,15 +86,17 @@ class TrackingSender:
     def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send lines of samples.jsonl, of one step and source."""
         if rows:
-            self._put(TrackedSamples(rows[0]["step"], time.time(), plain(rows)))
+            self._put(TrackedRow(rows[0]["step"], time.time(), samples=plain(rows)))
 
-    def _put(self, item: TrackedRow | TrackedSamples | EvalPoint) -> None:
-        if self._pool is None:
-            return
-        if self._queue.qsize() >= MOST_ROWS:
-            self._dropped += 1
-        else:
+    def evaluation(self, point: EvalPoint) -> None:
+        """Send an evaluation that is on record."""
+        self._put(point)
+
+    def _put(self, item: TrackedRow | EvalPoint) -> None:
+        if self._pool is not None and self._queue.qsize() < MOST_ROWS:
             self._queue.put(item)
+        else:
+            self._dropped += 1
 
     def _run(self, pool: _TrackerPool) -> None:
         """Keep the worker running, and give it rows, until it has closed the trackers."""

@@ -118,10 +118,8 @@ class TensorboardTracker:
         if run.kept:
             start = event.SessionLog(status=event.SessionLog.START)
             self._write(wall_time=time.time(), step=run.first_step, session_log=start)
-        text = tensor.TensorProto(dtype=_TF_STRING, string_val=[dumps(run.config).encode()])
-        shown = summary.SummaryMetadata(plugin_data={"plugin_name": "text"})
-        config = self._summary.Value(tag="args/text_summary", tensor=text, metadata=shown)
-        self._write(wall_time=time.time(), summary=self._summary(value=[config]))
+        config = tensor.TensorProto(dtype=_TF_STRING, string_val=[dumps(run.config).encode()])
+        self._write_text(time.time(), 0, "args/text_summary", config)
         return {"where": str(folder)}
 
     def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -137,14 +135,17 @@ class TensorboardTracker:
         texts = [list(COLUMNS), *([_as_code(cell) for cell in _cells(row)] for row in samples)]
         shape = self._shape(dim=[self._shape.Dim(size=n) for n in (len(texts), len(COLUMNS))])
         cells = [cell.encode() for row in texts for cell in row]
-        tensor = self._tensor(dtype=_TF_STRING, tensor_shape=shape, string_val=cells)
-        shown = self._metadata(plugin_data={"plugin_name": "text"})
-        value = self._summary.Value(tag=f"samples/{samples[0]['source']}", tensor=tensor, metadata=shown)
-        self._write(wall_time=time, step=step, summary=self._summary(value=[value]))
+        table = self._tensor(dtype=_TF_STRING, tensor_shape=shape, string_val=cells)
+        self._write_text(time, step, f"samples/{samples[0]['source']}", table)
 
     def close(self, status: Status) -> None:
         """Close the file."""
         self._writer.close()
+
+    def _write_text(self, time: float, step: int, tag: str, tensor: Any) -> None:
+        shown = self._metadata(plugin_data={"plugin_name": "text"})
+        value = self._summary.Value(tag=tag, tensor=tensor, metadata=shown)
+        self._write(wall_time=time, step=step, summary=self._summary(value=[value]))
 
     def _write(self, **event: Any) -> None:
         self._writer.write(self._event(**event).SerializeToString())

@@ -10,7 +10,6 @@ Answers are given in the form that the verifier takes best of those in `FORMS`, 
 rejected for what it says.
 """
 
-import json
 import math
 import re
 import time
@@ -25,11 +24,12 @@ import numpy as np
 from scalerl.errors import ScalerlError, brief
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Prompt, as_reward
-from scalerl.rl.verify.pool import Outcome
-from scalerl.rl.verify.supervised import SupervisedVerifiers
+from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
 
 Level = Literal["ok", "note", "fault"]
 Form = Callable[[str], str]
+_Pairs = Sequence[tuple[Prompt, str]]
+"""Prompts, each with a text to be verified or with its answer."""
 
 FORMS: dict[str, Form] = {
     "as it is": lambda a: a,
@@ -115,12 +115,11 @@ class _Judge:
         self.failures: Counter[str] = Counter()
         self.example = ""
 
-    def outcomes(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Outcome]:
+    def outcomes(self, pairs: _Pairs) -> list[Outcome]:
         if self._pool is None:
-            rewards = [as_reward(self._task.verify(prompt, text)) for prompt, text in pairs]
-            found: list[Outcome] = [asdict(reward) for reward in rewards]
+            found: list[Outcome] = [asdict(as_reward(self._task.verify(p, text))) for p, text in pairs]
         else:
-            pending = self._pool.submit([json.dumps([asdict(p), [text]]).encode() for p, text in pairs])
+            pending = self._pool.submit([job_of(p, [text]) for p, text in pairs])
             pending.wait(math.inf)
             found = pending.result()
         self.verified += len(pairs)
@@ -130,9 +129,15 @@ class _Judge:
                 self.example = self.example or f"{prompt.id}, {brief(text)}: {outcome.get('detail', reason)}"
         return found
 
-    def accepted(self, pairs: Sequence[tuple[Prompt, str]]) -> list[bool]:
-        """Whether each text is judged correct; one whose verification failed is not."""
-        return [bool(outcome.get("correct")) for outcome in self.outcomes(pairs)]
+    def tried(self, check: str, pairs: _Pairs, right: bool) -> AuditFinding:
+        """Return the finding on texts that should all be accepted, or all be rejected."""
+        # One whose verification failed is not accepted.
+        accepted = [bool(outcome.get("correct")) for outcome in self.outcomes(pairs)]
+        share = sum(accepted) / len(pairs)
+        off = [f"{p.id}: {brief(t)}" for (p, t), ok in zip(pairs, accepted, strict=True) if ok != right]
+        verdict = f"{share:.0%} accepted" if right else f"{1 - share:.0%} rejected"
+        level: Level = "fault" if len(off) > TOLERATED * len(pairs) else "ok"
+        return AuditFinding(check, f"{verdict} of {len(pairs)}", level, share, off[0] if off else "")
 
     def close(self) -> None:
         if self._pool is not None:
@@ -142,22 +147,25 @@ class _Judge:
 def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterator[AuditFinding]:
     known = [(prompt, answer) for prompt in prompts if (answer := task.reference(prompt))]
     if not known:
-        yield AuditFinding(
-            "reference answers", "the task has none, so that its verifier was not tried", "note"
-        )
+        why = "the task has none, so that its verifier was not tried"
+        yield AuditFinding("reference answers", why, "note")
         return
-    shares, forms = {}, FORMS | (BLOCKS if any("\n" in answer for _, answer in known) else {})
-    for name, form in forms.items():
-        pairs = [(prompt, form(answer)) for prompt, answer in known]
-        shares[name] = _tried(judge, f"reference, {name}", pairs, True)
-    best = max(forms, key=lambda name: shares[name].share or 0.0)
-    for name, finding in shares.items():  # models may write one form alone: the best one counts
+    forms = FORMS | (BLOCKS if any("\n" in answer for _, answer in known) else {})
+    tried = {
+        name: judge.tried(f"reference, {name}", [(p, form(a)) for p, a in known], True)
+        for name, form in forms.items()
+    }
+    best = max(forms, key=lambda name: tried[name].share or 0.0)
+    for name, finding in tried.items():  # models may write one form alone: the best one counts
         yield finding if name == best else replace(finding, level="note")
     form = forms[best]
-    yield from _variants(judge, known, form)
-    yield from _wrong(judge, known, form)
-    yield _steady(judge, [(prompt, form(answer)) for prompt, answer in known])
-    yield _speed(judge, [(prompt, form(answer)) for prompt, answer in known])
+    yield from _right(judge, known, form)
+    for check, pairs in _wrong(known, form):
+        if pairs:
+            yield judge.tried(check, pairs, False)
+    pairs = [(prompt, form(answer)) for prompt, answer in known]
+    yield _steady(judge, pairs)
+    yield _speed(judge, pairs)
     result = ", ".join(f"{n} {reason}" for reason, n in judge.failures.items()) or "none"
     level: Level = "fault" if judge.failures else "ok"
     yield AuditFinding(
@@ -165,66 +173,49 @@ def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterat
     )
 
 
-def _tried(judge: _Judge, check: str, pairs: Sequence[tuple[Prompt, str]], right: bool) -> AuditFinding:
-    """Return the finding on texts that should all be accepted, or all be rejected."""
-    accepted = judge.accepted(pairs)
-    share = sum(accepted) / len(pairs)
-    off = 1 - share if right else share
-    example = next(
-        (f"{p.id}: {brief(t)}" for (p, t), ok in zip(pairs, accepted, strict=True) if ok != right), ""
-    )
-    verdict = f"{share:.0%} accepted" if right else f"{1 - share:.0%} rejected"
-    return AuditFinding(
-        check, f"{verdict} of {len(pairs)}", "fault" if off > TOLERATED else "ok", share, example
-    )
-
-
-def _variants(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
+def _right(judge: _Judge, known: _Pairs, form: Form) -> Iterator[AuditFinding]:
     """The reference answer with white space around it, and numbers as they are written elsewhere."""
     # Before code of several lines a space is an error of its own, and an empty line is none.
     spaced = [(p, form(f"\n{a}\n" if "\n" in a else f" {a} ") + "\n") for p, a in known]
-    yield _tried(judge, "reference among white space", spaced, True)
+    yield judge.tried("reference among white space", spaced, True)
     whole = [(p, int(a)) for p, a in known if _WHOLE.fullmatch(a)]
-    if whole:
-        pairs = [(p, form(f"{n}.0")) for p, n in whole]
-        yield replace(_tried(judge, "whole numbers as 7.0", pairs, True), level="note")
-    if long := [(p, n) for p, n in whole if abs(n) >= 1000]:
-        pairs = [(p, form(f"{n:,}")) for p, n in long]
-        yield replace(_tried(judge, "whole numbers as 1,234", pairs, True), level="note")
+    others = {
+        "whole numbers as 7.0": [(p, form(f"{n}.0")) for p, n in whole],
+        "whole numbers as 1,234": [(p, form(f"{n:,}")) for p, n in whole if abs(n) >= 1000],
+    }
+    for check, pairs in others.items():
+        if pairs:
+            yield replace(judge.tried(check, pairs, True), level="note")
 
 
-def _wrong(judge: _Judge, known: Sequence[tuple[Prompt, str]], form: Form) -> Iterator[AuditFinding]:
+def _wrong(known: _Pairs, form: Form) -> Iterator[tuple[str, _Pairs]]:
     """Answers that must be rejected: of another prompt, none, both, a part, the prompt, and empty phrases."""
     answers = list(dict.fromkeys(answer for _, answer in known))
     others = {answer: answers[i - 1] for i, answer in enumerate(answers)}
     if len(answers) > 1:
-        both = [(prompt, answer, others[answer]) for prompt, answer in known]
-        yield _tried(judge, "answers of other prompts", [(p, form(b)) for p, _, b in both], False)
-        yield _tried(judge, "hedged: right or wrong", [(p, form(f"{a} or {b}")) for p, a, b in both], False)
-        yield _tried(judge, "hedged: wrong or right", [(p, form(f"{b} or {a}")) for p, a, b in both], False)
-        some = [one for one in answers if len(one) < 40][:40]
+        yield "answers of other prompts", [(p, form(others[a])) for p, a in known]
+        yield "hedged: right or wrong", [(p, form(f"{a} or {others[a]}")) for p, a in known]
+        yield "hedged: wrong or right", [(p, form(f"{others[a]} or {a}")) for p, a in known]
+    some = [one for one in answers if len(one) < 40][:40]
+    if len(some) > 2:
         lists = [(p, form(", ".join([*(one for one in some if one != a), a]))) for p, a in known]
-        if len(some) > 2:
-            yield _tried(judge, "a list of many answers", lists, False)
+        yield "a list of many answers", lists
     cut = [(p, text[: text.rindex(a) + len(a) // 2]) for p, a in known if len(a) > 1 and (text := form(a))]
-    if cut:
-        yield _tried(judge, "cut in the middle of the answer", cut, False)
-    yield _tried(judge, "the prompt, echoed", [(p, p.text) for p, _ in known], False)
+    yield "cut in the middle of the answer", cut
+    yield "the prompt, echoed", [(p, p.text) for p, _ in known]
     for text in _EMPTY:
-        yield _tried(judge, f"{text!r}" if text else "nothing", [(p, text) for p, _ in known], False)
+        yield f"{text!r}" if text else "nothing", [(p, text) for p, _ in known]
 
 
-def _steady(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
+def _steady(judge: _Judge, pairs: _Pairs) -> AuditFinding:
     # The verdicts alone: an outcome also says whether its worker was replaced, as old ones are now and then.
     keys = ("value", "correct", "failed")
     first, again = ([[one.get(key) for key in keys] for one in judge.outcomes(pairs)] for _ in range(2))
-    other = sum(a != b for a, b in zip(first, again, strict=True))
-    return AuditFinding(
-        "judged twice", f"{other} of {len(pairs)} differ", "fault" if other else "ok", other / len(pairs)
-    )
+    other = [p.id for (p, _), a, b in zip(pairs, first, again, strict=True) if a != b]
+    return _counted("judged twice, differently", other, len(pairs), "fault")
 
 
-def _speed(judge: _Judge, pairs: Sequence[tuple[Prompt, str]]) -> AuditFinding:
+def _speed(judge: _Judge, pairs: _Pairs) -> AuditFinding:
     took = []
     for pair in pairs:
         started = time.perf_counter()
@@ -245,34 +236,30 @@ def _of_prompts(task: Task) -> Iterator[AuditFinding]:
     lengths = f"p50 {half:.0f}, p99 {most:.0f}, at most {sizes.max()} characters"
     yield AuditFinding("prompts", f"{len(train)} to train on, {len(heldout)} held out; {lengths}", "ok")
     known = Counter(_plain(prompt) for prompt in train)
-    again = sum(n - 1 for n in known.values())
-    example = next((f"{brief(text)}" for text, n in known.items() if n > 1), "")
-    yield _counted("training prompts given twice", again, len(train), "note", example)
-    both = [prompt for prompt in heldout if _plain(prompt) in known]
-    yield _counted(
-        "held-out prompts trained on", len(both), len(heldout), "fault", both[0].id if both else ""
-    )
-    near = _overlaps(heldout, train)
-    example = " and ".join(near[0]) if near else ""
+    again = [brief(text) for text, n in known.items() for _ in range(n - 1)]
+    yield _counted("training prompts given twice", again, len(train), "note")
+    both = [prompt.id for prompt in heldout if _plain(prompt) in known]
+    yield _counted("held-out prompts trained on", both, len(heldout), "fault")
     check = f"held-out prompts that share {N_GRAM} words"
-    yield _counted(check, len(near), len(heldout), "note", example)
+    yield _counted(check, _overlaps(heldout, train), len(heldout), "note")
     long = [(p, a) for p in (*heldout, *train) if (a := task.reference(p)) and len(a) >= _LONG_ANSWER]
-    told = [prompt for prompt, answer in long if answer.casefold() in prompt.text.casefold()]
+    told = [prompt.id for prompt, answer in long if answer.casefold() in prompt.text.casefold()]
     if long:
         check = f"answers of {_LONG_ANSWER} letters or more in the prompt"
-        yield _counted(check, len(told), len(long), "note", told[0].id if told else "")
+        yield _counted(check, told, len(long), "note")
 
 
-def _counted(check: str, n: int, of: int, level: Level, example: str) -> AuditFinding:
-    return AuditFinding(check, f"{n} of {of}", level if n else "ok", n / max(of, 1), example)
+def _counted(check: str, found: Sequence[str], of: int, level: Level) -> AuditFinding:
+    n = len(found)
+    return AuditFinding(check, f"{n} of {of}", level if n else "ok", n / max(of, 1), found[0] if n else "")
 
 
 def _plain(prompt: Prompt) -> str:
     return " ".join(prompt.text.casefold().split())
 
 
-def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[tuple[str, str]]:
-    """Return held-out prompts that share `N_GRAM` words in a row with a training prompt, and that one.
+def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[str]:
+    """Return held-out prompts that share `N_GRAM` words in a row with a training prompt, each as `ID and ID`.
 
     What many training prompts share is of a template, and says nothing of their problems.
     """
@@ -287,7 +274,7 @@ def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[tuple[
     for prompt in heldout:
         shared = next((gram for gram in _grams(prompt) if 0 < count[gram] <= most), None)
         if shared is not None:
-            found.append((prompt.id, where[shared]))
+            found.append(f"{prompt.id} and {where[shared]}")
     return found
 
 

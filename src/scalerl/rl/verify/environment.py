@@ -10,12 +10,11 @@ Shapes in names: T tokens of an answer.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import answer_tokens
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Prompt, UserText
-from scalerl.rl.verify.pool import Jobs
-from scalerl.rl.verify.supervised import SupervisedVerifiers
+from scalerl.rl.verify.pool import Jobs, SupervisedVerifiers, job_of
 from scalerl.rl.verify.verifier import texts_of
 
 _LOG = logging.getLogger("scalerl")
@@ -52,8 +50,7 @@ class TaskEnvironment:
     def ask(self, prompt: Prompt, turns: Sequence[np.ndarray]) -> TurnAnswer:
         """Start to answer the last of the turns of a completion, each as its tokens."""
         (texts,) = texts_of(self.tokenizer, [(prompt, turns)])
-        job = json.dumps([asdict(prompt), {"turns": texts}]).encode()
-        return TurnAnswer(self, prompt, self._pool.submit_beside([job]))
+        return TurnAnswer(self, prompt, self._pool.submit_beside([job_of(prompt, {"turns": texts})]))
 
     def poll(self, seconds: float) -> None:
         """Receive what answers there are, within so many seconds."""

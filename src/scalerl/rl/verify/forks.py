@@ -152,8 +152,7 @@ class Forks:
             os.kill(worker.pid, signal.SIGKILL)
         if not worker.template.forks:
             worker.status = worker.template.process.wait()  # or the next line would take it
-        if proc.AVAILABLE:
-            proc.end(os.getpid(), self._kept())
+        proc.end(os.getpid(), self._kept())
 
     # -- the template -------------------------------------------------------------------------------------
 
@@ -161,8 +160,12 @@ class Forks:
         failed = 0
         while self._template is None:
             began = time.monotonic()
+            control, theirs = socket.socketpair()
+            arguments = theirs.fileno(), os.getpid(), self._memory
             try:
-                process, control = _template_of(self._memory)
+                with theirs, masked_signals():
+                    code = f"from scalerl.rl.verify.worker import main; main{arguments}"
+                    process = start_python(code, theirs.fileno())
             except OSError as error:
                 raise WorkerError(f"it cannot be started: {error.strerror or error}") from error
             control.settimeout(START_SECONDS)
@@ -170,7 +173,7 @@ class Forks:
                 control.sendall(self._greeting)
             message = json.loads(self._line(control, START_SECONDS) or "{}")
             if message.get("ready"):
-                own = proc.descendants(process.pid) if proc.AVAILABLE else set[int]()
+                own = proc.descendants(process.pid)
                 self._template = _Template(process, control, message["forks"], own)
                 self._started_in, self._loaded = time.monotonic() - began, True
                 break
@@ -195,12 +198,11 @@ class Forks:
             return None
 
     def _worker_of(self, template: _Template, pid: int, channel: socket.socket) -> ForkedWorker:
-        threads = proc.threads(pid) if proc.AVAILABLE else 0
         own = set[int]() if template.forks else template.own
         if not template.forks:
             template.control.close()
             self._template = None
-        worker = ForkedWorker(pid, channel, template, threads, own, proc.Children(pid))
+        worker = ForkedWorker(pid, channel, template, proc.threads(pid), own, proc.Children(pid))
         self._workers[pid] = worker
         return worker
 
@@ -208,8 +210,7 @@ class Forks:
         template, self._template = self._template, None
         if template is not None:
             _killed(template.process, template.control)
-        if proc.AVAILABLE:
-            proc.end(os.getpid(), self._kept())
+        proc.end(os.getpid(), self._kept())
 
     def _kept(self) -> set[int]:
         """Return the processes that are meant to be there."""
@@ -268,10 +269,8 @@ class Forks:
 
     def _left_behind(self, worker: ForkedWorker) -> bool:
         """Return whether a worker has left a process or a thread; one that is just ending has 22 ms."""
-        if not proc.AVAILABLE:
-            return False
         for pause in (0.0, 0.002, 0.02):
-            if pause:
+            if pause:  # a sleep of 0 s gives the processor away
                 time.sleep(pause)
             if proc.threads(worker.pid) <= worker.threads and not self._strangers(worker):
                 return False
@@ -287,19 +286,8 @@ class Forks:
 
     def _holds_too_much(self, worker: ForkedWorker) -> bool:
         """Return whether a worker and all that it started hold more memory than one completion may."""
-        if not proc.AVAILABLE:
-            return False
         others = self._kept() - {worker.pid, *worker.own}
         return proc.memory(proc.descendants(os.getpid()) - others, self._memory) > self._memory
-
-
-def _template_of(memory: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a template; return it and the channel to it."""
-    ours, theirs = socket.socketpair()
-    with theirs, masked_signals():
-        arguments = theirs.fileno(), os.getpid(), memory
-        code = f"from scalerl.rl.verify.worker import main; main{arguments}"
-        return start_python(code, theirs.fileno()), ours
 
 
 def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:

@@ -1,4 +1,7 @@
-"""The processes below one, by proc(5): which there are, what memory they hold, and killing them (Linux)."""
+"""The processes below one, by proc(5): which there are, what memory they hold, and killing them.
+
+Without that (macOS), there are none.
+"""
 
 import contextlib
 import ctypes
@@ -11,7 +14,6 @@ from pathlib import Path
 
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-AVAILABLE = sys.platform == "linux" and Path(f"/proc/self/task/{os.getpid()}/children").exists()
 _END_SECONDS = 5.0  # within the time that a trainer gives a supervisor to end what is below it
 
 
@@ -134,7 +136,7 @@ def end_marked(marks: Collection[str]) -> None:
     """Kill every process whose environment at its start held one of `marks`: descendants that have another
     parent."""
     wanted = {mark.encode() for mark in marks}
-    for entry in Path("/proc").glob("[0-9]*") if AVAILABLE else []:
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if not wanted.isdisjoint((entry / "environ").read_bytes().split(b"\0")):
                 os.kill(int(entry.name), signal.SIGKILL)

@@ -36,9 +36,8 @@ def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokeniz
 
 def training_samples(step: int, groups: Sequence[Group], tokenizer: Any) -> list[dict[str, Any]]:
     """Return a line for the first completion of each of some groups that a step has consumed."""
-    rewards = (Reward(float(group.reward_G[0]), bool(group.correct_G[0])) for group in groups)
-    pairs = zip(groups, rewards, strict=True)
-    return [sample_row("training", step, group.rollouts[0], reward, tokenizer) for group, reward in pairs]
+    pairs = [(group.rollouts[0], Reward(float(group.reward_G[0]), group.correct_G[0])) for group in groups]
+    return [sample_row("training", step, rollout, reward, tokenizer) for rollout, reward in pairs]
 
 
 def spread_over(n_prompts: int, n: int) -> list[int]:

@@ -71,7 +71,7 @@ def main(channel: ChildChannel, greeting: bytes, seconds: float, memory: int, pa
     finally:
         if forks is not None:
             forks.close()
-        elif proc.AVAILABLE:
+        else:
             proc.end(os.getpid(), ())
 
 

@@ -15,13 +15,11 @@ Such a completion gets the reward of a failure, and leaves the loss as a truncat
 its process reaches no other completion: `scalerl.rl.verify.supervisor` has how.
 """
 
-import json
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -30,9 +28,8 @@ import numpy as np
 from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.task import Task, verdict
-from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout
-from scalerl.rl.verify.pool import Outcome
-from scalerl.rl.verify.supervised import SupervisedVerifiers
+from scalerl.rl.types import FAILED, Done, Limits, Mapped, Pending, Prompt, Reward, Rollout
+from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
 
 ODD = {
     "exit": "a verification called sys.exit or the like",
@@ -71,7 +68,13 @@ class Verification(ABC):
     def start(self, groups: Sequence[Sequence[Rollout]]) -> Pending[list[list[Reward]]]:
         """Start to verify; return the rewards of the completions of each group, in order."""
         completions = [(r.prompt, r.turns) for group in groups for r in group if not r.truncated]
-        return _RewardsOfGroups(self, groups, self.submit(completions))
+
+        def rewards(outcomes: list[Outcome]) -> list[list[Reward]]:
+            # Truncated completions were not submitted: the outcomes are those of the others, in order.
+            left = iter(outcomes)
+            return [[FAILED if r.truncated else self.reward(r, next(left)) for r in g] for g in groups]
+
+        return Mapped(rewards, self.submit(completions))
 
     def verify(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
         """Return the rewards of the completions of each group, in order, once they have come."""
@@ -96,25 +99,6 @@ class Verification(ABC):
         self._reported |= {*new, *odd}
         lines = [f"a verification failed ({reason}) at prompt {text}" for reason, text in new.items()]
         return lines + [f"a worker of the verifier was replaced ({why}): {ODD[why]}" for why in odd]
-
-
-@dataclass
-class _RewardsOfGroups:
-    """Groups that are being verified; see `scalerl.rl.types.Pending`."""
-
-    by: Verification
-    groups: Sequence[Sequence[Rollout]]
-    outcomes: Pending[list[Outcome]]
-
-    def wait(self, seconds: float) -> bool:
-        return self.outcomes.wait(seconds)
-
-    def result(self) -> list[list[Reward]]:
-        # Truncated completions were not submitted: the outcomes are those of the others, in order.
-        outcomes = iter(self.outcomes.result())
-        return [
-            [FAILED if r.truncated else self.by.reward(r, next(outcomes)) for r in g] for g in self.groups
-        ]
 
 
 class DirectVerifier(Verification):
@@ -148,9 +132,7 @@ class PoolVerifier(Verification):
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
         """See `Verification.submit`."""
         texts = texts_of(self._tokenizer, completions)
-        # JSON, as nothing that goes through a worker is unpickled by the trainer.
-        jobs = [json.dumps([asdict(p), turns]) for (p, _), turns in zip(completions, texts, strict=True)]
-        return self._pool.submit([job.encode() for job in jobs])
+        return self._pool.submit([job_of(p, turns) for (p, _), turns in zip(completions, texts, strict=True)])
 
     def close(self) -> None:
         """Stop the processes."""
