@@ -45,18 +45,19 @@ class _HeldVersions:
         self._held: dict[int, Weights] = {}
         self._users = Counter[int]()
         """Of each version: evaluations that need it, and servers that load it."""
-        self.offer(weights, version)
+        self.offer(hold(weights), version)
 
     def offer(self, weights: Weights, version: int) -> None:
-        """Take new weights, which are not yet loaded when this returns; training needs none before them."""
-        self._held[version] = hold(weights)
+        """Take new weights, which are held and not yet loaded; training needs none before them."""
+        self._held[version] = weights
         self.version = version
         self._forget_unused()
 
-    def keep(self, weights: Weights, version: int) -> None:
-        """Have weights at hand until `release`, whichever are offered meanwhile."""
+    def keep(self, weights: Weights | None, version: int) -> None:
+        """Have weights at hand until `release`, whichever are offered meanwhile; without any, the newest."""
         self._users[version] += 1
-        self._held.setdefault(version, hold(weights))
+        if weights is not None:
+            self._held.setdefault(version, weights)
 
     @asynccontextmanager
     async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
@@ -106,11 +107,9 @@ class FileTransport(_HeldVersions):
         finally:
             self.release(version)
 
-    def keep(self, weights: Weights, version: int) -> None:
+    def keep(self, weights: Weights | None, version: int) -> None:
         """See `_HeldVersions`; what is in files already is not held once more."""
-        super().keep(weights, version)
-        if version in self._written:
-            del self._held[version]
+        super().keep(None if version in self._written else weights, version)
 
     def _forget_unused(self) -> None:
         super()._forget_unused()

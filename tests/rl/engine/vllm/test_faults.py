@@ -4,6 +4,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -478,6 +479,22 @@ def test_weights_travel_bucket_by_bucket_in_their_own_dtype(
         assert found[name].dtype == torch.bfloat16
         assert torch.equal(found[name], weight)
     assert not generator._pool._weights._held  # they are let go of
+
+
+def test_weights_are_those_of_their_version_though_the_learner_goes_on(peer, connect, weights, tmp_path):
+    generator = connect(peer)
+    before = {name: weight.clone() for name, weight in weights}
+    busy = threading.Event()
+    generator._pool._loop.call_soon_threadsafe(busy.wait)  # with an answer of a server, say
+    generator.update(weights, 1)
+    for _, weight in weights:
+        weight.add_(1.0)
+    busy.set()
+    while generator.installed < 1:
+        generator.work()
+    (folder,) = tmp_path.rglob("version-1")
+    found = {name: weight for path in folder.iterdir() for name, weight in load_file(path).items()}
+    assert all(torch.equal(found[name], weight) for name, weight in before.items())
 
 
 def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoint(peer, connect, weights):

@@ -41,6 +41,7 @@ from scalerl.rl.engine.vllm.server_state import (
     Times,
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
+from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.sync.vllm_client import ServerLostError
 from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
@@ -78,6 +79,7 @@ class ServerPool:
             self._weights = FileTransport(folder, weights, version)
         else:
             self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
+        self._offered = version
         self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
@@ -99,10 +101,11 @@ class ServerPool:
         self._call(submit)
 
     def offer(self, weights: Weights, version: int) -> None:
-        """Have all servers install new weights."""
+        """Have all servers install new weights, which may change as soon as this returns."""
+        held, self._offered = hold(weights), version
 
         def offer() -> None:
-            self._weights.offer(weights, version)
+            self._weights.offer(held, version)
             self._queue.newest = version
             self._wake()
 
@@ -110,9 +113,10 @@ class ServerPool:
 
     def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
         """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
+        held = None if evaluation.version == self._offered else hold(weights)  # no second copy of the newest
 
         def begin() -> None:
-            self._weights.keep(weights, evaluation.version)
+            self._weights.keep(held, evaluation.version)
             self._queue.add_evaluation(evaluation)
             self._wake()
             self._send_waiting()
