@@ -66,9 +66,10 @@ def test_two_trainers_cannot_share_a_gpu(recipe):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine whose nvidia-smi lists three GPUs."""
+    """A machine whose nvidia-smi lists three GPUs, and one whose memory it does not know."""
     program = tmp_path / "nvidia-smi"
     rows = [f"{i}, GPU-{i}{i}{i}a, 81559, {81000 - i}" for i in range(3)]
+    rows += ["3, GPU-333a, [N/A], [N/A]"]
     program.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

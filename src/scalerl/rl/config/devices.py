@@ -163,5 +163,6 @@ def _listed() -> list[tuple[Gpu, str]]:
     except (OSError, subprocess.SubprocessError):  # a driver that does not answer: CUDA will not either
         return []
     rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
-    sizes = [(row, *(int(part) * 2**20 for part in row[2:])) for row in rows if len(row) == 4]
-    return [(Gpu(row[0], total, free), row[1]) for row, total, free in sizes]
+    # A part of a GPU (MIG), or one that has the machine's memory, says [N/A].
+    known = [row for row in rows if len(row) == 4 and row[2].isdigit() and row[3].isdigit()]
+    return [(Gpu(name, int(total) * 2**20, int(free) * 2**20), uuid) for name, uuid, total, free in known]

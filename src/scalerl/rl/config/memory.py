@@ -314,11 +314,12 @@ def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemor
 
 def _beside_server(gpu: Gpu, trainer: RoleMemory, share: DeviceMemory) -> DeviceMemory:
     """Return what the trainer has of a GPU of which a server of vLLM takes a share."""
+    free = gpu.free - CONTEXT  # vLLM measures its share from where its own context is there already
     needed = DeviceMemory("", 0, ((trainer,),)).total
-    most = math.floor(100 * (gpu.free - needed) / gpu.memory) / 100
+    most = math.floor(100 * (free - needed) / gpu.memory) / 100
     if most * gpu.memory >= share.total:  # else no share is enough for both
         trainer = replace(trainer, keys=f"cluster.engine.gpu_memory ({most:g} or less fits), {trainer.keys}")
-    return DeviceMemory("of the trainer, beside vLLM", gpu.free - share.capacity, ((trainer,),))
+    return DeviceMemory("of the trainer, beside vLLM", free - share.capacity, ((trainer,),))
 
 
 def _of_each(n: int, role: str) -> str:
