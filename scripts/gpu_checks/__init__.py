@@ -55,7 +55,7 @@ CHECKS = (
     Check(
         "lost",
         "peers.lost_peer",
-        120,
+        150,
         "a weight broadcast whose receiver is killed costs an error, and not the sender",
     ),
     Check("peers", "peers.collectives", 120, "broadcast and all-reduce between two devices"),

@@ -60,7 +60,10 @@ def collectives(lab: Lab) -> dict[str, Any]:
 
 
 def lost_peer(lab: Lab) -> dict[str, Any]:
-    """A receiver is killed in a broadcast of weights: the sender gets an error, and sends to another."""
+    """A receiver is killed in a broadcast of weights: the sender gets an error, and sends to another.
+
+    On a GPU the sender has a group of its own as well, as a learner on actors has.
+    """
     groups = [
         BroadcastGroup(_backend(lab), "127.0.0.1", free_port("127.0.0.1"), 2, _SECONDS) for _ in range(2)
     ]
@@ -85,7 +88,7 @@ def _processes(lab: Lab, calls: Sequence[tuple[Any, ...]]) -> float:
     for process in ranks:
         process.start()
     try:
-        found = answers.get(timeout=4 * _SECONDS)
+        found = answers.get(timeout=6 * _SECONDS)
     finally:
         for process in ranks:
             process.join(5)
@@ -133,6 +136,16 @@ def _collect(rank: int, device: torch.device) -> float | str:
 
 def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
     values = torch.ones(2**20, device=_device(kind, device))
+    if kind == "cuda":
+        # The monitor of a process's first group is what aborts it, by default 8 minutes after an error.
+        os.environ |= {
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5",
+            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
+            "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+        }
+        address = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+        dist.init_process_group("nccl", init_method=address, rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1, device=values.device))
     Joined.of(groups[0], 0).broadcast(values)
     started = time.perf_counter()
     try:
@@ -144,7 +157,9 @@ def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any
         Joined.leave()
         took = time.perf_counter() - started
         Joined.of(groups[1], 0).broadcast(2 * values)
-        time.sleep(5)  # a watchdog that ends the process does so within some seconds
+        # A watchdog that ends the process does so within some seconds, and the monitor after its dump (1 s of
+        # polling, 2 s of dumps) and 5 s more.
+        time.sleep(30 if kind == "cuda" else 5)
         answers.put(took)
 
 

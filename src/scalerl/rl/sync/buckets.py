@@ -4,6 +4,7 @@ A bucket that travels is one array of bytes, in which each tensor has a place; `
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -53,6 +54,17 @@ def packed(bucket: Mapping[str, Tensor]) -> tuple[Plan, Tensor]:
     for place, weight in zip(views(plan, flat).values(), bucket.values(), strict=True):
         place.copy_(weight)
     return plan, flat
+
+
+@cache
+def side_stream(gpu: int) -> torch.cuda.Stream:
+    """Return the stream of a GPU on which weights travel while it trains or decodes.
+
+    The default stream runs in order: a copy there begins when all that is queued has ended, and holds up what
+    is queued after it.
+    """
+    # Kept, as the memory of each stream is cached apart.
+    return torch.cuda.Stream(gpu)
 
 
 def _room(n_bytes: int) -> int:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from scalerl.errors import LearnerLostError, brief_error
 from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.sync.buckets import in_buckets, packed, size_of, views
+from scalerl.rl.sync.buckets import in_buckets, packed, side_stream, size_of, views
 from scalerl.rl.sync.shared_weights import WeightTransport
 from scalerl.rl.types import Plan, Weights
 from scalerl.rl.workers.ranks import free_port, store_at
@@ -170,8 +170,10 @@ class Joined:
         c10d: Any = dist  # its stubs lack some of this
         self._store = store_at(group.address, group.port, group.size, rank == 0, group.seconds)
         self.device = torch.device("cuda" if group.kind == "nccl" else "cpu")
+        self._stream: torch.cuda.Stream | None = None
         if group.kind == "nccl":
-            with _errors_are_raised():
+            self._stream = side_stream(torch.cuda.current_device())
+            with _waits_raise_errors():
                 self._group = c10d.ProcessGroupNCCL(self._store, rank, group.size, limit)
             return
         options = c10d.ProcessGroupGloo._Options()
@@ -183,6 +185,10 @@ class Joined:
         """End what is under way in the group; it cannot be used any more."""
         self._group.abort()
 
+    def aside(self) -> torch.cuda.StreamContext:
+        """Return a context in which a GPU's work neither waits for what is queued, nor holds it up."""
+        return torch.cuda.stream(self._stream)  # nothing on a CPU
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Broadcast a tensor from rank 0, in place; return when it has arrived.
 
@@ -191,21 +197,28 @@ class Joined:
         """
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        # With a time limit NCCL, too, waits here, and raises what went wrong.
-        self._group.broadcast([tensor], options).wait(self._limit)
+        if self._stream is not None:
+            # What makes the tensor, or used its memory before, was queued by now.
+            self._stream.wait_stream(torch.cuda.current_stream())
+        # Aside, as `wait` has the current stream wait for the slowest member, or for one that is lost. With a
+        # time limit NCCL, too, waits here, and raises what went wrong: no other stream has to wait after it.
+        with self.aside():
+            self._group.broadcast([tensor], options).wait(self._limit)
 
 
 @contextmanager
-def _errors_are_raised() -> Iterator[None]:
+def _waits_raise_errors() -> Iterator[None]:
     """Have a group of NCCL that is made meanwhile abort on a lost member, and leave the process alone.
 
-    By default PyTorch's watchdog ends the process: the trainer with a generator. 2 is `CleanUpOnly` of
-    torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, read as a group is made. The learner's own group, whose
-    ranks are lost together, keeps the default.
+    By default PyTorch's watchdog ends the process: the trainer with a generator. With blocking waits a group
+    has no watchdog, and `wait` itself aborts and raises (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp,
+    which reads it as a group is made). TORCH_NCCL_ASYNC_ERROR_HANDLING=2 is not enough: the watchdog of any
+    group has the monitor of the process's first one write a dump, and abort the process minutes later. The
+    learner's own group, whose ranks are lost together, keeps the default.
     """
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
-    os.environ[name] = "2"
+    os.environ[name] = "1"
     try:
         yield
     finally:
@@ -225,10 +238,11 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
     """Broadcast all buckets; a failure is logged, and the receivers fail too."""
     try:
         joined = Joined.of(group, 0)
-        # The version first: a receiver that was lost for one broadcast would else take the next one for it.
-        joined.broadcast(torch.tensor([version], device=joined.device))
-        for _, flat in weights.buckets():
-            joined.broadcast(flat.to(joined.device))
+        with joined.aside():  # the copies, too, would wait for the training that is queued
+            # The version first: a receiver that was lost for one broadcast would else take the next for it.
+            joined.broadcast(torch.tensor([version], device=joined.device))
+            for _, flat in weights.buckets():
+                joined.broadcast(flat.to(joined.device))
     except Exception as error:
         Joined.leave()
         _LOG.warning("version %d of the weights was not broadcast (%s)", version, brief_error(error))
@@ -257,6 +271,7 @@ class Incoming:
             if int(version) != self.version:
                 raise RuntimeError(f"version {int(version)} came in place of {self.version}")
             received: dict[str, torch.Tensor] = {}
+            # Not aside: the engine uses this memory on its own stream, of which it has to be.
             for plan in self.layout:
                 flat = torch.empty(size_of(plan), dtype=torch.uint8, device=joined.device)
                 joined.broadcast(flat)

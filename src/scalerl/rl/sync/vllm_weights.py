@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ctypes
 import pickle
 import shutil
 import threading
@@ -30,7 +31,7 @@ from torch.cuda import nccl
 from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
-from scalerl.rl.sync.buckets import in_buckets
+from scalerl.rl.sync.buckets import in_buckets, side_stream
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.types import Weights
@@ -218,12 +219,20 @@ class NcclTransport(_GpuTransport):
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> Any:
         world = await server.call("world_size", seconds=seconds) + 1
         name = nccl.unique_id()
+        # Kept before it is joined: `forget` has to end it if the server is lost meanwhile.
+        group = self._joined[server] = _Group()
         info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
-        _, group = await asyncio.gather(
+        await asyncio.gather(
             transfer("init_weight_transfer_engine", init_info=info | {"packed": False}),
-            _in_thread(server, seconds, _first_sum, world, name),
+            _in_thread(server, seconds, group.join, world, name),
         )
         return group
+
+    def forget(self, server: VllmClient) -> None:
+        """See `FileTransport`; what waits for the server on the GPU ends."""
+        if group := self._joined.pop(server, None):
+            # In a thread: NCCL frees memory, for which CUDA waits for all that is queued.
+            threading.Thread(target=group.abort, name="nccl", daemon=True).start()
 
     async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
         info = {
@@ -233,7 +242,7 @@ class NcclTransport(_GpuTransport):
         }
         await asyncio.gather(
             transfer("update_weights", update_info=info),
-            _in_thread(server, seconds, _broadcast, source, self._joined[server]),
+            _in_thread(server, seconds, self._joined[server].broadcast, source),
         )
 
 
@@ -241,7 +250,9 @@ def update_info(bucket: Mapping[str, Tensor], buffers: Sequence[Tensor]) -> dict
     """Return what vLLM's IPCWeightTransferUpdateInfo has of a bucket that is packed in each of `buffers`."""
     handles = {}
     for buffer in buffers:
-        _, handle = reduce_tensor(buffer)
+        # vLLM waits for the current stream, of which the handle has an event: the default one trains.
+        with torch.cuda.stream(side_stream(buffer.device.index)):
+            _, handle = reduce_tensor(buffer)
         handles[str(torch.cuda.get_device_properties(buffer.device).uuid)] = handle
     return {
         "names": list(bucket),
@@ -269,9 +280,11 @@ def back_to_back(bucket: Mapping[str, Tensor], device: torch.device) -> Tensor:
 def _on_gpus(bucket: Mapping[str, Tensor], gpus: Sequence[int]) -> list[Tensor]:
     buffers = []
     for gpu in gpus:
-        with torch.cuda.device(gpu):
+        # vLLM is paused meanwhile: on the default stream, each bucket would wait for the training that is
+        # queued there, and needs none of it, as the source is in the memory of the CPU.
+        with torch.cuda.stream(stream := side_stream(gpu)):
             buffers.append(back_to_back(bucket, torch.device("cuda", gpu)))
-            torch.cuda.synchronize()  # before another process reads it
+        stream.synchronize()  # before another process reads it
     return buffers
 
 
@@ -302,14 +315,47 @@ async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any],
         raise ServerLostError(f"{server.name}: NCCL: {brief_error(error)}") from error
 
 
-def _first_sum(world: int, name: bytes) -> Any:
-    group = nccl.init_rank(world, name, 0)
-    nccl.all_reduce([torch.zeros(1, device="cuda")], comms=[group])
-    torch.cuda.synchronize()
-    return group
+class _Group:
+    """A server's group of NCCL, of which this process is rank 0; only a thread joins it, and sends.
 
+    It has a stream of its own: on the default stream training would wait for a server that is lost, and on
+    one for all groups the other servers would.
+    """
 
-def _broadcast(weights: Weights, group: Any) -> None:
-    for _, weight in weights:
-        nccl.broadcast([weight.cuda()], root=0, comms=[group])
-        torch.cuda.synchronize()  # before the tensor's memory is used again
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._lock = threading.Lock()
+        self._comm: Any = None
+        self._aborted = False
+
+    def join(self, world: int, name: bytes) -> None:
+        self._comm = nccl.init_rank(world, name, 0)
+        with torch.cuda.stream(self._stream):
+            self._run(nccl.all_reduce, torch.zeros(1, device="cuda"))
+
+    def broadcast(self, weights: Weights) -> None:
+        with torch.cuda.stream(self._stream):
+            for _, weight in weights:
+                self._run(nccl.broadcast, weight.cuda())
+
+    def _run(self, collective: Callable[..., None], tensor: Tensor) -> None:
+        with self._lock:  # NCCL frees what `abort` is called with: nothing may be queued there after it
+            if self._aborted:
+                raise RuntimeError("the group was aborted")
+            collective([tensor], comms=[self._comm])
+        self._stream.synchronize()  # before the tensor's memory is used again
+
+    def abort(self) -> None:
+        """End the kernel that waits for the server: else it keeps its share of the GPU, and any
+        synchronisation of the whole GPU waits for it without end."""
+        with self._lock:
+            self._aborted = True
+            if self._comm is None:
+                return
+            # PyTorch has no call for it; its communicator is a capsule around NCCL's ncclComm_t.
+            python, capsule = ctypes.pythonapi, ctypes.py_object(self._comm)
+            python.PyCapsule_GetName.restype = ctypes.c_char_p
+            python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+            comm = python.PyCapsule_GetPointer(capsule, python.PyCapsule_GetName(capsule))
+            python.PyCapsule_SetDestructor(capsule, None)  # which destroys it a second time
+            ctypes.CDLL("libnccl.so.2").ncclCommAbort(ctypes.c_void_p(comm))
