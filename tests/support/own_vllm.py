@@ -1,5 +1,6 @@
 """Workers of vLLM that tests start on this machine, and the base model that they serve."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm.launch import VENV
 from scalerl.rl.model.demo_base import BaseModel, build_base
+from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
 PYTHON = Path(__file__).parents[2] / VENV / "bin" / "python"
@@ -20,16 +22,17 @@ needs_vllm = [
 ]
 
 
-class Borrowed:
-    """A worker of another generator, which starts and stops it."""
+class Borrowed(VllmClient):
+    """The worker of another generator, which starts and stops it, and in whose loop its calls are."""
 
-    log = None
+    def __init__(self, generator):
+        self._client, self._loop = generator._servers[0].client, generator._pool._loop
+        self.name, self.pid = self._client.name, self._client.pid
 
-    def __init__(self, client):
-        self._client = client
-
-    def __getattr__(self, name):
-        return getattr(self._client, name)
+    async def call(self, method, *arguments, seconds):
+        """As the worker's own generator would."""
+        called = self._client.call(method, *arguments, seconds=seconds)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called, self._loop))
 
     async def reach(self, seconds):
         """It is there."""

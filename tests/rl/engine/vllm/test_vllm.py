@@ -101,7 +101,7 @@ def own(served, base_weights, tmp_path_factory):
 def connected(own, base, base_weights, **settings):
     """A function that makes a generator over the worker of `own`, or over a server."""
     made = []
-    clients = None if settings else [Borrowed(own._servers[0].client)]
+    clients = None if settings else [Borrowed(own)]
     settings = replace(SETTINGS, request_seeds=True, **settings)
 
     def make(length=RULE, weights=base_weights, slots=SLOTS, environment=None, **changes):
