@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from scalerl.rl.learner.sharding import blocks_of
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 QUICK = ("head", "logps", "replay", "learner", "train", "decode", "ipc", "peers", "lost")
-SLOW = ("run", "sharded", "ray", "vllm", "vllm_decode")
+SLOW = ("run", "sharded", "ray", "ray_vllm", "vllm", "vllm_decode")
 # PyTorch hides it by itself, where warnings are no errors.
 GRAD_HIDDEN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -106,7 +107,8 @@ def test_compiled_layers_that_attend_a_position_off_fail(training, lab, monkeypa
 
     def off_by_one(model, backend):
         for block in blocks_of(model):
-            block.self_attn.register_forward_hook(lambda module, inputs, out: (out[0].roll(1, 1), *out[1:]))
+            attention: Any = block.self_attn
+            attention.register_forward_hook(lambda module, inputs, out: (out[0].roll(1, 1), *out[1:]))
         honest(model, backend)
 
     monkeypatch.setattr(training, "compile_blocks", off_by_one)
