@@ -5,14 +5,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+
+from scalerl.rl.learner import sharding
+from scalerl.rl.learner.sharding import blocks_of
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 QUICK = ("head", "logps", "replay", "learner", "train", "decode", "ipc", "peers", "lost")
-SLOW = ("run", "sharded", "ray", "vllm", "vllm_decode")
+SLOW = ("run", "sharded", "ray", "ray_vllm", "vllm", "vllm_decode")
+# PyTorch hides it by itself, where warnings are no errors.
+GRAD_HIDDEN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_every_check_is_run_by_these_tests(checks):
     assert sum(check.seconds for check in checks.CHECKS) <= 45 * 60
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch hides it by itself
+@GRAD_HIDDEN
 @pytest.mark.parametrize("name", QUICK)
 def test_a_check_passes_on_a_cpu(checks, lab, name):
     figures = next(check for check in checks.CHECKS if check.name == name).run(lab)
@@ -82,6 +89,39 @@ def test_a_head_in_the_models_own_precision_fails(lab, monkeypatch):
     )
     with pytest.raises(AssertionError, match="fp32_error"):
         numerics.head(lab)
+
+
+@pytest.fixture
+def training(checks, monkeypatch):
+    """The module of the check of a step, with two of its rows."""
+    from gpu_checks import training
+
+    rows = {row: training.ROWS[row] for row in ("padded", "compiled")}
+    monkeypatch.setattr(training, "ROWS", rows)
+    return training
+
+
+@GRAD_HIDDEN
+def test_compiled_layers_that_attend_a_position_off_fail(training, lab, monkeypatch):
+    honest = training.compile_blocks
+
+    def off_by_one(model, backend):
+        for block in blocks_of(model):
+            attention: Any = block.self_attn
+            attention.register_forward_hook(lambda module, inputs, out: (out[0].roll(1, 1), *out[1:]))
+        honest(model, backend)
+
+    monkeypatch.setattr(training, "compile_blocks", off_by_one)
+    with pytest.raises(AssertionError, match="compiled: logps_differ is"):
+        training.step(lab)
+
+
+@GRAD_HIDDEN
+def test_layers_that_pytorch_gives_up_to_compile_fail(training, lab, monkeypatch):
+    monkeypatch.setattr(sharding, "_GRAPHS", 1)
+    monkeypatch.setattr(torch._dynamo.config, "cache_size_limit", 1)
+    with pytest.raises(AssertionError, match=r"compiled: .*fail_on_recompile_limit_hit"):
+        training.step(lab)
 
 
 def test_a_second_call_goes_on_after_what_is_done(tmp_path):

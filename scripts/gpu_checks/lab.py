@@ -53,15 +53,24 @@ class Lab:
         """Return a size: of the real check, or of the tiny one."""
         return tiny if self.tiny else real
 
-    def model(self, dtype: torch.dtype = torch.bfloat16, small: bool = False, tied: bool = False) -> Any:
+    def model(
+        self,
+        dtype: torch.dtype = torch.bfloat16,
+        small: bool = False,
+        tied: bool = False,
+        spread: float = 2.0,
+    ) -> Any:
         """Return a model of the Qwen3-0.6B shape with random weights; `small` is of no size at all.
 
-        `tied` is Qwen3's own choice, for speed and memory. Random weights then repeat the last token with a
-        probability of one, which says nothing about log-probabilities: those are checked untied.
+        `spread` is the standard deviation of its logits.
+
+        `tied` is Qwen3's own choice, for speed and memory. Random weights then repeat the last token, at this
+        spread with a probability of one, which says nothing about log-probabilities: those are checked
+        untied, or at a small spread.
         """
         shape = TINY if self.tiny or small else QWEN3_06B
         more = {"tie_word_embeddings": tied, "max_position_embeddings": 8192}
-        return random_qwen3(dtype, self.device, 2.0, **shape, **more)
+        return random_qwen3(dtype, self.device, spread, **shape, **more)
 
     def seconds(self, run: Callable[[], Any]) -> float:
         """Return the seconds of one run, until the device is done."""

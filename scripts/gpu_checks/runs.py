@@ -18,7 +18,12 @@ from typing import Any
 
 import torch
 
+from gpu_checks import SkippedError
 from gpu_checks.lab import Lab
+from scalerl.errors import InputError
+from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.devices import use_first
+from scalerl.rl.engine.vllm.launch import find_python
 from scalerl.rl.verify.proc import descendants
 
 STEPS = 24
@@ -62,11 +67,45 @@ def sharded(lab: Lab) -> dict[str, Any]:
 
 def under_ray(lab: Lab) -> dict[str, Any]:
     """A local cluster: a generator and the evaluation, which share a GPU where there are fewer than three."""
-    more = ["--cluster", "ray", *_set("cluster.address=local")]
+    return _on_local_cluster(lab)
+
+
+def vllm_under_ray(lab: Lab) -> dict[str, Any]:
+    """The same for three steps with a worker of vLLM, which shares the only GPU with the learner: Ray has
+    none, and weights stay in its memory. On a CPU they travel by files.
+    """
+    engine = Vllm(transport="ipc" if lab.device.type == "cuda" else "file")
+    try:
+        python = find_python(engine)
+    except InputError as error:
+        raise SkippedError(str(error)) from error
+    if lab.device.type == "cuda":
+        use_first(1)  # for the run, which inherits it
+    steps = 3
+    figures = _on_local_cluster(
+        lab,
+        "model=chain-base:heads=2,hidden_size=64",  # vLLM has no kernels for heads of 16
+        f"budget.amount={steps}",
+        "evaluation.count=1",
+        "cluster.engine.kind=vllm",
+        f"cluster.engine.python={python}",
+        f"cluster.engine.transport={engine.transport}",
+        "cluster.engine.gpu_memory=0.3",
+        'cluster.engine.arguments=["--block-size", "32", "--enforce-eager"]',
+    )
+    assert figures["steps"] == steps, figures
+    lines = _lines(lab.folder / "ray" / "timeline.jsonl")
+    events = [line["event"] for line in lines if line.get("role") == "generate" and "event" in line]
+    assert events == ["vLLM worker 0 takes part from version 0"], events
+    return figures
+
+
+def _on_local_cluster(lab: Lab, *changes: str) -> dict[str, Any]:
     run, started = lab.folder / "ray", time.monotonic()
+    more = ["--cluster", "ray", *_set("cluster.address=local", *changes)]
     command = [sys.executable, "-m", "scalerl", "train", *_arguments(lab, run), *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return {"seconds": time.monotonic() - started, "steps": len(_lines(run / "steps.jsonl")), **_sound(run)}
+    return {"seconds": time.monotonic() - started, "steps": _steps(run), **_sound(run)}
 
 
 def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any]:

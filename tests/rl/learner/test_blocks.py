@@ -43,7 +43,8 @@ def recipe(tiny_recipe, save_model):
 def _nothing_compiled_before():
     torch._dynamo.reset()
     counters.clear()
-    yield
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # else it goes on without
+        yield
     torch._dynamo.reset()
 
 
@@ -73,7 +74,6 @@ def test_blocks_that_are_traced_and_checkpointed_make_the_same_steps(recipe, sam
     learner = Learner(model, replace(recipe, learner=COMPILED))
     assert_equal_steps(learner, load_learner(recipe, recipe.model), batches)
     assert counters["stats"]["unique_graphs"] >= 1
-    assert not counters["recompile_limit"]
 
 
 CASES = {
@@ -96,7 +96,6 @@ def test_a_compiled_learner_makes_the_same_steps(recipe, save_model, sampled_bat
     learner, batches = load_learner(compiled, recipe.model), sampled_batches(recipe.model, 3)
     assert_equal_steps(learner, load_learner(recipe, recipe.model), batches)
     assert counters["stats"]["unique_graphs"] >= 1
-    assert not counters["recompile_limit"]
     save(learner.saver(tmp_path), load_tokenizer(recipe.model), tmp_path / "saved")
     keys = [set(load_file(f"{folder}/model.safetensors")) for folder in (recipe.model, tmp_path / "saved")]
     assert keys[0] == keys[1]
