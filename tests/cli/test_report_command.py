@@ -186,7 +186,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_no_name(runs, tmp_path
     assert str(runs) not in text
     markup = re.sub(r"(<script)[^>]*>.*?</script>", r"\1>", text, flags=re.S)
     assert not re.search(r"<img|<link|<[^>]*\s(src|onerror)=|@import|url\(", markup)
-    assert markup.count("<script") == 6  # ours: the data, the library, the chart in three files, and its start
+    assert markup.count("<script") == 6  # ours: data, library, the chart in three files, its start
     assert data_of(text)["runs"][2]["name"] == HOSTILE
     assert report(runs, "-o", tmp_path / "again.html") == 0
     assert (tmp_path / "again.html").read_text() == text
