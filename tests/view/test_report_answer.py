@@ -9,7 +9,7 @@ import pytest
 from scalerl.curve import Points, fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.view.numbers import percent, rate, rate_interval
-from scalerl.view.runs.answer import more_text, plain_pair, sentence_of
+from scalerl.view.runs.answer import answers_of, more_text, plain_pair, sentence_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import difference_cell
@@ -37,6 +37,15 @@ def test_a_target_is_answered_with_the_probability_and_the_forecast(shown):
     assert found.keys() == {"go", "no-go"}
     assert "? Yes (over 99 %): " in found["go"]
     assert "? No (under 1 %): " in found["no-go"]
+
+
+def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
+    view = RunsView(tuple(replace(shown, name=f"run {n}") for n in range(8)), 0.95, 6000.0, 0.5)
+    ((_, items, _),) = answers_of(view)
+    assert [name for name, _ in items] == [*(f"run {n}" for n in range(6)), "And more."]
+    assert items[-1][1] == "2 further runs: the tables have them."
+    ((_, items, _),) = answers_of(replace(view, runs=view.runs[:6]))
+    assert len(items) == 6
 
 
 def test_too_early_says_how_much_more_would_tell_where_that_is_within_the_budget(make_run):

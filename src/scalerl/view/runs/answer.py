@@ -61,12 +61,20 @@ def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
     """Return what is said of each of several runs, and of the recipes that are compared."""
     found: list[tuple[str, Named, str]] = []
     if len(view.runs) > 1 and view.target is not None:
-        found.append(("", [(run.name, run_answer(view, run)) for run in view.runs[:MOST]], ""))
+        of_runs = [(run.name, run_answer(view, run)) for run in view.runs[:MOST]]
+        found.append(("", of_runs + and_more(len(view.runs), "runs"), ""))
     if view.comparison is not None:
         heading = f"Compared with {view.comparison.base}" if view.target is not None else ""
-        pairs = view.comparison.pairs[:MOST]
-        found.append((heading, [(pair.recipe, plain_pair(pair)) for pair in pairs], ""))
+        pairs = view.comparison.pairs
+        of_pairs = [(pair.recipe, plain_pair(pair)) for pair in pairs[:MOST]]
+        found.append((heading, of_pairs + and_more(len(pairs), "recipes"), ""))
     return found
+
+
+def and_more(total: int, what: str) -> Named:
+    """Return the last item of a list that has the first `MOST` of `total`; none where those are all."""
+    left = total - MOST
+    return [("And more.", f"{left} further {what}: the tables have them.")] if left > 0 else []
 
 
 def plain_pair(pair: Pair) -> str:

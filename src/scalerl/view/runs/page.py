@@ -19,7 +19,7 @@ from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling,
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.numbers import axis_name, percent, rate
-from scalerl.view.runs.answer import MOST, answers_of, sentence_of
+from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
 from scalerl.view.runs.details import run_sections
 from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of
 from scalerl.view.runs.groups import OverlayRun, names_by
@@ -151,9 +151,7 @@ def _cautions(view: RunsView) -> list[Pair]:
         elif name:
             said = [*said, ("No curve.", sentence(run.reason))]
         found += [(f"{name}{title}", text) for title, text in said]
-    if len(found) <= MOST:
-        return found
-    return [*found[:MOST], ("And more.", f"{len(found) - MOST} further remarks: the tables have them.")]
+    return [*found[:MOST], *and_more(len(found), "remarks")]
 
 
 def _warnings(view: RunsView) -> list[Pair]:
