@@ -22,8 +22,12 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     option(serve, "folder FOLDER", "folder with runs, at any depth", type=Path)
-    bound = "address to bind (default: 127.0.0.1, this machine only)"
-    option(serve, "--host", bound, action="store", default="127.0.0.1")
+    option(
+        serve,
+        "--host HOST",
+        "address to bind (default: 127.0.0.1, this machine only)",
+        default="127.0.0.1",
+    )
     option(serve, "--port N", "port; 0 for a free one (default: 8787)", type=whole(0, 65535), default=8787)
     option(serve, "--token", "require a token even from this machine's users")
     option(serve, "--open", "open the page in a browser")

@@ -214,10 +214,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out compute above C"},
     "--price": {"type": positive, "metavar": "USD"},
     "--prior": {
-        "choices": (
-            "default",
-            "flat",
-        ),  # of `scalerl.curve.prior`, whose import would cost every command NumPy
+        # Those of `scalerl.curve.prior`, whose import would cost every command NumPy.
+        "choices": ("default", "flat"),
         "default": "default",
         "help": "prior of the curve: from typical runs, or flat over the measured range",
     },

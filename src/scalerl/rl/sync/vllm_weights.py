@@ -154,7 +154,7 @@ class _GpuTransport(_HeldVersions, ABC):
         if not torch.cuda.is_available():
             raise InputError(f'transport = "{self.kind}" needs a GPU here; "file" does not')
         self._joined: dict[VllmClient, Any] = {}
-        """What `_join` returned, by server."""
+        """Servers that have joined, each with what it is sent through; put there by `_join`."""
         super().__init__(weights, version)
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
@@ -164,7 +164,7 @@ class _GpuTransport(_HeldVersions, ABC):
             await server.call("transfer", method, info, seconds=seconds)
 
         if server not in self._joined:
-            self._joined[server] = await self._join(server, transfer, seconds)
+            await self._join(server, transfer, seconds)
         await transfer("start_weight_update")
         await self._send(server, source, transfer, seconds)
         await transfer("finish_weight_update")
@@ -175,7 +175,7 @@ class _GpuTransport(_HeldVersions, ABC):
         self._joined.pop(server, None)
 
     @abstractmethod
-    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> Any: ...
+    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None: ...
 
     @abstractmethod
     async def _send(
@@ -194,6 +194,7 @@ class IpcTransport(_GpuTransport):
 
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
         await transfer("init_weight_transfer_engine", init_info={"packed": True})
+        self._joined[server] = None
 
     async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
         buckets = in_buckets(source)
@@ -216,7 +217,7 @@ class NcclTransport(_GpuTransport):
 
     kind = "nccl"
 
-    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> Any:
+    async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
         world = await server.call("world_size", seconds=seconds) + 1
         name = nccl.unique_id()
         # Kept before it is joined: `forget` has to end it if the server is lost meanwhile.
@@ -226,7 +227,6 @@ class NcclTransport(_GpuTransport):
             transfer("init_weight_transfer_engine", init_info=info | {"packed": False}),
             _in_thread(server, seconds, group.join, world, name),
         )
-        return group
 
     def forget(self, server: VllmClient) -> None:
         """See `FileTransport`; what waits for the server on the GPU ends."""
