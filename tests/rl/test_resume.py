@@ -25,6 +25,7 @@ from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import (
+    BatchSize,
     Checkpointing,
     Epochs,
     Evaluation,
@@ -499,7 +500,9 @@ def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe
 
 
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
-    recipe = replace(recipe, placement=Local(generators=2), decode_slots=2)  # most groups wait
+    # One slot and many samples: to generate takes ten times as long as to train, so groups always wait.
+    batch = BatchSize(prompts=3, samples=24, micro=72)
+    recipe = replace(recipe, placement=Local(generators=2), decode_slots=1, batch=batch)
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", progress=cut_at(8))
     saved = load_state(tmp_path / "run" / "checkpoints" / "step-00006" / "training")
