@@ -14,7 +14,7 @@ All runs end at 6 C_mid of the first rise (`END`), and are drawn anew each: R_0 
     ceiling     A = 1, binomial evaluations of 256 to 4,096 samples; early: C_mid at 1 to 4 % of the run
     few         log-logistic, by the evaluations in the fitted part and by gain over noise
     many        log-logistic, 400 evaluations
-    failed      log-logistic, one evaluation in the middle third of the fitted part is 0
+    failed      log-logistic, one evaluation of the fitted part is 0: any but the first; the newest; one of 8
 
 Shapes: N evaluations. x is compute as a share of the run's.
 """
@@ -25,6 +25,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Drawn:
     n_fitted: int | None = None
     spacing: float | None = None
     samples: int | None = None
-    fails: bool = False
+    fails: Literal["", "any", "newest"] = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def measured(drawn: Drawn, fraction: float, rng: np.random.Generator) -> Simulat
         value_N = mean_N + noise(len(x_N), sd, phi, rng, first)
     if drawn.fails:
         n = int(np.sum(x_N <= fraction))
-        value_N[int(rng.integers(n // 3, 2 * n // 3 + 1))] = 0.0
+        value_N[n - 1 if drawn.fails == "newest" else int(rng.integers(1, n))] = 0.0
     value_N = np.clip(value_N, 0.0, 1.0)
     return Simulated(END * x_N, mean_N, value_N, drawn.A, END * drawn.change, sd, phi)
 
@@ -222,5 +223,9 @@ GROUPS: dict[str, tuple[Shape, ...]] = {
         for n, ratio in itertools.product((6, 8, 12, 20), (2, 5, 15, 50))
     ),
     "many": (shape("400 evals", lambda u: replace(log_logistic(u), spacing=1 / 400)),),
-    "failed": (shape("one evaluation of 0", lambda u: replace(log_logistic(u), fails=True)),),
+    "failed": (
+        shape("one evaluation of 0", lambda u: replace(log_logistic(u), fails="any")),
+        shape("the newest of 0", lambda u: replace(log_logistic(u), fails="newest")),
+        shape("one of 8 of 0", lambda u: replace(log_logistic(u), fails="any", n_fitted=8)),
+    ),
 }

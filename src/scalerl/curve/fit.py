@@ -9,7 +9,7 @@ import numpy as np
 
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
-from scalerl.curve.evidence import outliers
+from scalerl.curve.failed import find_failed
 from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import IN_WORDS, Misfit, find_fall, find_misfit
@@ -25,7 +25,6 @@ from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record.reader import RunRecord
 
 _ROUGH_STEPS = 8
-_FAILED, _LEAST_FAILED = 12.0, 0.05  # times the usual distance from neighbours, and pass rate, of a failure
 _LIKELY_CHANGE = 0.5
 _UNEVEN_CLOCK = 1.2  # times as much compute a step in the slowest tenth of the run as in the fastest
 LITTLE_WEIGHT = 0.05
@@ -88,10 +87,10 @@ def fit(
     kept = points.select(keep_N)
     sample = make_sample(kept, given)
     best = least_squares(sample, LOG_LOGISTIC)
-    failed_N, failed = _failed(kept, sample, best)
-    keep_N[keep_N] = ~failed_N
+    failures = find_failed(kept, given, best.curve)
+    keep_N[keep_N] = ~failures.failed_N
     points, excluded = points.select(keep_N), points.select(~keep_N)
-    if failed:
+    if failures.said:
         sample = make_sample(points, given)
         best = least_squares(sample, LOG_LOGISTIC)
     # The minima of the other families are starts of the posterior alone: in a long valley a rough one does.
@@ -125,12 +124,13 @@ def fit(
         **_answers(post, sample, level, points),
         prior=prior,
         fallen=fall,
+        newest_failed=failures.newest,
         misfit=misfit,
         basins=basins,
         warnings=(
             *filter(None, [fall]),
             *points.warnings,
-            *failed,
+            *failures.said,
             *_start(points, given),
             *bounds,
             *clock,
@@ -183,33 +183,6 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
         "fit takes a run (scalerl.load_run(path)), points (scalerl.read_table(path)) or a pandas data frame, "
         f"found {type(data).__name__}"
     )
-
-
-def _failed(points: Points, sample: Sample, best: LeastSquares) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return which single evaluations are off the curve as none of the others, (N,), and warnings of them.
-
-    Of a server that died, or a checkpoint that was not loaded. The first and the last are kept: alone they
-    are as well the start of something.
-    """
-    none_N = np.zeros(len(points), dtype=bool)
-    if len(sample) < MIN_TO_FIT + 1 or len(sample) < len(points):
-        return none_N, ()
-    residual_N = points.pass_rate_N - best.curve(points.compute_N)
-    apart_N, single_N = outliers(residual_N, _FAILED)
-    single_N &= np.abs(apart_N) > _LEAST_FAILED
-    single_N[[0, -1]] = False
-    if not single_N.any() or np.count_nonzero(single_N) > len(points) // 10 + 1:
-        return none_N, ()
-    if len(points) - np.count_nonzero(single_N) < MIN_TO_FIT:
-        return none_N, ()
-    steps = points.step_N
-    said = tuple(
-        f"left out: the evaluation at {points.axis if steps is None else 'step'} "
-        f"{points.compute_N[i] if steps is None else steps[i]:.10g} ({points.pass_rate_N[i]:.3f}) is "
-        f"{abs(apart_N[i]):.3f} {'below' if apart_N[i] < 0 else 'above'} its neighbours, as if it had failed"
-        for i in np.flatnonzero(single_N)
-    )
-    return single_N, said
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prior: Prior) -> Posterior:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -70,6 +70,8 @@ class Fit:
     identification: Identification
     fallen: str
     """What is said where the run has fallen far below its maximum and stayed there; else empty."""
+    newest_failed: str
+    """What is said where the newest evaluation is left out, as it may have failed; else empty."""
     misfit: Misfit | None
     """Why no family describes the run, if none does; its ceiling is then withheld."""
     basins: tuple[tuple[Curve, float], ...]
@@ -100,7 +102,7 @@ class Fit:
         why_N = np.select(cases, [AT_START, BELOW, ABOVE], FAILED)
         for reason in (AT_START, BELOW, ABOVE, FAILED):
             found = found.joined(cut.select(why_N == reason).omitted(reason))
-        return found
+        return replace(found, ending=found.ending or self.newest_failed)
 
     @property
     def ceiling(self) -> float | None:
@@ -123,8 +125,8 @@ class Fit:
 
     @property
     def ending(self) -> str:
-        """What is said where the evaluations after the last point have no number; else empty."""
-        return self.points.left_out.ending
+        """What is said where the newest evaluations have no number, or may have failed; else empty."""
+        return self.points.left_out.ending or self.newest_failed
 
     @property
     def metric(self) -> Metric:
@@ -249,8 +251,8 @@ class Fit:
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
         the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
-        the newest evaluations have no number, or there are fewer than `MIN_EVALUATIONS`; and for a budget
-        beyond `FAR` times the compute, unless the ceiling is identified.
+        the newest evaluations have no number or may have failed, or there are fewer than `MIN_EVALUATIONS`;
+        and for a budget beyond `FAR` times the compute, unless the ceiling is identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict

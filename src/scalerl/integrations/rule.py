@@ -103,8 +103,8 @@ class Rule:
             return UNKNOWN
 
     def reach_of(self, result: Fit) -> Reach:
-        """Return what a trial with this fit reaches: `UNKNOWN` if no saturating curve describes it."""
-        if result.misfit:
+        """Return what a trial with this fit reaches: `UNKNOWN` where no curve describes it, or none yet."""
+        if result.misfit or result.ending:
             return UNKNOWN
         post = result.posterior
         low, high = weighted_quantiles(post.curve_at(self.budget), post.weight, tails(self.level)).tolist()

@@ -91,7 +91,8 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     if fit.metric.no_verdict:
         return [("The curve is that of a training reward.", sentence(fit.metric.no_verdict))]
     if fit.ending:
-        return [("The newest evaluations have no number.", sentence(fit.ending))]
+        title = "may have failed" if fit.ending == fit.newest_failed else "has no number"
+        return [(f"The newest evaluation {title}.", sentence(fit.ending))]
     if fit.misfit is not None:
         text = f"{sentence(fit.misfit.why)} The ceiling of the whole run is withheld."
         if part is not None and fit.misfit.keep is not None:
