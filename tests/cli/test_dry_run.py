@@ -98,6 +98,37 @@ def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch
     assert all(device["fits"] for device in found["devices"])
 
 
+def test_the_planner_leaves_a_gpu_to_evaluations_where_nothing_else_fits(model, monkeypatch, capsys):
+    """Beside evaluations no generator fits, of whatever split of all eight; four and three trainers do."""
+    how = ("scalerl", "--set", f"model={model('Qwen3-8B')}", "--set", "decode_slots=20")
+    how += ("--set", "evaluation.decode_slots=20", "--gpus", 8)
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    found = dry_run(capsys, *how)
+    placement = found["recipe"]["placement"]
+    assert placement["generators"] + placement["trainers"] == 7
+    assert all(device["fits"] for device in found["devices"])
+
+
+def test_the_device_that_lacks_most_is_named(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "8x80")
+    how = ["train", "scalerl", "--set", f"model={model('Qwen3-8B')}", "--gpus", "8", "--dry-run"]
+    assert main([*how, "--generators", "4", "--trainers", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "GPU 7 has 80.0 GiB free" in said  # the generator that evaluates too; GPU 0 lacks less
+    assert "so are" in said
+
+
+def test_gpus_that_no_role_has_are_told(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "4x80")
+    how = ["train", "scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--dry-run"]
+    main(how)
+    said = capsys.readouterr()
+    assert "GPUs 2, 3 are not used: --gpus 4 splits all of them between the roles" in said.err
+    assert said.out.count("not used") == 2
+    main([*how, "--gpus", "4"])
+    assert "not used" not in "".join(capsys.readouterr())
+
+
 def test_the_planner_counts_the_gpus_of_vllm_servers(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "12x80")
     how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")

@@ -7,7 +7,7 @@ from typing import Any
 from scalerl.cli.shared.arguments import print_json
 from scalerl.jsonl import flat
 from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
-from scalerl.rl.config.devices import use_first, visible_gpus
+from scalerl.rl.config.devices import assign, use_first, visible_gpus
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Inline, Local
@@ -43,10 +43,21 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
             return replace(recipe, placement=Local(generators, trainers))
         return replace(recipe, cluster=cluster.split(generators, trainers))
 
-    def fits(*numbers: int) -> bool:
-        return all(device.fits for device in memory_of(on(*numbers), shape, gpus))
+    def excess(*numbers: int) -> int:
+        return max((device.excess for device in memory_of(on(*numbers), shape, gpus)), default=0)
 
-    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, fits, each))
+    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, excess, each))
+
+
+def idle_gpus(recipe: Recipe) -> list[str]:
+    """Return a warning of the GPUs of this machine that no role has; empty on a cluster."""
+    gpus = visible_gpus() if recipe.cluster is None else ()
+    given = assign(recipe, gpus, min(recipe.trainers, len(gpus)))
+    idle = [gpu.name for gpu in gpus if gpu.name not in (*given.trainers, *given.generators, given.evaluator)]
+    if not idle:
+        return []
+    which = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not used"
+    return [f"{which}: --gpus {len(gpus)} splits all of them between the roles"]
 
 
 def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:
@@ -100,7 +111,7 @@ def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:
                 if n_bytes >= 2**20:
                     yield name, role.role, term, gib(n_bytes)
                     name = ""
-    verdict = "fits" if device.fits else "DOES NOT FIT"
+    verdict = "not used" if not device.processes else "fits" if device.fits else "DOES NOT FIT"
     yield name, "all", f"of {gib(device.capacity)} free: {verdict}", gib(device.total)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_json, whole
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
 from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl train demo -o runs/mine                               # a built-in recipe
   scalerl train runs/mine --resume                              # resume an interrupted run
-  scalerl train scalerl --gpus 8 --dry-run                      # which role gets which GPU; does it fit
+  scalerl train scalerl_8x80gb --gpus 8 --dry-run               # which role gets which GPU; does it fit
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )
@@ -58,7 +58,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         devices,
         "--gpus N",
-        "use N GPUs of this machine or cluster (all), split between the roles",
+        "split N GPUs of this machine or cluster between the roles (as the recipe has it)",
         type=whole(),
     )
     option(devices, "--generators N", "rollout workers", type=whole())
@@ -78,12 +78,14 @@ def run(args: argparse.Namespace) -> None:
     # The lock must precede the first read, of the recipe in config.json; torch takes seconds to import.
     place = None if by_torchrun or args.dry_run or folder is None else _claim(folder, args)
 
-    from scalerl.cli.dry_run import dry_run, use_gpus
+    from scalerl.cli.dry_run import dry_run, idle_gpus, use_gpus
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, [*_overrides(args), *args.set])
     if args.gpus and not by_torchrun:
         recipe = use_gpus(recipe, args.gpus, args.generators is None and args.trainers is None)
+    if not by_torchrun:
+        print_warnings(idle_gpus(recipe))
     if args.dry_run:
         return dry_run(recipe, args.json)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"

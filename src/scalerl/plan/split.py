@@ -48,25 +48,34 @@ def splits(
 
 
 def quick_split(
-    job: PlannedJob, rates: Rates, devices: int, fits: Callable[[int, int], bool], each: int = 1
+    job: PlannedJob, rates: Rates, devices: int, excess: Callable[[int, int], int], each: int = 1
 ) -> tuple[int, int]:
     """Return numbers of generators and trainers on `devices` devices by their bounds, without a simulation.
 
-    Of the splits whose memory `fits`, the one whose step has the least bound; of all where none fits. A
-    generator of `each` devices is taken for so many times as fast as `rates` has it.
+    Of the splits that fit, the one whose step has the least bound; where none does, the one that needs the
+    least more. One device may be left over, for evaluations, where nothing else fits.
+
+    Args:
+        excess: bytes that the fullest device of a split lacks; 0 where all of it fits.
+        each: devices of a generator, which is taken for so many times as fast as `rates` has it.
 
     Raises:
         InputError: there are too few devices for a generator and a trainer.
     """
     if devices < each + 1:
         raise InputError(f"devices: a generator takes {each} and a trainer 1, and there are {devices}")
-    tried = [((devices - trainers) // each, trainers) for trainers in range(1, devices - each + 1)]
-    fitting = [split for split in tried if fits(*split)]
 
-    def least(split: tuple[int, int]) -> float:
-        return max(bounds(job, rates, each * split[0], split[1]).values())
+    def worst_first(split: tuple[int, int]) -> tuple[int, float]:
+        return excess(*split), max(bounds(job, rates, each * split[0], split[1]).values())
 
-    return min(fitting or tried, key=least)
+    return min(
+        (
+            ((used - trainers) // each, trainers)
+            for used in (devices, devices - 1)
+            for trainers in range(1, used - each + 1)
+        ),
+        key=worst_first,
+    )
 
 
 def best(found: tuple[SimulationResult, ...]) -> SimulationResult:

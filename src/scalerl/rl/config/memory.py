@@ -220,9 +220,14 @@ class DeviceMemory:
         return round((held + working) * (1 + GAPS)) + CONTEXT * len(self.processes)
 
     @property
+    def excess(self) -> int:
+        """Bytes that are lacking; 0 where they fit."""
+        return max(self.total - self.capacity, 0)
+
+    @property
     def fits(self) -> bool:
         """Whether they fit."""
-        return self.total <= self.capacity
+        return self.excess == 0
 
 
 def memory_of(
@@ -327,12 +332,14 @@ def _of_each(n: int, role: str) -> str:
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:
-    """Raise an InputError where a device does not hold what it is given: with the largest terms, and the keys
-    to change.
+    """Raise an InputError where a device does not hold what it is given: of the one that lacks most, with its
+    largest terms and the keys to change.
     """
-    for device in devices:
-        if not device.fits:
-            raise InputError(f"memory: {overfull(device)}; --dry-run shows all terms")
+    over = [device for device in devices if not device.fits]
+    if over:
+        worst = max(over, key=lambda device: device.excess)
+        more = f"; so {'are' if len(over) > 2 else 'is'} {len(over) - 1} more" if len(over) > 1 else ""
+        raise InputError(f"memory: {overfull(worst)}{more}; --dry-run shows all terms")
 
 
 def overfull(device: DeviceMemory) -> str:
