@@ -1,14 +1,15 @@
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit, nodes
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.noise import make_noise
 from scalerl.curve.posterior import posterior
 from scalerl.curve.prior import DEFAULT, FLAT, PRIOR_REACH, SD_RANGE
-from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
+from scalerl.curve.quantiles import noisy_quantiles, span_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
 
 
@@ -177,6 +178,36 @@ def test_quantiles_of_a_normal():
     np.testing.assert_allclose(
         weighted_quantiles(x, np.exp(-(x**2) / 2), at_Q), [-1.959964, 0, 1.959964], atol=2e-3
     )
+
+
+def test_quantiles_of_cells_are_those_of_their_density():
+    """Between cells that hold much lie those of other families, which hold little: they move no quantile.
+
+    As if a cell's weight lay at its middle, half on either side, the 95 % quantile here would be 8.83.
+    """
+    at_Q = np.array([0.05, 0.5, 0.95])
+    wide_cells2 = np.stack([np.arange(4) * 2.5, np.arange(1, 5) * 2.5], axis=1)
+    narrow_cells2 = np.stack([np.arange(40), np.arange(1, 41)], axis=1) / 4.0
+    uniform = span_quantiles(wide_cells2, np.full(4, 0.25), at_Q)
+    both = np.concatenate([wide_cells2, narrow_cells2]), np.repeat([0.25, 1e-6], [4, 40])
+    np.testing.assert_allclose(uniform, [0.5, 5.0, 9.5], rtol=1e-12)
+    np.testing.assert_allclose(span_quantiles(*both, at_Q), uniform, rtol=1e-4)
+    edge = np.linspace(-6, 6, 41)
+    mass = np.diff([NormalDist().cdf(x) for x in edge])
+    found = span_quantiles(np.stack([edge[:-1], edge[1:]], axis=1), mass, at_Q)
+    np.testing.assert_allclose(found, [-1.644854, 0, 1.644854], atol=0.02)
+
+
+def test_the_interval_of_the_midpoint_is_that_of_four_times_as_many_rows(monkeypatch):
+    compute_N, y_N = noisy(1.5, seed=2)
+    points = Points.from_arrays(compute_N, y_N)
+    usual = fit(points)
+    monkeypatch.setattr(nodes, "_ROWS", 68)
+    fine = fit(points)
+    for few, many in ((usual.intervals.C_mid, fine.intervals.C_mid), (usual.intervals.B, fine.intervals.B)):
+        np.testing.assert_allclose(np.log(few), np.log(many), atol=0.04)
+    ratio, exact = usual.identification.ratio_interval, fine.identification.ratio_interval
+    np.testing.assert_allclose(np.log(ratio), np.log(exact), atol=0.04)
 
 
 def test_draws_have_the_quantiles_of_the_nodes():

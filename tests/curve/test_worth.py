@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.worth import told_at
+from scalerl.curve.answers import identify
+from scalerl.curve.worth import Outlook, told_at
 from scalerl.errors import InputError
 from scalerl.view.facts.fit_rows import fit_rows
 
@@ -65,15 +66,38 @@ def test_compute_to_tell():
     assert late.compute_to_tell == 15_000.0
 
 
-def test_the_compute_to_tell_is_where_the_width_is_small_enough():
+def test_the_compute_to_tell_is_where_the_last_condition_is_met():
     """Not the next one of sixteen places: it would leap by 14 % from one evaluation to the next."""
     early = run_to(5000.0, n=26, sd=0.004)
-    seen = replace(early.identification, ratio=2.0, ratio_interval=(1.5, 3.0))
+    seen, known = early.identification, -math.inf
+
+    def told(outlook_at):
+        return told_at(outlook_at, seen, early.sample)
+
     for place in np.geomspace(6000, 38_000, 9):
-        assert told_at(lambda c, _, p=place: seen.widest * (p / c), seen, early.sample) == pytest.approx(
-            place, rel=0.01
-        )
-    assert told_at(lambda c, _: seen.widest * (50_000 / c), seen, early.sample) is None
+        wide = told(lambda c, p=place: Outlook(seen.widest * (p / c), known, known))
+        middle = told(lambda c, p=place: Outlook(0.0, math.log(p / 1.5), known))
+        high = told(lambda c, p=place: Outlook(0.0, known, math.log(p)))
+        assert [wide, middle, high] == pytest.approx([place] * 3, rel=0.01)
+    assert told(lambda c: Outlook(seen.widest * (50_000 / c), known, known)) is None
+
+
+def test_a_second_late_midpoint_moves_the_compute_to_tell_by_its_weight_alone():
+    """Of 2 or 3 % of the posterior: the interval of C_mid so far takes it in at once, and doubles."""
+    early = run_to(3600.0, n=24, sd=0.008)
+    post, told, high = early.posterior, [], []
+    beyond = post.log_mid_cells - early.sample.log_c_range[1]
+    late, near = beyond > 1.2, beyond < 0.3
+    for mass in (0.02, 0.03):
+        wanted = [post.weight_cells[part].sum() for part in (late, near, ~late & ~near)]
+        change = np.log(np.array([mass, 1 - mass, 1e-9]) / wanted)
+        moved = np.select([late, near], change[:2], change[2])
+        other = post.reweighted(post.log_weight + moved[:, None, None])
+        seen = identify(other, early.sample)
+        told.append(replace(early, posterior=other, identification=seen).compute_to_tell)
+        high.append(3600.0 / seen.ratio_interval[0])
+    assert high[1] > 2 * high[0]
+    assert told[1] == pytest.approx(told[0], rel=0.1)
 
 
 def test_too_few_evaluations_are_waited_for():

@@ -14,7 +14,7 @@ from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.prior import log_mid_range
-from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
+from scalerl.curve.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
@@ -233,10 +233,9 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     at_Q = np.array([low, 0.5, high])
     # B means something else in each family, so that an average of it over families would be no curve's B.
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
-    # B and C_mid lie on few nodes: a histogram of them would have gaps.
     B_Q, C_mid_Q = (
-        np.exp(node_quantiles(value_cells, own.weight_cells, at_Q))
-        for value_cells in (own.log_b_cells, own.log_mid_cells)
+        np.exp(span_quantiles(span_cells2, own.weight_cells, at_Q))
+        for span_cells2 in (own.log_b_span_cells2, own.log_mid_span_cells2)
     )
     A_Q, own_A_Q = (weighted_quantiles(one.A, one.weight, at_Q) for one in (post, own))
     low_4, median_4, high_4 = np.array([A_Q, own_A_Q, B_Q, C_mid_Q]).T.tolist()
@@ -247,7 +246,7 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`."""
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     at_Q = np.array([0.025, 0.5, 0.975])
-    log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, at_Q)
+    log_mid = span_quantiles(post.log_mid_span_cells2, post.weight_cells, at_Q)
     least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
     low, middle, high = weighted_quantiles(post.A, post.weight, at_Q).tolist()
     value = post.curve_at(FAR * math.exp(sample.log_c_range[1]))

@@ -74,6 +74,10 @@ class Nodes:
     family_cells: np.ndarray
     log_b_cells: np.ndarray
     log_mid_cells: np.ndarray
+    log_b_span_cells2: np.ndarray
+    """From where to where in log B a cell reaches, (cells, 2) ..."""
+    log_mid_span_cells2: np.ndarray
+    """... and in log C_mid."""
     phi_cells: np.ndarray
     model_cells: np.ndarray
     """The model of the noise, by its number in the prior and the changes behind it."""
@@ -104,16 +108,15 @@ def lay_nodes(sample: Sample, ridges: Ridges, noise: Noise, prior: Prior, best: 
     models = np.flatnonzero(ridges.level_PFM.max(axis=(1, 2)) > min(best, ridges.level) - WORTH)
     few = noise.only(models)
     edge_FM = _edges(ridges.log_mid_FM, level_FM, _ROWS)
-    log_mid_FM, row_FM = 0.5 * (edge_FM[:, 1:] + edge_FM[:, :-1]), np.diff(edge_FM)
+    log_mid_FM = _middles(edge_FM)
     known = zip(log_mid_FM, ridges.log_mid_FM, ridges.log_b_FM, strict=True)
     centre_FM = np.stack([np.interp(*columns) for columns in known])
     log_b_FMK = np.sort(np.clip(centre_FM[..., None] + _offsets(0.02, 8), *prior.log_b))
     level_FMK = level_of_cells(sample, families, few, prior, log_b_FMK, log_mid_FM).max(axis=0)
     edge_FMK = _edges(log_b_FMK, level_FMK, _COLUMNS)
-    column_FMK = np.diff(edge_FMK)
-    shift_FM1 = (0.5 + _SHIFTS[0] * np.arange(row_FM.size).reshape(*row_FM.shape, 1)) % 1.0
-    log_b_FMK, area_FMK = edge_FMK[..., :-1] + shift_FM1 * column_FMK, row_FM[..., None] * column_FMK
-    return _linear_nodes(sample, families, few, models, prior, log_b_FMK, log_mid_FM, area_FMK)
+    shift_FM1 = (0.5 + _SHIFTS[0] * np.arange(log_mid_FM.size).reshape(*log_mid_FM.shape, 1)) % 1.0
+    log_b_FMK = edge_FMK[..., :-1] + shift_FM1 * np.diff(edge_FMK)
+    return _linear_nodes(sample, families, few, models, prior, log_b_FMK, edge_FM, edge_FMK)
 
 
 def _linear_nodes(
@@ -123,13 +126,14 @@ def _linear_nodes(
     models: np.ndarray,
     prior: Prior,
     log_b_FMK: np.ndarray,
-    log_mid_FM: np.ndarray,
-    area_FMK: np.ndarray,
+    edge_FM: np.ndarray,
+    edge_FMK: np.ndarray,
 ) -> Nodes:
     """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic.
 
-    `models` numbers those of `noise` in the prior.
+    `models` numbers those of `noise` in the prior; the edges are of cells in log C_mid and in log B.
     """
+    log_mid_FM, area_FMK = _middles(edge_FM), np.diff(edge_FM)[..., None] * np.diff(edge_FMK)
     share = _share(sample, families, log_b_FMK, log_mid_FM)
     q = noise.quadratic(share, sample.y_N)
     R_0, A = q.best(sample.r0)
@@ -169,6 +173,8 @@ def _linear_nodes(
         family_cells=f,
         log_b_cells=log_b_FMK[f, m, k],
         log_mid_cells=log_mid_FM[f, m],
+        log_b_span_cells2=np.stack([edge_FMK[f, m, k], edge_FMK[f, m, k + 1]], axis=-1),
+        log_mid_span_cells2=np.stack([edge_FM[f, m], edge_FM[f, m + 1]], axis=-1),
         phi_cells=noise.phi_P[p],
         model_cells=models[p],
         place_cells=place,
@@ -242,6 +248,11 @@ def _edges(nodes: np.ndarray, level: np.ndarray, n: int) -> np.ndarray:
     held = np.concatenate([np.zeros((*shape, 1)), held], axis=-1).reshape(-1, between.shape[1])
     wanted, fine = held[:, -1:] * np.linspace(0.0, 1.0, n + 1), fine.reshape(held.shape)
     return np.stack([np.interp(*row) for row in zip(wanted, held, fine, strict=True)]).reshape(*shape, n + 1)
+
+
+def _middles(edge_FM: np.ndarray) -> np.ndarray:
+    """Return the middle between each two edges."""
+    return 0.5 * (edge_FM[:, 1:] + edge_FM[:, :-1])
 
 
 @functools.cache

@@ -32,8 +32,8 @@ from scalerl.curve.prior import USUAL_MID, NoiseModel, Prior
 from scalerl.curve.sample import Sample, clock
 
 _LITTLE = 1e-3  # gain below which a least-squares curve is flat
-_BY_CELL = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "change_cells")
-_BY_CELL += ("A", "R_0", "drift", "slope", "step")
+_BY_CELL = ("family_cells", "log_b_cells", "log_mid_cells", "log_b_span_cells2", "log_mid_span_cells2")
+_BY_CELL += ("phi_cells", "change_cells", "A", "R_0", "drift", "slope", "step")
 _DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
 
 
@@ -92,6 +92,10 @@ class Posterior:
     family_cells: np.ndarray
     log_b_cells: np.ndarray
     log_mid_cells: np.ndarray
+    log_b_span_cells2: np.ndarray
+    """From where to where in log B a cell reaches, (cells, 2) ..."""
+    log_mid_span_cells2: np.ndarray
+    """... and in log C_mid: what a quantile of it is taken of."""
     phi_cells: np.ndarray
     change_cells: np.ndarray
     A: np.ndarray
@@ -229,6 +233,8 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
         family_cells=nodes.family_cells,
         log_b_cells=nodes.log_b_cells,
         log_mid_cells=nodes.log_mid_cells,
+        log_b_span_cells2=nodes.log_b_span_cells2,
+        log_mid_span_cells2=nodes.log_mid_span_cells2,
         phi_cells=nodes.phi_cells,
         change_cells=np.maximum(change_cells, 0),
         A=A,

@@ -43,11 +43,21 @@ def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) 
     return np.where(at_Q <= first, low, np.where(at_Q >= last, high, found))
 
 
-def node_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Return quantiles of a parameter on few nodes: half of a node's weight lies on either side of it."""
-    node, index = np.unique(value, return_inverse=True)
-    mass = np.bincount(index, weight)
-    return np.interp(at_Q, np.cumsum(mass) - 0.5 * mass, node)
+def span_quantiles(span_cells2: np.ndarray, weight_cells: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
+    """Return quantiles of a parameter whose cells each spread their weight evenly from one end to the other.
+
+    The distribution function rises everywhere between the ends, so that quantiles move with the weights and
+    never leap from one of few nodes to the next.
+    """
+    low_cells, high_cells = span_cells2.T
+    end, index = np.unique(span_cells2, return_inverse=True)
+    index = index.reshape(span_cells2.shape)
+    # The density changes at the ends alone: by what starts there, less what stops.
+    each_cells = weight_cells / np.maximum(high_cells - low_cells, 1e-12)
+    change = np.bincount(index[:, 0], each_cells, len(end)) - np.bincount(index[:, 1], each_cells, len(end))
+    density = np.maximum(np.cumsum(change)[:-1], 0.0)
+    held = np.concatenate([[0.0], np.cumsum(density * np.diff(end))])
+    return np.interp(np.asarray(at_Q) * held[-1], held, end)
 
 
 def draw_quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:

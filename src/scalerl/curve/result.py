@@ -35,7 +35,7 @@ from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
-from scalerl.curve.worth import expected_width, gain_per_unit, stop_at, told_at
+from scalerl.curve.worth import expected_width, gain_per_unit, outlook, stop_at, told_at
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
 from scalerl.record.amounts import parse_amount
@@ -339,14 +339,17 @@ class Fit:
 
     @functools.cached_property
     def compute_to_tell(self) -> float | None:
-        """The compute at which A's interval is expected to be narrow enough to be called identified.
+        """The compute at which the ceiling is expected to be identified, by A's interval and that of C_mid.
 
         None if not within 8 times the compute so far, or if something else is wrong, such as a wander; the
         compute so far if it is already.
         """
         if self.identified:
             return float(self.points.compute_N[-1])
-        return None if self.reservation else told_at(self.expected_width, self.identification, self.sample)
+        if self.reservation:
+            return None
+        known = self.posterior, self.sample, self.noise.sd, self.noise.phi
+        return told_at(functools.partial(outlook, *known), self.identification, self.sample)
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
