@@ -48,7 +48,7 @@ def likely_changes(sample: Sample, floor: float, prior: Prior) -> list[NoiseMode
         return []
     size_N = np.abs(np.diff(sample.y_N))
     usual = float(np.median(size_N))
-    # The variance is in that of an evaluation: differences of neighbours have 1.35 times its sd in median.
+    # The variance is in that of an evaluation: the median difference of neighbours is .954 times its sd.
     variance = (_SIZE_SD / min(max(usual / 0.954, 0.002), 0.05)) ** 2
     steps, bursts = _steps(sample, size_N, usual, prior, variance), _bursts(sample, prior, variance)
     level_P = _levels(sample, floor, prior, [*steps, *bursts])

@@ -128,7 +128,8 @@ def _random_walk(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predict
     require(seen.points, seen.points.compute_N, 3)
     compute_N, first_N = np.unique(seen.points.compute_N, return_inverse=True)
     value_N = np.bincount(first_N, seen.points.pass_rate_N) / np.bincount(first_N)
-    # Maximum likelihood for evaluations at any spacing: squares of the steps over the compute they took.
+    # Squares of the steps over the compute they took, which is unbiased. Maximum likelihood, the mean of each
+    # step's own ratio, is the same at even spacing; at a log spacing early steps would widen it all.
     variance = float(np.sum(np.diff(value_N) ** 2)) / float(compute_N[-1] - compute_N[0])
     return normal(point(compute_K), np.sqrt(variance * (compute_K - compute_N[-1])), at_Q)
 
