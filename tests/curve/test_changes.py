@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve import LOG_LOGISTIC, SEED_PRIOR, Curve, Points, fit
+from scalerl.curve.seeds import pooled
 
 SLOW = Curve(LOG_LOGISTIC, 0.6, 1.5, 4000.0, 0.4)
 COMPUTE = np.linspace(0.0, 10_000.0, 41)
@@ -51,6 +52,20 @@ def test_a_burst_is_part_of_the_curve_before_it_and_after():
     assert change is not None
     assert np.exp(change.log_at) == pytest.approx(500.0, rel=0.1)
     assert abs(result.noise.wander) < 0.02
+
+
+def test_draws_of_the_curve_have_the_burst_too():
+    """Of which reruns, comparisons and the mean curves of a page are made, that of several seeds as well."""
+    fits = [fit(run_of(burst(COMPUTE), seed=seed)) for seed in range(2)]
+    early_M = np.array([250.0, 500.0, 1000.0, 20_000.0])
+    for result in fits:
+        drawn_nM = result.posterior.draws(1024).curves_at(early_M)
+        nodes = [result.forecast(float(c)).median for c in early_M]
+        np.testing.assert_allclose(np.median(drawn_nM, axis=0), nodes, atol=0.005)
+        rerun = result.forecast(250.0).rerun
+        assert rerun[0] < burst(250.0) < rerun[1] < 0.2
+    mean, _ = pooled([result.posterior.only(0).draws(512) for result in fits], SEED_PRIOR.spread())
+    np.testing.assert_allclose(np.median(mean.curves_at(early_M), axis=0), burst(early_M), atol=0.02)
 
 
 def test_a_single_rise_has_no_change_of_level():

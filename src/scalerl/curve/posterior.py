@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from scalerl.curve.sample import Sample, clock
 _LITTLE = 1e-3  # gain below which a least-squares curve is flat
 _BY_CELL = ("family_cells", "log_b_cells", "log_mid_cells", "log_b_span_cells2", "log_mid_span_cells2")
 _BY_CELL += ("phi_cells", "change_cells", "A", "R_0", "drift", "slope", "step")
-_DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
+_DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n", "step_dn")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Draws:
     """Curves of equal weight, all arrays (n,): `family_n` is an index into `families`.
 
     `drift_n` is where the wander goes after the last evaluation, over the root of the clock since then, and
-    `slope_n` where a trend goes, over the compute since then as a share of the run's.
+    `slope_n` where a trend goes, over the compute since then as a share of the run's. `step_dn` is the size
+    of each of the d `changes` of level, 0 in draws without it; R_0 and A are those after them.
     """
 
     families: tuple[Family, ...]
@@ -55,13 +56,18 @@ class Draws:
     slope_n: np.ndarray
     log_c_range: tuple[float, float]
     """Logarithms of the smallest positive and the largest compute of the run."""
+    changes: tuple[NoiseModel, ...] = ()
+    step_dn: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def curves_at(self, compute_M: np.ndarray) -> np.ndarray:
         """Return the mean curves at computes (M,), shape (n, M)."""
-        x = log_compute(np.asarray(compute_M, dtype=float)) - self.log_mid_n[:, None]
+        log_c_M = log_compute(np.asarray(compute_M, dtype=float))
+        x = log_c_M - self.log_mid_n[:, None]
         share = of_families(self.families, self.family_n, "share", np.exp(self.log_b_n)[:, None], x)
         drift = self.drift_n[:, None] * _since(compute_M, self.log_c_range)
         drift = drift + self.slope_n[:, None] * _ahead(compute_M, self.log_c_range)
+        for change, step_n in zip(self.changes, self.step_dn, strict=True):
+            drift = drift - step_n[:, None] * (1.0 - change.changed(log_c_M))
         return np.clip(self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share + drift, 0.0, 1.0)
 
     def log_compute_to(self, target: float) -> np.ndarray:
@@ -72,12 +78,12 @@ class Draws:
     def thinned(self, n: int) -> Draws:
         """Return about n of the draws, evenly spaced, for quantities that are costly per draw."""
         every = max(len(self.A_n) // n, 1)
-        return replace(self, **{name: getattr(self, name)[::every] for name in _DRAWN})
+        return replace(self, **{name: getattr(self, name)[..., ::every] for name in _DRAWN})
 
     @classmethod
     def joined(cls, parts: Sequence[Draws]) -> Draws:
-        """Return the draws of several parts as one; the parts have the same families."""
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _DRAWN}
+        """Return the draws of several parts as one; the parts have the same families and changes."""
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in _DRAWN}
         return replace(parts[0], **arrays)
 
 
@@ -178,6 +184,8 @@ class Posterior:
             self.drift[cell, a, r],
             self.slope[cell, a, r],
             self.log_c_range,
+            self.changes,
+            self.step[cell, a, r] * (self.change_cells[cell] == np.arange(len(self.changes))[:, None]),
         )
 
     def curve_at(self, compute: float) -> np.ndarray:
@@ -196,7 +204,8 @@ class Posterior:
     def compute_to(self, target: float) -> np.ndarray:
         """Return the compute at which every node's curve reaches `target`; 0 below R_0, infinite above A.
 
-        The wander stays where it is: a walk that goes on crosses any target at some time.
+        The wander stays where it is: a walk that goes on crosses any target at some time. R_0 is that after
+        a change of level, so that what a burst passes is reached at 0.
         """
         b, log_mid = np.exp(self.log_b_cells)[:, None, None], self.log_mid_cells[:, None, None]
         log_c = log_compute_to(self.families, self.family_cells, self.A, b, log_mid, self.R_0, target)

@@ -175,4 +175,8 @@ def _mean(runs: Sequence[Draws], weight_R: np.ndarray) -> tuple[Draws, float]:
         name: weight_R @ np.stack([getattr(draws, name) for draws in runs])
         for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_n")
     }
-    return replace(runs[0], **means), float(np.sum(weight_R**2))
+    # Each run changes its level at places of its own.
+    changes = tuple(change for draws in runs for change in draws.changes)
+    step_dn = np.concatenate([w * draws.step_dn for w, draws in zip(weight_R, runs, strict=True)])
+    mean = replace(runs[0], **means, changes=changes, step_dn=step_dn)
+    return mean, float(np.sum(weight_R**2))
