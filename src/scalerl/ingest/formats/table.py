@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from scalerl import limits
-from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
+from scalerl.curve.points import (
+    LABELS,
+    NOISE_FIELDS,
+    ONE_SAMPLE,
+    Points,
+    noise_of,
+    warn_of_mixture,
+    with_doubts,
+)
 from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, finite_cell
@@ -60,7 +68,7 @@ class _Table:
         self.source, self.x, self.y = source, x, y
         self.columns = tuple(names)
         """All names, of the columns that are of no use too, in the order of the file."""
-        self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL)}
+        self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL, *LABELS)}
         self.lines: list[int] = []
         self._all_steps, self._all_lines = array("d"), array("q")
 
@@ -222,7 +230,8 @@ def parse_table(
         left_out,
         replace(Metric.of_column(table.y), **known),
     )
-    return warn_of_repeats(points)
+    label_of = {name: [table.cells[name][row] for row in rows] for name in LABELS if name in table.columns}
+    return with_doubts(warn_of_mixture(points, label_of))
 
 
 def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:
