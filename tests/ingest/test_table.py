@@ -289,3 +289,13 @@ def test_one_compute_for_all_is_refused_with_the_reason(tmp_path):
         CannotAnswerError, match=r"1 evaluation .* of 6 .compute must be the total since the st"
     ):
         fit(points)
+
+
+def test_a_pattern_names_a_column(tmp_path):
+    path = write(tmp_path, "\n".join(["gpu_hours,math/acc,code/acc", *(f"{row},.1" for row in RISING)]))
+    assert read_table(path, y="math*").pass_rate_N[1] == 0.3
+    assert read_table(path, y="eval/acc,*de/acc").pass_rate_N[1] == 0.1  # of a list the first there is
+    with pytest.raises(InputError, match=r"math/acc, code/acc are like '\*acc': choose one with --y"):
+        read_table(path, y="*acc")
+    with pytest.raises(InputError, match=r"no column 'eval\*'"):
+        read_table(path, y="eval*")

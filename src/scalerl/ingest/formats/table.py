@@ -63,6 +63,7 @@ class _Table:
             there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
             # Counters of a run are objects in every row, from which the hours are made.
             x = "gpu_hours" if "device_seconds" in names or not there else there[0]
+        y = _meant(y, names, source)
         if x == y:
             raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
         self.source, self.x, self.y = source, x, y
@@ -305,6 +306,22 @@ def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
         # A line may be shorter than the first.
         table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})
     return table
+
+
+def _meant(y: str, names: Collection[str], source: str) -> str:
+    """Return the column that `y` means: a name, a pattern, or the first there is of a list with commas.
+
+    Raises:
+        InputError: several columns are like a pattern.
+    """
+    for one in [y, *y.split(",")]:
+        pattern = re.compile(".*".join(map(re.escape, one.split("*"))))
+        like = [name for name in names if name == one or ("*" in one and pattern.fullmatch(name))]
+        if len(like) > 1 and "*" in one:
+            raise InputError(f"{source}: {listed(like)} are like '{one}': choose one with --y")
+        if like:
+            return like[0]
+    return y
 
 
 def _is_empty(cell: Any) -> bool:
