@@ -204,3 +204,14 @@ def test_runs_on_different_prompts_are_reported(tmp_path, capsys):
     Path(paths[1]).write_text(Path(paths[1]).read_text().replace(",1319,", ",500,"))
     assert main(["compare", *paths, "--x", "hours", "--y", "accuracy"]) == 0
     assert "assumed to be evaluated on the same prompts" in capsys.readouterr().out
+
+
+def test_a_pass_rate_is_not_compared_with_pass_at_8(tmp_path, capsys):
+    paths = [write_table(tmp_path / f"{name}.csv", 1) for name in "ab"]
+    other = Path(paths[1])
+    rows = other.read_text()
+    for name, status in (("pass@8", 2), ("val_loss", 2), ("solve_rate", 0)):
+        other.write_text(rows.replace("accuracy", name))
+        assert main(["compare", *paths, "--x", "hours", "--y", f"accuracy,{name}"]) == status
+        err = capsys.readouterr().err
+        assert ("runs of different metrics are not compared" in err) == (status == 2)

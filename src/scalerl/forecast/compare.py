@@ -257,6 +257,8 @@ def _checked(
     for other, another in others:
         # Metrics that the user has named are taken to be one measure, whatever their names.
         is_named = metric.name != other.name and metric.is_chosen and other.is_chosen
+        # But pass@8, or a loss, is of another measure than a pass rate, and says so by its name.
+        is_named = is_named and bool(metric.doubt) == bool(other.doubt)
         if not (other.is_alike(metric) or is_named):
             raise InputError(
                 f"runs of different metrics are not compared: '{name}' has {metric}; '{another}' has "
