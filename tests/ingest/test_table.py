@@ -251,7 +251,7 @@ def test_a_second_run_in_the_table_is_reported(tmp_path):
     assert "line 8: gpu_hours 0 comes after 250" in told(tmp_path, "gpu_hours,pass_rate", RISING * 2)
     assert "line 8: steps 0 comes after 250" in told(tmp_path, "step,pass_rate", RISING * 2)
     late = [*RISING[:3], RISING[4], RISING[3], RISING[5]]
-    for rows in (RISING, RISING[::-1], late):
+    for rows in (RISING, RISING[::-1], late, RISING[:1]):
         assert not told(tmp_path, "gpu_hours,pass_rate", rows)
 
 
@@ -299,3 +299,8 @@ def test_a_pattern_names_a_column(tmp_path):
         read_table(path, y="*acc")
     with pytest.raises(InputError, match=r"no column 'eval\*'"):
         read_table(path, y="eval*")
+
+
+def test_a_table_without_an_evaluation_is_no_disorder(tmp_path):
+    points = read_table(write(tmp_path, "gpu_hours,step,pass_rate\n0,0,\n1,5,\n"))
+    assert len(points) == 0

@@ -293,6 +293,8 @@ def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
 def _disorder(points: Points) -> str:
     """Say which row contradicts that the compute adds up over one run; else nothing."""
     c_N, step_N = points.compute_N, points.step_N
+    if len(c_N) < 2:
+        return ""
     if step_N is not None and not np.array_equal(step_N, c_N):
         order_N = np.lexsort((c_N, step_N))
         back_N = np.diff(c_N[order_N]) < 0

@@ -65,8 +65,8 @@ class VerlRows(ConsoleForm):
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
         """Take the next line; return its row, after that of the evaluation before training."""
         if "Initial validation" in line.text and (start := self._initial.search(line.text)):
-            values = parse_dict(line.text[start.end() :], line.where)
-            self._before = ConsoleRow("verl", 0.0, self._named(values), line) if values else None
+            first = parse_dict(line.text[start.end() :], line.where)
+            self._before = ConsoleRow("verl", 0.0, self._named(first), line) if first else None
         if "step:" not in line.text or (found := self._start.search(line.text)) is None:
             return ()
         text = line.text[found.end() :]
