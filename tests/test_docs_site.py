@@ -105,6 +105,17 @@ def test_the_pages_that_promise_examples_have_them():
         )
 
 
+def test_every_item_of_a_list_begins_a_line():
+    """A wrap at the dash of an item ends a line with it, and the item disappears in the one before."""
+    torn = [
+        f"{relative(page)}: {line}"
+        for page in ALL
+        for line in page.read_text().splitlines()
+        if line.endswith(" -")
+    ]
+    assert not torn
+
+
 def test_every_page_is_in_the_navigation():
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     listed = re.findall(r"[\w/.-]+\.md", str(nav))

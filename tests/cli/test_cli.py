@@ -314,3 +314,13 @@ def test_standard_output_that_takes_nothing_is_one_line(log):
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "scalerl: standard output: No space left on device\n")
+
+
+def test_a_folder_with_a_run_names_the_ways_to_go_on(tmp_path, capsys):
+    """`remove it` would be bad advice: the run may be under way in another process."""
+    (tmp_path / "evals.jsonl").write_text("")
+    assert main(["train", "demo", "-o", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path} exists already: --resume goes on with this run, --restart begins anew" in err
+    assert "remove" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["evals.jsonl"]

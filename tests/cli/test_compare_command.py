@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import example_files
 import numpy as np
@@ -184,3 +185,33 @@ def test_runs_without_a_seed_or_with_one_twice_cannot_be_paired(tmp_path, capsys
     other = write_table(tmp_path / "u.csv", 4)
     assert main(["compare", table, other, "--x", "hours", "--y", "accuracy", "--paired"]) == 2
     assert "t.csv: has no seed in a config.json, so --paired cannot pair it" in capsys.readouterr().err
+
+
+def test_runs_on_different_prompts_are_reported(tmp_path, capsys):
+    """Two tables with 500 and 1,319 prompts: neither number stands for both, and the answer says so."""
+    paths = []
+    for name, prompts in (("a", 500), ("b", 1319)):
+        path = tmp_path / f"{name}.csv"
+        header, *rows = Path(write_table(path, 1)).read_text().splitlines()
+        path.write_text("\n".join([f"{header},n_prompts,n_samples", *(f"{row},{prompts},1" for row in rows)]))
+        paths.append(str(path))
+    assert main(["compare", *paths, "--x", "hours", "--y", "accuracy"]) == 0
+    out, err = capsys.readouterr()
+    assert "warning: runs differ in their held-out prompts (500, 1,319)" in err
+    assert "accuracy, held-out pass rate (1 sample each)" in out
+    assert "assumed to be evaluated on the same prompts" not in out
+    assert f"warning: {paths[0]}: the evaluation noise is unknown" in err  # the path once
+    Path(paths[1]).write_text(Path(paths[1]).read_text().replace(",1319,", ",500,"))
+    assert main(["compare", *paths, "--x", "hours", "--y", "accuracy"]) == 0
+    assert "assumed to be evaluated on the same prompts" in capsys.readouterr().out
+
+
+def test_a_pass_rate_is_not_compared_with_pass_at_8(tmp_path, capsys):
+    paths = [write_table(tmp_path / f"{name}.csv", 1) for name in "ab"]
+    other = Path(paths[1])
+    rows = other.read_text()
+    for name, status in (("pass@8", 2), ("val_loss", 2), ("solve_rate", 0)):
+        other.write_text(rows.replace("accuracy", name))
+        assert main(["compare", *paths, "--x", "hours", "--y", f"accuracy,{name}"]) == status
+        err = capsys.readouterr().err
+        assert ("runs of different metrics are not compared" in err) == (status == 2)

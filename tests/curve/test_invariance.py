@@ -8,7 +8,7 @@ import pytest
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Fit, Points, fit
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.noise import ar1
-from scalerl.curve.points import warn_of_repeats
+from scalerl.curve.points import with_doubts
 from scalerl.curve.sample import make_sample
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.28)
@@ -73,11 +73,8 @@ def test_every_row_twice_is_the_same_curve():
     np.testing.assert_allclose(numbers(other.paper_curve), numbers(own.paper_curve), rtol=1e-6)
     assert other.rmse == pytest.approx(own.rmse, rel=1e-5)
     assert 0.35 < width(other) / width(own) < 1.0  # 1 / sqrt 2 with independent noise of known size
-    assert (
-        f"{N} evaluations have the compute and the pass rate of another"
-        in warn_of_repeats(twice).warnings[-1]
-    )
-    assert not warn_of_repeats(points).warnings
+    assert f"{N} evaluations have the compute and the pass rate of another" in with_doubts(twice).warnings[-1]
+    assert not with_doubts(points).warnings
 
 
 @pytest.mark.parametrize(("phi", "low", "high"), [(0.8, 0.95, 1.3), (0.0, 1.35, 2.0)])

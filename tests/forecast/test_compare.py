@@ -50,6 +50,7 @@ def test_seeds_needed_by_hand():
     assert seeds_needed(0.03, 2 * 0.013**2, 0.05) == 3
     assert seeds_needed(0.001, 2 * 0.013**2, 0.05) is None
     assert seeds_needed(0.0, 1e-6, 0.05) is None
+    assert seeds_needed(0.0, 0.0, 0.05) is None  # arms that are one and the same
 
 
 def test_known_curves_and_a_known_seed_sd_give_the_normal_answer():

@@ -250,6 +250,9 @@ def test_names_of_verl_with_colons_and_cells_that_are_too_long(tmp_path):
     }
 
 
+WORDS = "(main_task pid=7) Initial validation metrics: {'test_score/a':"
+
+
 @pytest.mark.parametrize(
     ("rows", "steps"),
     [
@@ -258,6 +261,10 @@ def test_names_of_verl_with_colons_and_cells_that_are_too_long(tmp_path):
         (["step:0 - val/test_score/a:0.521", "step:1 - timing_s/gen:5.0", "step:10"], [0, 10]),
         # Resumed from step 40, whose validation it makes again.
         (["step:40 - val/test_score/a:0.521", "step:50"], [40, 50]),
+        # The words alone, as some of December 2024; with the row; and resumed, where the row is lost.
+        ([f"{WORDS} 0.521}}", "step:0 - timing/gen:5.0", "step:9 - timing/gen:5.0"], [0, 10]),
+        ([f'"{WORDS} np.float64(0.522)}}"', "step:0 - val/test_score/a:0.521", "step:10"], [0, 10]),
+        ([f"{WORDS} 0.4}}", "step:41 - val/test_score/a:0.521", "step:50"], [41, 50]),
     ],
 )
 def test_the_first_validation_of_verl(tmp_path, rows, steps):

@@ -147,6 +147,14 @@ def test_only_what_a_restarted_run_had_logged_is_forgotten():
     assert log(rows).metrics["late"].step_N.tolist() == [0, 20, 40, 60, 80]
 
 
+def test_seconds_of_steps_that_may_be_milliseconds_are_reported():
+    """Steps of 20 s, logged as such and as milliseconds; a step of half an hour is no reason to doubt."""
+    for each, doubted in ((20.0, False), (1800.0, False), (20_000.0, True)):
+        found = counters(log([(step, math.nan, {"seconds": each}) for step in (1, 2, 3)]), WORDS, devices=2)
+        assert any("1,000 times too high" in text for text in found.warnings) == doubted
+        assert found.device_seconds.total_N[-1] == 2 * 3 * each
+
+
 def test_a_log_without_its_beginning_says_so():
     made = counters(log([(step, math.nan, {"seconds": 2.0}) for step in (500, 510, 520)]), WORDS, devices=1)
     assert [made.device_seconds.at(step) for step in (0, 490, 500, 520)] == [0, 0, 20, 60]

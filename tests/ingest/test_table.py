@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from scalerl import InputError
+from scalerl import CannotAnswerError, InputError
+from scalerl.curve import Points, fit
 from scalerl.ingest import read_table
 
 
@@ -220,3 +221,86 @@ def test_rewards_of_a_column(tmp_path):
     assert any("(reward + 1.5) / 5" in text for text in points.warnings)
     with pytest.raises(InputError, match="'acc' is a share that lies in"):
         read_table(path, "steps", "acc", max_reward=100.0)
+
+
+RISING = ["0,.20", "50,.30", "100,.36", "150,.40", "200,.42", "250,.43"]
+
+
+def told(tmp_path, header, rows, **options):
+    points = read_table(write(tmp_path, "\n".join([header, *rows]) + "\n"), **options)
+    return " ".join(points.warnings)
+
+
+def test_rows_of_two_data_sets_are_reported(tmp_path):
+    rows = [f"{row},{name}" for row in RISING for name in ("math", "code")]
+    assert "rows of several dataset (math, code)" in told(tmp_path, "gpu_hours,pass_rate,dataset", rows)
+    # A model that changes once, or an unknown name, is none of that.
+    halves = [f"{row},{'a' if n < 3 else 'b'}" for n, row in enumerate(RISING)]
+    assert not told(tmp_path, "gpu_hours,pass_rate,model", halves)
+    assert not told(tmp_path, "gpu_hours,pass_rate,model", RISING)
+
+
+def test_compute_of_a_step_is_reported(tmp_path):
+    each = [f"{n * 10},{50 + (-1) ** n},{row.split(',')[1]}" for n, row in enumerate(RISING)]
+    assert "line 3: gpu_hours is 49 at step 10, but 51 at step 0" in told(
+        tmp_path, "step,gpu_hours,pass_rate", each
+    )
+
+
+def test_a_second_run_in_the_table_is_reported(tmp_path):
+    assert "line 8: gpu_hours 0 comes after 250" in told(tmp_path, "gpu_hours,pass_rate", RISING * 2)
+    assert "line 8: steps 0 comes after 250" in told(tmp_path, "step,pass_rate", RISING * 2)
+    late = [*RISING[:3], RISING[4], RISING[3], RISING[5]]
+    for rows in (RISING, RISING[::-1], late, RISING[:1]):
+        assert not told(tmp_path, "gpu_hours,pass_rate", rows)
+
+
+@pytest.mark.parametrize("name", ["pass@8", "eval/aime/pass@16", "pass_at_4", "maj@32", "best@k", "cons@64"])
+def test_a_metric_of_several_completions_is_reported(tmp_path, name):
+    assert "no pass rate of single completions" in told(tmp_path, f"gpu_hours,{name}", RISING, y=name)
+
+
+@pytest.mark.parametrize("name", ["val_loss", "error_rate", "eval/kl", "entropy", "perplexity"])
+def test_a_metric_that_is_no_share_is_reported(tmp_path, name):
+    assert "is no share of right answers" in told(tmp_path, f"gpu_hours,{name}", RISING, y=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["pass@1", "acc/mean@16", "eval/loss/accuracy", "avg@8", "pass_rate", "score"]
+)
+def test_a_pass_rate_is_not_doubted(tmp_path, name):
+    assert not told(tmp_path, f"gpu_hours,{name}", RISING, y=name)
+
+
+def test_a_data_frame_is_doubted_as_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"gpu_hours": [0, 0, 1, 1], "pass@8": [0.2, 0.1, 0.4, 0.3], "seed": [0, 1, 0, 1]}
+    )
+    told = " ".join(Points.from_frame(frame, y="pass@8").warnings)
+    assert "rows of several seed (0, 1)" in told
+    assert "no pass rate of single completions" in told
+
+
+def test_one_compute_for_all_is_refused_with_the_reason(tmp_path):
+    rows = [f"50,{row.split(',')[1]}" for row in RISING]
+    points = read_table(write(tmp_path, "\n".join(["gpu_hours,pass_rate", *rows])))
+    with pytest.raises(
+        CannotAnswerError, match=r"1 evaluation .* of 6 .compute must be the total since the st"
+    ):
+        fit(points)
+
+
+def test_a_pattern_names_a_column(tmp_path):
+    path = write(tmp_path, "\n".join(["gpu_hours,math/acc,code/acc", *(f"{row},.1" for row in RISING)]))
+    assert read_table(path, y="math*").pass_rate_N[1] == 0.3
+    assert read_table(path, y="eval/acc,*de/acc").pass_rate_N[1] == 0.1  # of a list the first there is
+    with pytest.raises(InputError, match=r"math/acc, code/acc are like '\*acc': choose one with --y"):
+        read_table(path, y="*acc")
+    with pytest.raises(InputError, match=r"no column 'eval\*'"):
+        read_table(path, y="eval*")
+
+
+def test_a_table_without_an_evaluation_is_no_disorder(tmp_path):
+    points = read_table(write(tmp_path, "gpu_hours,step,pass_rate\n0,0,\n1,5,\n"))
+    assert len(points) == 0

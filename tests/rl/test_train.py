@@ -70,6 +70,15 @@ def test_one_seed_gives_one_result_wherever_evaluations_run(recipe, model, run, 
     assert (again.path / weights).read_bytes() == (run.path / weights).read_bytes()
 
 
+def test_a_run_without_prompts_left_says_why_it_ends(model, tmp_path, caplog):
+    """Prompts are retired at their first right answer, long before the budget of 500 steps is spent."""
+    few = ("task.train_per_length=3", "curriculum.threshold=0.001", "batch.prompts=2")
+    found = train(load_recipe("demo", small_demo(500, 1, *few)), tmp_path / "few", model)
+    last = found.evals[-1].step
+    assert last < 500
+    assert f"retired all 6 training prompts: the run ends after step {last}, with " in caplog.text
+
+
 def test_seconds_are_those_of_all_devices(recipe, model, run, tmp_path):
     """In this process every second of training is one of its device. Generators apart go on while the trainer
     evaluates, which is no training: all of that is theirs."""

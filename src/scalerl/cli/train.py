@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
-from scalerl.errors import InterruptedRunError, ScalerlError, WriteError
+from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
+from scalerl.files import reading
 
 if TYPE_CHECKING:
     from scalerl.record.folder import RunFolder
@@ -104,9 +105,16 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
-    from scalerl.record.folder import RunFolder
+    from scalerl.record.folder import RunFolder, holds_run
 
-    return RunFolder.claim(folder, new=not (args.resume or args.restart))
+    new = not (args.resume or args.restart)
+    with reading(folder):
+        if new and holds_run(folder):
+            raise InputError(
+                f"{folder} exists already: --resume goes on with this run, --restart begins anew and keeps "
+                "what is there apart; or choose another folder with -o"
+            )
+    return RunFolder.claim(folder, new=new)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

@@ -268,6 +268,8 @@ def _choose(
             where = " and ".join(cuts)
             total = len(np.unique(points.compute_N))
             found = f"only {n} of {counted(total, 'evaluation')} are {where}"
+        elif len(points) >= MIN_TO_FIT > n:
+            found += f" of {len(points)} (compute must be the total since the start of the run)"
         raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")
     return points, keep_N
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from scalerl.errors import InputError, counted
+from scalerl.errors import InputError, counted, listed
 from scalerl.record.alarms import warnings_of
 from scalerl.record.evaluation import in_dollars
 from scalerl.record.left_out import NONE, LeftOut, Omitted
@@ -25,6 +26,11 @@ _LARGEST_NOISE = 0.5  # the sd of a value in [0, 1] is at most this
 _FRAME = "data frame"
 NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
 """The columns of an evaluation from which its sampling noise follows."""
+LABELS = (
+    *("dataset", "data_set", "data_source", "benchmark", "task", "domain", "subset", "split", "metric"),
+    *("run", "run_id", "run_name", "experiment", "recipe", "model", "seed"),
+)
+"""The columns of a table that tell data sets or runs apart."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 
@@ -177,7 +183,8 @@ class Points:
             (f"{counted(left_out, 'row')} of the data frame left out, without a '{y}'",) if left_out else (),
             metric=Metric.of_column(y),
         )
-        return warn_of_repeats(points)
+        labels = {name: frame[name][kept_N].to_numpy() for name in LABELS if name in frame.columns}
+        return with_doubts(warn_of_mixture(points, labels))
 
     @classmethod
     def from_record(cls, record: RunRecord, axis: str = "gpu_hours", price: float | None = None) -> Points:
@@ -213,7 +220,7 @@ class Points:
             record.metric,
             "samples" if between is None else "prompts",
         )
-        return warn_of_repeats(points)
+        return with_doubts(points)
 
 
 def place_on(axis: str, compute: float) -> str:
@@ -243,18 +250,75 @@ def _doubts(record: RunRecord, noise_measured: bool) -> list[str]:
     return found
 
 
-def warn_of_repeats(points: Points) -> Points:
-    """Return the same points, with a warning where a log may hold rows twice."""
+def with_doubts(points: Points) -> Points:
+    """Return the same points, with warnings where the metric may be no pass rate, and rows be there twice."""
+    doubt = [f"{points.source}: {points.metric.doubt}"] if points.metric.doubt else []
     # Reported, not dropped: two true evaluations can agree, as pass rates are multiples of 1 / (n k).
     order_N = np.lexsort((points.pass_rate_N, points.compute_N))
     columns = points.compute_N[order_N], points.pass_rate_N[order_N]
-    repeats = int(np.count_nonzero(np.all(np.diff(columns) == 0, axis=0)))
-    if not repeats:
-        return points
-    have = f"{counted(repeats, 'evaluation')} {'has' if repeats == 1 else 'have'}"
-    what = f"{points.source}: {have} the compute and the pass rate of another; "
-    advice = "counted as repeated evaluations, so leave out rows that the log holds twice"
-    return replace(points, warnings=(*points.warnings, what + advice))
+    if repeats := int(np.count_nonzero(np.all(np.diff(columns) == 0, axis=0))):
+        have = f"{counted(repeats, 'evaluation')} {'has' if repeats == 1 else 'have'}"
+        doubt.append(
+            f"{points.source}: {have} the compute and the pass rate of another; counted as repeated "
+            "evaluations, so leave out rows that the log holds twice"
+        )
+    return replace(points, warnings=(*points.warnings, *doubt)) if doubt else points
+
+
+def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
+    """Return the points of a table, with a warning where they may not be of one run on one data set.
+
+    `points` are in the order of the rows. `label_of` has, by its name, the cells (N,) of every column that
+    tells runs or data sets apart.
+    """
+    found = _alternating(points, label_of) or _disorder(points)
+    return replace(points, warnings=(*points.warnings, f"{points.source}{found}")) if found else points
+
+
+def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
+    """Say which column has several values that alternate along the compute; else nothing."""
+    for name, cells in label_of.items():
+        label_N = np.array([str(cell) for cell in cells])
+        values = list(dict.fromkeys(label_N.tolist()))
+        label_N = label_N[np.lexsort((label_N, points.compute_N))]
+        # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
+        if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1:
+            return (
+                f": rows of several {name} ({listed(values, most=4)}) count as repeated evaluations of one "
+                "run on one data set; if they are not, keep the rows of one"
+            )
+    return ""
+
+
+def _disorder(points: Points) -> str:
+    """Say which row contradicts that the compute adds up over one run; else nothing."""
+    c_N, step_N = points.compute_N, points.step_N
+    if len(c_N) < 2:
+        return ""
+    if step_N is not None and not np.array_equal(step_N, c_N):
+        order_N = np.lexsort((c_N, step_N))
+        back_N = np.diff(c_N[order_N]) < 0
+    else:
+        order_N = np.arange(len(c_N)) if c_N[-1] >= c_N[0] else np.arange(len(c_N))[::-1]
+        # One row alone that comes late is of an evaluator beside the run; a second run has more.
+        below_N = c_N[order_N] < np.maximum.accumulate(c_N[order_N])
+        rises_N = np.diff(c_N[order_N], append=-np.inf) > 0
+        back_N = below_N[1:] & rises_N[1:] & np.append(below_N[2:], False)
+    if not back_N.any():
+        return ""
+    i = int(np.argmax(back_N))
+    before, at = order_N[i], order_N[i + 1]
+    if step_N is None or np.array_equal(step_N, c_N):
+        what = f"{points.axis} {c_N[at]:.6g} comes after {c_N[before]:.6g}"
+    else:
+        at_step = f"at step {step_N[at]:g}"
+        what = f"{points.axis} is {c_N[at]:.6g} {at_step}, but {c_N[before]:.6g} at step {step_N[before]:g}"
+    word = "row" if points.source == _FRAME else "line"
+    line = at + 1 if points.line_N is None else int(points.line_N[at])
+    return (
+        f", {word} {line}: {what}; rows are fitted as those of one run, with the compute since its start: "
+        "give totals, not the compute of a step, and one run only"
+    )
 
 
 def noise_of(

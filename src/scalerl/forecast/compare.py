@@ -36,6 +36,7 @@ from scalerl.forecast.sides import (
     mostly_identified,
     quantities,
 )
+from scalerl.record.metric import Metric
 
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
@@ -126,10 +127,18 @@ def compare(
         for side, of in zip(sides, known, strict=True)
     ]
     runs = {name: len(fits) for name, fits in recipes.items()}
-    # Of one metric the prompts may be known of some runs alone.
-    metrics = {(fit.metric.name, fit.metric.dataset): fit.metric for fits in recipes.values() for fit in fits}
-    named, axis = tuple(replace(one, others=()) for one in metrics.values()), recipes[base][0].axis
+    all_metrics, axis = [fit.metric for fits in recipes.values() for fit in fits], recipes[base][0].axis
+    metrics = {(one.name, one.dataset): one for one in all_metrics}
+    named = tuple(_of_all(one, all_metrics) for one in metrics.values())
     return Comparison(base, runs, named, axis, level, budget, target, seed_prior, tuple(pairs), dict(recipes))
+
+
+def _of_all(metric: Metric, metrics: Sequence[Metric]) -> Metric:
+    """Return a metric with those numbers of prompts and samples that all runs have, as far as they know."""
+    same = [one for one in metrics if (one.name, one.dataset) == (metric.name, metric.dataset)]
+    known = ({one.n_prompts for one in same} - {0}, {one.n_samples for one in same} - {0})
+    prompts, samples = (counts.pop() if len(counts) == 1 else 0 for counts in known)
+    return replace(metric, others=(), n_prompts=prompts, n_samples=samples)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -148,7 +157,8 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
     """
     normal = NormalDist()
     z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
-    # At no difference at all no number is enough.
+    if difference == 0:
+        return None
     n = z * z * variance / max(difference * difference, 1e-300)
     return None if n > MOST_SEEDS else max(math.ceil(n), 1)
 
@@ -247,6 +257,8 @@ def _checked(
     for other, another in others:
         # Metrics that the user has named are taken to be one measure, whatever their names.
         is_named = metric.name != other.name and metric.is_chosen and other.is_chosen
+        # But pass@8, or a loss, is of another measure than a pass rate, and says so by its name.
+        is_named = is_named and bool(metric.doubt) == bool(other.doubt)
         if not (other.is_alike(metric) or is_named):
             raise InputError(
                 f"runs of different metrics are not compared: '{name}' has {metric}; '{another}' has "

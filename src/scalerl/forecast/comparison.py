@@ -11,6 +11,7 @@ from scalerl.curve.answers import span
 from scalerl.curve.families import LABELS
 from scalerl.curve.quantiles import Interval
 from scalerl.curve.seeds import SeedPrior
+from scalerl.errors import listed
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import of_rows
 from scalerl.jsonl import plain
@@ -195,20 +196,32 @@ class Comparison:
     def _repr_html_(self) -> str:
         return view("comparison_html", self)
 
+    @property
+    def doubt(self) -> str:
+        """Why runs cannot be evaluated on the same prompts, in one sentence; empty where they may be."""
+        counts = {fit.metric.n_prompts for fits in self.fits.values() for fit in fits} - {0}
+        if len(counts) < 2:
+            return ""
+        shown = listed([f"{count:,}" for count in sorted(counts)], most=4)
+        return f"runs differ in their held-out prompts ({shown}), so a difference may be one of the prompts"
+
     def priors(self, same_prompts: bool = False) -> str:
         """Return the assumptions of the answer as text; `same_prompts`: there is a row of that name."""
         prior = self.seed_prior
         paired = any(pair.common_seeds for pair in self.pairs)
         within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
+        same = "All runs are assumed to be evaluated on the same prompts."
+        if self.doubt:
+            same = f"{self.doubt[0].upper()}{self.doubt[1:]}."
         similar = (
             " Intervals hold for these held-out prompts; 'same prompts' extends them to similar prompts."
         )
         return (
             f"Seeds of one recipe are assumed to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B "
             f"and {prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves seed variance "
-            f"out. {within if paired else ''}All runs are assumed to be evaluated on the same prompts."
-            f"{similar if same_prompts else ''} Both recipes are mostly assumed to share a family of curves, "
-            "so their A, B and C_mid differ from those of each fit alone."
+            f"out. {within if paired else ''}{same}{similar if same_prompts else ''} Both recipes are mostly "
+            "assumed to share a family of curves, so their A, B and C_mid differ from those of each fit "
+            "alone."
         )
 
     def counted(self, pair: Pair) -> str:

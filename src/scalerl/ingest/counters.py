@@ -19,6 +19,8 @@ MOST = 1e100
 """A total beyond this is no count."""
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """A run stood still between two rows that lie this many times the usual pace, and this much more, apart."""
+LONGEST_STEP = 4 * 3600.0
+"""Seconds of a step beyond which they may be milliseconds: of steps of 14 s and more."""
 RESET = 0.5
 """A running count that falls below this share of its highest value was reset."""
 
@@ -76,6 +78,12 @@ def _device_seconds(
     seconds = spent or _seconds(log, vocabulary)
     if seconds is None or spent is not None:
         return spent
+    for name in vocabulary.matches("step_seconds", log.metrics)[:1]:
+        if LONGEST_STEP < (each := float(np.median(log.metrics[name].value_N))) < MOST:
+            warnings.append(
+                f"a step takes {each:,.0f} s by '{name}': if these are milliseconds, GPU-hours and C_mid are "
+                "1,000 times too high (--x steps does without them)"
+            )
     if seconds.step_N[0] > 0:
         warnings.append(f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it")
     number, why = _sum(log, vocabulary.device_sums)

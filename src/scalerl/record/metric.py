@@ -31,6 +31,13 @@ _OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr", re.IGNORECASE)
 _TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)|rewards?/", re.IGNORECASE)
 _REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
 _SCORE = re.compile(r"(?:^|[/_.\-@ ])scores?(?=[/_.\-@ ]|$)", re.IGNORECASE)
+_OF_SEVERAL = re.compile(
+    r"(?:^|[/_.\-@ ])(?:pass|best|maj|cons|worst)(?:@|\^|_at_)(?!1(?!\d))(?:\d+|k)(?=[/_.\-@ ]|$)",
+    re.IGNORECASE,
+)
+_NO_SHARE = re.compile(
+    r"(?:^|[/_.\-@ ])(?:loss|nll|perplexity|ppl|errors?|entropy|kl|wer|cer)(?=[/_.\-@ ]|$)", re.IGNORECASE
+)
 _EVALUATION = re.compile(
     r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
     r"|^(?:pass_rate|n_prompts|n_samples|mean_p_1mp)$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
@@ -135,6 +142,18 @@ class Metric:
             f"'{self.name}' is a training reward: it is measured on prompts that are trained on, by weights "
             "of several versions, and says nothing certain of a held-out pass rate"
         )
+
+    @property
+    def doubt(self) -> str:
+        """Why it may be no pass rate, by its name, in one sentence; empty where nothing says so."""
+        if _OF_SEVERAL.search(self.name):
+            return (
+                f"'{self.name}' is no pass rate of single completions, by its name: ceiling, target and "
+                "verdicts are of this metric"
+            )
+        if not is_named_for_correctness(self.name) and _NO_SHARE.search(self.name):
+            return f"'{self.name}' is no share of right answers, by its name; it is fitted as if it were one"
+        return ""
 
     def __str__(self) -> str:
         """Name it in one line: `eval/acc, held-out pass rate of math (500 prompts x 4)`."""

@@ -216,6 +216,11 @@ class TrainingRun:
                 return False
         if self.stop.is_set():
             self._stop_within()
+        _LOG.warning(
+            "the curriculum has retired all %d training prompts: the run ends after step %d, with %.0f %% of "
+            "its budget spent; give more prompts, or a curriculum that retires fewer",
+            *(len(self.pool.prompts), self.learner.version, 100 * self._spent() / budget),
+        )
         return True
 
     def save_final(self) -> None:

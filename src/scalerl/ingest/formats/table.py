@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from scalerl import limits
-from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
+from scalerl.curve.points import (
+    LABELS,
+    NOISE_FIELDS,
+    ONE_SAMPLE,
+    Points,
+    noise_of,
+    warn_of_mixture,
+    with_doubts,
+)
 from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, finite_cell
@@ -55,12 +63,13 @@ class _Table:
             there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
             # Counters of a run are objects in every row, from which the hours are made.
             x = "gpu_hours" if "device_seconds" in names or not there else there[0]
+        y = _meant(y, names, source)
         if x == y:
             raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
         self.source, self.x, self.y = source, x, y
         self.columns = tuple(names)
         """All names, of the columns that are of no use too, in the order of the file."""
-        self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL)}
+        self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL, *LABELS)}
         self.lines: list[int] = []
         self._all_steps, self._all_lines = array("d"), array("q")
 
@@ -222,7 +231,8 @@ def parse_table(
         left_out,
         replace(Metric.of_column(table.y), **known),
     )
-    return warn_of_repeats(points)
+    label_of = {name: [table.cells[name][row] for row in rows] for name in LABELS if name in table.columns}
+    return with_doubts(warn_of_mixture(points, label_of))
 
 
 def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:
@@ -296,6 +306,22 @@ def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
         # A line may be shorter than the first.
         table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})
     return table
+
+
+def _meant(y: str, names: Collection[str], source: str) -> str:
+    """Return the column that `y` means: a name, a pattern, or the first there is of a list with commas.
+
+    Raises:
+        InputError: several columns are like a pattern.
+    """
+    for one in [y, *y.split(",")]:
+        pattern = re.compile(".*".join(map(re.escape, one.split("*"))))
+        like = [name for name in names if name == one or ("*" in one and pattern.fullmatch(name))]
+        if len(like) > 1 and "*" in one:
+            raise InputError(f"{source}: {listed(like)} are like '{one}': choose one with --y")
+        if like:
+            return like[0]
+    return y
 
 
 def _is_empty(cell: Any) -> bool:

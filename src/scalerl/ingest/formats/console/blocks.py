@@ -5,9 +5,10 @@ All but verl print a few of the metrics that they log to trackers, which get the
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scalerl import limits
+from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 
 _LONGEST = 500
@@ -44,7 +45,8 @@ class VerlRows(ConsoleForm):
     From verl 0.1 to 0.9.1: verl/utils/logger/aggregate_logger.py (`concat_dict_to_str`: three decimals up to
     0.4, all digits since), verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py.
     Up to January 2025 (before 0.2) the first update had the step 0, and its evaluation came after the update:
-    rows of these versions, which call timings `timing/...` and not `timing_s/...`, get a step more.
+    rows of these versions, which call timings `timing/...` and not `timing_s/...`, get a step more. Some of
+    them print the evaluation before training in words alone, `Initial validation metrics: {...}`.
     """
 
     _start = re.compile(r"(?:^|[\s)\]])step:(\d{1,15}) - (?=\S+:)")
@@ -53,12 +55,18 @@ class VerlRows(ConsoleForm):
     )
     """A number as it is, or as NumPy 2 shows its own."""
     _torn = re.compile(r"(?P<name>[^\s:]{1,500}):.{0,100}")
+    _initial = re.compile(r"Initial validation metrics: (?=\{)")
 
     def __init__(self) -> None:
         self._counts_from_0 = False
+        self._before: ConsoleRow | None = None
+        """The evaluation before training, until a row shows whether it is printed as a row, too."""
 
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
-        """Take the next line; return its row."""
+        """Take the next line; return its row, after that of the evaluation before training."""
+        if "Initial validation" in line.text and (start := self._initial.search(line.text)):
+            first = parse_dict(line.text[start.end() :], line.where)
+            self._before = ConsoleRow("verl", 0.0, self._named(first), line) if first else None
         if "step:" not in line.text or (found := self._start.search(line.text)) is None:
             return ()
         text = line.text[found.end() :]
@@ -76,9 +84,15 @@ class VerlRows(ConsoleForm):
             self._counts_from_0 = older > 0
         is_validation = all(name.startswith(("test_score/", "val/", "val-")) for name in values)
         step = float(found[1]) + (self._counts_from_0 and not is_validation)
-        # Up to 0.2 the first validation lacks the `val/` that all others have.
-        values = {f"val/{k}" if k.startswith("test_score/") else k: value for k, value in values.items()}
-        return (ConsoleRow("verl", step, values, line, is_closed=False),)
+        row = ConsoleRow("verl", step, self._named(values), line, is_closed=False)
+        before, self._before = self._before, None
+        # A run that is resumed is evaluated before it goes on, too: its first row is not that of step 0.
+        return (before, row) if before and found[1] == "0" and not is_validation else (row,)
+
+    @staticmethod
+    def _named(values: Mapping[str, object]) -> dict[str, object]:
+        """Return the values by their names; up to 0.2 the first validation lacks the `val/` of all others."""
+        return {f"val/{k}" if k.startswith("test_score/") else k: value for k, value in values.items()}
 
 
 class NemoRLRows(ConsoleForm):
