@@ -266,11 +266,27 @@ def test_the_example_of_a_study(here, own, capsys):
     assert [arm.name for arm in verdict("studies/losses").arms] == ["base", "dapo", "gspo"]
 
 
-def test_only_a_trusted_task_is_judged_in_this_process(here, own, llama_folder):
+LOUD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from scalerl.rl import Chain
+
+
+@dataclass(frozen=True)
+class Loud(Chain):
+    trusted: ClassVar[bool] = True
+"""
+
+
+def test_only_the_task_of_the_demonstration_is_judged_in_this_process(here, own, llama_folder):
+    """A task cannot ask for it, nor inherit it: a verifier of the user's own may block."""
+    (here / "loud.py").write_text(LOUD)
     tokenizer = load_tokenizer(llama_folder)
     assert isinstance(load_verifier(load_recipe("demo"), tokenizer), DirectVerifier)
-    with closing(load_verifier(load_recipe("demo", own), tokenizer)) as verifier:
-        assert isinstance(verifier, PoolVerifier)
+    for task in ([], ["task.kind=loud.py:Loud", "task.heldout_per_length=1"]):
+        overrides = [one for one in own if not (task and one.startswith("task."))]
+        with closing(load_verifier(load_recipe("demo", [*overrides, *task]), tokenizer)) as verifier:
+            assert isinstance(verifier, PoolVerifier)
 
 
 SLEEPY = """

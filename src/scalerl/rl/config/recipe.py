@@ -53,7 +53,7 @@ from scalerl.rl.config.settings import (
 )
 from scalerl.rl.tasks.mix import Mix, OneTask
 from scalerl.rl.tasks.shorthand import in_full
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import Task, prompts_of
 
 HELDOUT = ""
 """The name of the held-out prompts of a run, beside those of its downstream suites."""
@@ -217,7 +217,7 @@ class Recipe:
         """Return the compute axis of the budget and its end there; epochs are so many completions."""
         if self.budget.kind != "epochs":
             return self.budget.kind, self.budget.amount
-        completions = len(self.task.prompts("train")) * self.batch.samples
+        completions = len(prompts_of(self.task, "train")) * self.batch.samples
         return "samples", self.budget.amount * completions
 
     def without_prompts(self) -> Recipe:
