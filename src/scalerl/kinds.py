@@ -22,7 +22,7 @@ from importlib.metadata import entry_points
 from importlib.util import spec_from_file_location
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
 from scalerl.errors import InputError, brief, brief_error
@@ -30,6 +30,7 @@ from scalerl.errors import InputError, brief, brief_error
 __path__: list[str] = []  # makes this a package, which modules of files can be in
 _FILE = f"{__name__}."
 _MAIN = ("__main__", "__mp_main__")
+_Mark = TypeVar("_Mark")
 OWN = "your own as module:Class or file.py:Class"
 
 Group = Literal[
@@ -55,6 +56,8 @@ class Choice:
     """The protocol that each class must satisfy."""
     built_in: Any
     """The variants of the package: a union of dataclasses, each with its name as the `Literal` of `kind`."""
+    try_out: Callable[[Any], None] | None = None
+    """Calls an object of a custom class once; raises an InputError where it does not do what it should."""
     each: bool = False
     """Whether the field maps names to such tables, in place of being one."""
 
@@ -104,9 +107,11 @@ class Choice:
                 raise InputError(f"{name}: {member} must take the arguments of {shown}")
 
     def check_object(self, value: object, name: str) -> None:
-        """Check the class of an object, unless it is a variant of the package."""
+        """Check the class of an object, and try it out, unless it is a variant of the package."""
         if not isinstance(value, get_args(self.built_in)):
             self.check(type(value), f"{name}: {type(value).__name__}")
+            if self.try_out is not None:
+                self.try_out(value)
 
     def names(self) -> str:
         """Return the kinds that may be named, for messages."""
@@ -129,21 +134,38 @@ class Choice:
         return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
 
 
+@dataclass(frozen=True)
+class InFiles:
+    """Marks a field that also takes objects in Python: `Annotated[str | Recipe, InFiles(str)]`."""
+
+    hint: Any
+    """The type of what a file has for it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Return the schema of what is in files, which are all that is validated."""
+        return handler(self.hint)
+
+
 @lru_cache
 def choices_of(cls: type) -> dict[str, Choice]:
     """Return the fields of a dataclass that are choices."""
+    return _marks(cls, Choice)
+
+
+def _marks(cls: type, of: type[_Mark]) -> dict[str, _Mark]:
+    """Return the marks of one type on the fields of a dataclass."""
     return {
         name: mark
         for name, hint in get_type_hints(cls, include_extras=True).items()
         for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Choice)
+        if isinstance(mark, of)
     }
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; the type of a choice is the union of its variants."""
+    """Return the types of a dataclass's fields in files; that of a choice is the union of its variants."""
     one = {name: choice.built_in for name, choice in choices_of(cls).items() if not choice.each}
-    hints = get_type_hints(cls) | one
+    hints = get_type_hints(cls) | one | {name: mark.hint for name, mark in _marks(cls, InFiles).items()}
     return {item.name: hints[item.name] for item in fields(cls) if item.init}
 
 
@@ -164,6 +186,22 @@ def values_of(made: Any) -> dict[str, Any]:
         else:
             values[item.name] = _chosen(value)
     return values
+
+
+def tables_of(value: Any) -> Any:
+    """Return what a recipe is changed by, with a table for every dataclass in it, of its values and its kind.
+
+    Raises:
+        InputError: a value of a dataclass cannot be written to a file.
+    """
+    if is_dataclass(value):
+        has_kind = _is_own(type(value)) or hasattr(value, "kind")
+        return _chosen(value) if has_kind else values_of(value)
+    if isinstance(value, Mapping):
+        return {key: tables_of(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(tables_of(item) for item in value)
+    return value
 
 
 def _chosen(value: Any) -> dict[str, Any]:
@@ -187,9 +225,12 @@ def _plain(value: Any, name: str) -> Any:
 def kind_of(value: Any) -> str:
     """Return the kind of an object: the `kind` of a variant of the package, else the name of its class."""
     cls = type(value)
+    return name_of(cls) if _is_own(cls) else value.kind
+
+
+def _is_own(cls: type) -> bool:
     # A file's module is below this one by name, and is not of the package.
-    own = not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
-    return name_of(cls) if own else value.kind
+    return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
 
 
 def name_of(cls: type) -> str:

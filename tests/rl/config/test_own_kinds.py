@@ -188,7 +188,8 @@ def test_what_is_wrong_is_a_line(here, overrides, message):
         ("return TokenLoss(value_NT, None)", "clipped_NT is a NoneType: a tensor of the "),
         ("return TokenLoss(value_NT, value_NT)", "clipped_NT holds torch.float32: booleans are needed"),
         ("return TokenLoss(value_NT.detach(), value_NT > 0)", "value_NT has no gradient"),
-        ("raise RuntimeError('oh\\ndear')", r"cannot be called on two completions \(RuntimeError: oh\)"),
+        ("raise RuntimeError('oh\\ndear')", "raised RuntimeError: oh"),
+        ("return TokenLoss(value_NT / 0, value_NT > 0)", r"returns -?inf: finite numbers are needed"),
         ("return TokenLoss(value_NT, value_NT > 0)", ""),
     ],
 )
@@ -199,6 +200,81 @@ def test_a_loss_is_called_once_before_anything_is_trained(here, returned, messag
         return
     with pytest.raises(InputError, match=f"^loss: Mine:? {message}") as raised:
         load_recipe("demo", ["loss.kind=mine.py:Mine"])
+    assert "\n" not in str(raised.value)
+
+
+PARTS = """
+from dataclasses import dataclass
+import numpy as np
+from scalerl.rl import LengthControl
+
+@dataclass(frozen=True)
+class Mine{base}:
+    def {method}:
+        {body}
+"""
+METHODS = {
+    "averaging": "__call__(self, length_N, group_N, budget)",
+    "advantage": "__call__(self, centred)",
+    "curriculum": "retires(self, history)",
+    "length": "penalty(self, length, correct)",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "message"),
+    [
+        ("averaging", "return np.ones(1)", r"returns numbers of shape \(1,\): \(3,\) is needed"),
+        ("averaging", "return 1.0", r"returns numbers of shape \(\): \(3,\) is needed"),
+        ("averaging", "return np.full(3, np.nan)", "returns nan: finite numbers are needed"),
+        ("averaging", "return -np.ones(3)", "returns a negative weight"),
+        ("averaging", "return np.zeros(3)", "returns no weight above 0"),
+        ("averaging", "return 1 / 0", "raised ZeroDivisionError: division by zero"),
+        ("averaging", "return None", "returns None: numbers are needed"),
+        ("averaging", "return 'none'", "returns 'none': numbers are needed"),
+        ("averaging", "return 1 / (length_N * len(length_N))", ""),
+        (
+            "advantage",
+            "return np.concatenate(centred)",
+            "returns a ndarray for 2 groups: return a list of one",
+        ),
+        ("advantage", "return centred[:1]", "returns 1 arrays for 2 groups"),
+        (
+            "advantage",
+            "return [a[:2] for a in centred]",
+            r"returns numbers of shape \(2,\): \(3,\) is needed",
+        ),
+        (
+            "advantage",
+            "return [a * np.inf for a in centred]",
+            "returns (inf|-inf): finite numbers are needed",
+        ),
+        ("advantage", "return [list(a) for a in centred]", ""),
+        (
+            "curriculum",
+            "return history.corect > 2",
+            ": retires raised AttributeError: 'History' object has no",
+        ),
+        ("curriculum", "return None", ": retires returns None: return True or False"),
+        ("curriculum", "return np.float64(history.correct) > 2", ""),
+        ("length", "return None", ": penalty returns None: numbers are needed"),
+        ("length", "return [0, 1]", r": penalty returns numbers of shape \(2,\): \(\) is needed"),
+        (
+            "length",
+            "return 0.0\n    def interruption(self): return True",
+            ": interruption returns True: return a",
+        ),
+        ("length", "return -length / 100", ""),
+    ],
+)
+def test_every_choice_is_called_once_before_anything_is_trained(here, key, body, message):
+    base = "(LengthControl)" if key == "length" else ""
+    (here / "mine.py").write_text(PARTS.format(base=base, method=METHODS[key], body=body))
+    if not message:
+        assert type(getattr(load_recipe("demo", [f"{key}.kind=mine.py:Mine"]), key)).__name__ == "Mine"
+        return
+    with pytest.raises(InputError, match=f"^{key}: Mine ?{message}") as raised:
+        load_recipe("demo", [f"{key}.kind=mine.py:Mine"])
     assert "\n" not in str(raised.value)
 
 

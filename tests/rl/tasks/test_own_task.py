@@ -168,9 +168,7 @@ class Failing(Task):
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_prompts_that_raise_are_a_line_that_names_the_task(
-    tmp_path, monkeypatch, capsys, command, body, cause
-):
+def test_prompts_that_raise_are_a_line_of_the_task(tmp_path, monkeypatch, capsys, command, body, cause):
     """An error of a socket has the type of one of standard output, and is none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "failing.py").write_text(FAILING.format(body))

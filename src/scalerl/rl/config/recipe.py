@@ -26,9 +26,10 @@ from scalerl.jsonl import read_object
 from scalerl.kinds import Choice, absolute, choices_of, values_of
 from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
+from scalerl.rl.algo.checked import try_advantage, try_averaging, try_curriculum, try_length, try_loss
 from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
-from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
@@ -74,21 +75,21 @@ class Recipe:
     name: str = "scalerl"
     seed: int = 0
     schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
-    loss: Annotated[Loss, Choice("losses", Loss, AnyLoss)] = field(default_factory=Cispo)
+    loss: Annotated[Loss, Choice("losses", Loss, AnyLoss, try_loss)] = field(default_factory=Cispo)
     kl: Kl = field(default_factory=Kl)
-    averaging: Annotated[Averaging, Choice("averagings", Averaging, AnyAveraging)] = field(
+    averaging: Annotated[Averaging, Choice("averagings", Averaging, AnyAveraging, try_averaging)] = field(
         default_factory=PromptAverage
     )
-    advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
+    advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage, try_advantage)] = field(
         default_factory=BatchStd
     )
     zero_variance: Literal["drop", "keep", "resample"] = "drop"
     """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
-    curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
+    curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum, try_curriculum)] = field(
         default_factory=NoPositiveResampling
     )
-    length: Annotated[LengthControl, Choice("lengths", LengthControl, AnyLength)] = field(
+    length: Annotated[LengthControl, Choice("lengths", LengthControl, AnyLength, try_length)] = field(
         default_factory=ForcedInterruption
     )
     end_of_thinking: str = "</think>"
@@ -135,8 +136,6 @@ class Recipe:
             raise ValueError(f"threads must be at most {MOST_THREADS}")
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
-        if not isinstance(self.loss, AnyLoss):
-            check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
         if self.routing_replay and self.vllm is not None:

@@ -112,7 +112,7 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
 
 @contextmanager
 def calling(task: Task, call: str) -> Iterator[None]:
-    """Raise an InputError that names the task and the `call` where that raises: it runs code of the user's."""
+    """Raise an InputError that names the task and the `call` where that raises, as the user's code may."""
     try:
         yield
     except ScalerlError:
