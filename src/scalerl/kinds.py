@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
-from scalerl.errors import InputError, brief, brief_error
+from scalerl.errors import InputError, brief, brief_error, nearest
 
 __path__: list[str] = []  # makes this a package, which modules of files can be in
 _FILE = f"{__name__}."
@@ -79,7 +79,9 @@ class Choice:
         except InputError as error:
             raise InputError(f"{error}; the kinds are {self.names()}") from error
         if cls is None:
-            raise InputError(f"no kind {brief(kind)}; the kinds are {self.names()}")
+            near = nearest(kind, self._known())
+            hint = f"did you mean {near!r}? " if near else ""
+            raise InputError(f"no kind {brief(kind)}; {hint}the kinds are {self.names()}")
         self.check(cls, kind)
         return cls
 
@@ -115,8 +117,11 @@ class Choice:
 
     def names(self) -> str:
         """Return the kinds that may be named, for messages."""
+        return f"{', '.join(self._known())}, or {OWN}"
+
+    def _known(self) -> list[str]:
         announced = [entry.name for entry in entry_points(group=f"scalerl.{self.group}")]
-        return f"{', '.join([*self.variants, *sorted(announced)])}, or {OWN}"
+        return [*self.variants, *sorted(announced)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return a schema that validates tables of the package's variants and passes dataclass objects."""
@@ -283,17 +288,20 @@ def load(name: str) -> Any:
     source, _, inner = name.rpartition(":")
     try:
         module = found = _module(source)
-    except Exception as error:  # a module may raise anything while it is loaded
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is loaded
         raise InputError(f"{name} cannot be loaded ({brief_error(error)})") from error
     for part in inner.split("."):
-        if not hasattr(found, part):
+        if not part or not hasattr(found, part):
             # What it imports is not meant, nor is what it keeps to itself.
             own = [
                 name
                 for name, value in vars(module).items()
                 if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
             ]
-            raise InputError(f"{source} has no {inner}" + f"; it has {', '.join(own[:12])}" * bool(own))
+            wrong = f"{source} has no {inner}" if inner else f"{name} names nothing after the colon"
+            raise InputError(
+                wrong + f"; {source if not inner else 'it'} has {', '.join(own[:12])}" * bool(own)
+            )
         found = getattr(found, part)
     return found
 

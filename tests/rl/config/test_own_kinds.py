@@ -72,6 +72,7 @@ def here(tmp_path, monkeypatch):
     write_extensions(tmp_path)
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "syntax.py").write_text("def")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     return tmp_path
 
 
@@ -159,6 +160,9 @@ def test_a_data_set_takes_a_verifier(here):
         (["missing.py:Topr"], rf"loss.kind: missing.py:Topr cannot be loaded \(FileNotFound.*; {CHOICES}"),
         (["syntax.py:Topr"], rf"loss.kind: syntax.py:Topr cannot be loaded \(SyntaxError: .*; {CHOICES}"),
         (["losses.py:Nope"], f"loss.kind: losses.py has no Nope; it has Topr; {CHOICES}"),
+        (["cispoo"], f"loss.kind: no kind 'cispoo'; did you mean 'cispo'\\? {CHOICES}"),
+        (["losses.py:"], f"losses.py: names nothing after the colon; losses.py has Topr; {CHOICES}"),
+        (["leaves.py:Topr"], rf"loss.kind: leaves.py:Topr cannot be loaded \(SystemExit: 3\); {CHOICES}"),
         (["losses.py:Topr", "tau=1"], "unknown key 'loss.tau'; the keys here are max_ratio"),
         (["wrong.py:function"], r"loss.kind: wrong.py:function is not a class"),
         (["wrong.py:Loose"], r"loss.kind: wrong.py:Loose must be a frozen dataclass"),
