@@ -2,11 +2,12 @@
 
     cispo                      a variant of the package
     my_package.losses:Topr     a class of a module that is installed, or is in the working folder
-    losses.py:Topr             a class of a file, whose path is relative to the working folder
+    losses.py:Topr             a class of a file beside the recipe's, or in the working folder
     topr                       an entry point of `scalerl.losses` in an installed package
 
 A file is a module below this one, under a name that contains its path. Unpickling an object imports its
 module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
+While a file is loaded, its folder is on the path of modules, so that it can import those beside it.
 """
 
 import importlib
@@ -17,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import spec_from_file_location
 from pathlib import Path, PurePath
@@ -261,6 +262,25 @@ def absolute(kind: str) -> str:
     return f"{Path(source).resolve()}:{name}" if colon and source.endswith(".py") else kind
 
 
+def beside(folder: Path, values: Any) -> Any:
+    """Return the values of a file in `folder`, where the Python files that they name have absolute paths.
+
+    A file is that in the folder, or else in the working folder; where there is neither, its name is kept.
+    """
+    if isinstance(values, Mapping):
+        return {key: beside(folder, value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [beside(folder, value) for value in values]
+    source, colon, name = values.rpartition(":") if isinstance(values, str) else ("", "", "")
+    if not colon or not source.endswith(".py"):
+        return values
+    try:
+        found = next((path for path in (folder / source, Path(source)) if path.is_file()), None)
+    except OSError:  # of a name that is too long for a file
+        return values
+    return values if found is None else f"{found.resolve()}:{name}"
+
+
 def label(kind: str) -> str:
     """Return the name of the class, for names of runs."""
     return kind.rpartition(":")[2]
@@ -360,7 +380,25 @@ class _Files(MetaPathFinder):
         """See `importlib.abc.MetaPathFinder`."""
         if not fullname.startswith(_FILE):
             return None
-        return spec_from_file_location(fullname, unquote(fullname.removeprefix(_FILE)))
+        file = unquote(fullname.removeprefix(_FILE))
+        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file))
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file, which can import modules beside it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        folder = str(Path(self.path).parent)
+        # At its end, as in `_module`; and only once: an import in it may load another file of the folder.
+        added = folder not in sys.path
+        if added:
+            sys.path.append(folder)
+        try:
+            super().exec_module(module)
+        finally:
+            if added and folder in sys.path:
+                sys.path.remove(folder)
 
 
 sys.meta_path.append(_Files())

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from extensions import extensions, write_extensions
+from extensions import PAGES, extensions, write_extensions
 
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC
@@ -219,6 +219,47 @@ def test_the_verifier_judges_in_its_workers(here, llama_folder):
     with closing(PoolVerifier(task, load_tokenizer(llama_folder), Limits(workers=1))) as verifier:
         assert not verifier.verify([])
     assert not isinstance(task.verifier, Function)
+
+
+def blocks(page, language):
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", ["index", "loss", "advantage", "verifier"])
+def test_the_tables_of_the_pages_are_those_of_a_recipe(here, page):
+    """That of the index is below a loss that has its field; the other one there is of a package."""
+    block, *of_package = blocks(page, "toml")
+    assert len(of_package) == (page == "index")
+    (here / "mine.toml").write_text(f'base = "demo"\n{block}')
+    key = {"index": "loss", "verifier": "task"}.get(page, page)
+    made = getattr(load_recipe("mine.toml"), key)
+    assert "kinds" in type(made.verifier if page == "verifier" else made).__module__
+
+
+def test_the_script_with_the_tracker_by_the_verifier_of_its_page(here, small_base, monkeypatch):
+    """Completions reach the verifier in its workers: some are right, and no verification fails."""
+    monkeypatch.syspath_prepend(here)
+    rows = [{"prompt": f"{a} + {b} =", "answer": str((a + b) % 10)} for a in range(10) for b in range(3)]
+    (here / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (table,) = blocks("verifier", "toml")
+    (here / "mine.toml").write_text(
+        f'base = "demo"\n{table}prompt = "prompt"\nchat_template = false\nheldout = 5\n'
+    )
+    _, code = blocks("tracker", "python")
+    assert 'rl.load_recipe("demo")' in code
+    overrides = [f"model={small_base}", *SMALL]
+    code = code.replace('rl.load_recipe("demo")', f'rl.load_recipe("mine.toml", {overrides!r})')
+    exec(compile(code, "tracker.md", "exec"), {"__name__": "__main__"})
+    run = here / "runs" / "mine"
+    recipe = json.loads((run / "config.json").read_text())["recipe"]
+    assert recipe["task"]["verifier"]["kind"] == f"{here}/verifiers.py:Close"
+    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert any(step["correct"] for step in steps)
+    assert not any(step["failed"] for step in steps)
+    lines = [json.loads(line) for line in (run / "lines.jsonl").read_text().splitlines()]
+    assert lines
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
-from scalerl.kinds import InFiles
+from scalerl.kinds import InFiles, beside
 from scalerl.rl.config.form import Form, parse_toml
 from scalerl.rl.config.recipe import Recipe
 from scalerl.study.arms import AnyArms, Changes, Listed
@@ -144,7 +144,8 @@ _FORM = Form(Study)
 
 
 def load_study(path: str | Path) -> Study:
-    """Read a study file; the recipes that it names may be files or run folders beside it.
+    """Read a study file; the recipes that it names may be files or run folders beside it, as may the Python
+    files of its kinds.
 
     Raises:
         InputError: it cannot be read, is no TOML, or says something else than a study.
@@ -152,7 +153,7 @@ def load_study(path: str | Path) -> Study:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: a folder; expected a study file (TOML)")
-    values: dict[str, Any] = {"name": path.stem, **parse_toml(path, path)}
+    values: dict[str, Any] = {"name": path.stem, **beside(path.parent, parse_toml(path, path))}
     arms = values.get("arms")
     for table, key in ((values, "base"), (arms, "without"), (arms, "recipes")):
         if isinstance(table, dict) and key in table:

@@ -15,6 +15,7 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.config.recipe import changed, from_dict, load_recipe
+from scalerl.study.spec import load_study
 
 OWN = [
     "loss.kind=losses.py:Topr",
@@ -92,6 +93,59 @@ def test_another_process_unpickles_what_comes_from_a_file(here):
     data = pickle.dumps(load_recipe("demo", OWN).task)
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
     assert done.stdout.decode().startswith("Sums(terms=2, width=26, heldout=20")
+
+
+@pytest.fixture
+def recipes(here):
+    """A folder with a recipe, a function, and a loss that imports a module beside it."""
+    folder = here / "recipes"
+    folder.mkdir()
+    (folder / "caps_beside.py").write_text("CAP = 0.25\n")
+    code = (here / "losses.py").read_text().replace("max_ratio: float = 1.0", "max_ratio: float = CAP")
+    (folder / "near.py").write_text("from caps_beside import CAP\n" + code)
+    (folder / "mine.toml").write_text(
+        'model = "m"\nloss = {kind = "near.py:Topr"}\nbudget = {kind = "steps", amount = 1}\n'
+        '[task]\nkind = "dataset"\npath = "x.jsonl"\n'
+        'verifier = {kind = "function", name = "checks.py:check"}\n'
+    )
+    (folder / "checks.py").write_text("def check(text, answer):\n    return True\n")
+    return folder
+
+
+def test_a_file_beside_the_recipe_is_found_from_any_folder(here, recipes, monkeypatch):
+    """Before one in the working folder; by the path in config.json a resume from elsewhere finds it."""
+    (here / "near.py").write_text("raise RuntimeError('not this one')")
+    recipe = load_recipe("recipes/mine.toml")
+    values = recipe.to_dict()
+    assert values["loss"] == {"kind": f"{recipes}/near.py:Topr", "max_ratio": 0.25}
+    assert values["task"]["verifier"]["name"] == f"{recipes}/checks.py:check"
+    run = here / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"recipe": recipe.to_json()}))
+    monkeypatch.chdir("/")
+    assert load_recipe(run) == recipe
+    assert str(recipes) not in sys.path
+
+
+def test_a_file_in_the_working_folder_is_found_where_none_is_beside_the_recipe(here, recipes):
+    (recipes / "near.py").rename(here / "near.py")
+    (here / "caps_beside.py").write_text("CAP = 0.5\n")
+    assert load_recipe("recipes/mine.toml").to_dict()["loss"]["kind"] == f"{here}/near.py:Topr"
+
+
+def test_another_process_finds_what_is_beside_a_file(recipes):
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    data = pickle.dumps(load_recipe(recipes / "mine.toml").loss)
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
+    assert done.stdout.decode().strip() == "Topr(max_ratio=0.25)"
+
+
+def test_the_kinds_of_a_study_may_stand_beside_it(here, recipes):
+    text = 'base = "mine.toml"\nseeds = 1\n[arms]\nkind = "axis"\nfields = "loss.kind"\n'
+    (recipes / "study.toml").write_text(text + 'values = ["dapo", "near.py:Topr"]\n')
+    study = load_study(recipes / "study.toml")
+    arms = {name: changes["loss"]["kind"] for name, changes in study.rule.changes(load_recipe(study.base))}
+    assert arms == {"loss.kind=dapo": "dapo", "loss.kind=Topr": f"{recipes}/near.py:Topr"}
 
 
 def test_an_object_in_python_is_kept_by_where_its_class_is(here):

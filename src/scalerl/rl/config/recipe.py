@@ -23,7 +23,7 @@ from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
-from scalerl.kinds import Choice, absolute, choices_of, values_of
+from scalerl.kinds import Choice, absolute, beside, choices_of, values_of
 from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
 from scalerl.rl.algo.checked import try_advantage, try_averaging, try_curriculum, try_length, try_loss
@@ -273,14 +273,14 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         raise InputError(f"{source}: base must be the name of a recipe, a file or a run folder")
     if base is not None:
         try:
-            values = changed(in_full(_values(base)), in_full(values))
+            values = changed(_values(base), values)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
     return overridden(values, overrides)
 
 
 def _values(source: str | Path) -> dict[str, Any]:
-    """Return what one file or run folder says itself."""
+    """Return what one file or run folder says itself, tasks in one line as their tables."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
         return recipe_of_run(path / "config.json")
@@ -294,7 +294,8 @@ def _values(source: str | Path) -> dict[str, Any]:
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = known[str(source)]
-    return parse_toml(path, source)
+    values = in_full(parse_toml(path, source))
+    return beside(path.parent, values) if isinstance(path, Path) else values
 
 
 def packaged() -> dict[str, Traversable]:
