@@ -259,7 +259,7 @@ def source_of(source: str | Recipe) -> str:
 
 def _arm(base: Recipe, name: str, changes: Any) -> Arm:
     changes = tables_of(changes)
-    if not isinstance(changes, Mapping):
+    if not isinstance(changes, dict):
         raise InputError(f"arm {name}: expected its changes by the keys of a recipe, found {brief(changes)}")
     values = changed(base.to_dict(), changes) | {"name": name}
     return Arm(name, from_dict(values, f"arm {name}"), changes)
