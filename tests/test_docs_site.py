@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import is_dataclass
+from typing import get_args, get_type_hints
 
 import docs_examples
 import pytest
@@ -19,6 +21,7 @@ import scalerl.rl
 import scalerl.study
 from scalerl.cli.main import _parser
 from scalerl.ingest.vocabularies import ROLES, VOCABULARIES
+from scalerl.kinds import choices_of
 
 ROOT = docs_examples.ROOT
 DOCS = docs_examples.DOCS
@@ -180,6 +183,23 @@ def test_the_reference_has_every_public_name(package):
         found[name] = getattr(importlib.import_module(module), name)
     for name in set(package.__all__) - {"__version__"}:
         assert found[name] is getattr(package, name)
+
+
+@pytest.mark.parametrize("of", [scalerl.rl.Recipe, scalerl.study.Study])
+def test_every_dataclass_of_a_field_is_public(of):
+    """A recipe or a study can be written in Python by public names alone."""
+    seen, left = set(), [of]
+    while left:
+        cls = left.pop()
+        if cls in seen or not is_dataclass(cls):
+            left += [part for part in get_args(cls) if cls not in seen]
+            continue
+        seen.add(cls)
+        left += [*get_type_hints(cls).values(), *(choice.built_in for choice in choices_of(cls).values())]
+    assert scalerl.rl.Dapo in seen
+    for cls in seen:
+        package = scalerl.rl if cls.__module__.startswith("scalerl.rl.") else scalerl.study
+        assert cls is getattr(package, cls.__name__, None), cls
 
 
 def test_the_tables_have_every_argument_key_and_role(script):

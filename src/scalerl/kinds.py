@@ -2,11 +2,12 @@
 
     cispo                      a variant of the package
     my_package.losses:Topr     a class of a module that is installed, or is in the working folder
-    losses.py:Topr             a class of a file, whose path is relative to the working folder
+    losses.py:Topr             a class of a file beside the recipe's, or in the working folder
     topr                       an entry point of `scalerl.losses` in an installed package
 
 A file is a module below this one, under a name that contains its path. Unpickling an object imports its
 module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
+While a file is loaded, its folder is on the path of modules, so that it can import those beside it.
 """
 
 import importlib
@@ -17,19 +18,20 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import spec_from_file_location
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
-from scalerl.errors import InputError, brief, brief_error
+from scalerl.errors import InputError, brief, brief_error, nearest
 
 __path__: list[str] = []  # makes this a package, which modules of files can be in
 _FILE = f"{__name__}."
 _MAIN = ("__main__", "__mp_main__")
+_Mark = TypeVar("_Mark")
 OWN = "your own as module:Class or file.py:Class"
 
 Group = Literal[
@@ -55,6 +57,8 @@ class Choice:
     """The protocol that each class must satisfy."""
     built_in: Any
     """The variants of the package: a union of dataclasses, each with its name as the `Literal` of `kind`."""
+    try_out: Callable[[Any], None] | None = None
+    """Calls an object of a custom class once; raises an InputError where it does not do what it should."""
     each: bool = False
     """Whether the field maps names to such tables, in place of being one."""
 
@@ -76,7 +80,9 @@ class Choice:
         except InputError as error:
             raise InputError(f"{error}; the kinds are {self.names()}") from error
         if cls is None:
-            raise InputError(f"no kind {brief(kind)}; the kinds are {self.names()}")
+            near = nearest(kind, self._known())
+            hint = f"did you mean {near!r}? " if near else ""
+            raise InputError(f"no kind {brief(kind)}; {hint}the kinds are {self.names()}")
         self.check(cls, kind)
         return cls
 
@@ -104,14 +110,19 @@ class Choice:
                 raise InputError(f"{name}: {member} must take the arguments of {shown}")
 
     def check_object(self, value: object, name: str) -> None:
-        """Check the class of an object, unless it is a variant of the package."""
+        """Check the class of an object, and try it out, unless it is a variant of the package."""
         if not isinstance(value, get_args(self.built_in)):
             self.check(type(value), f"{name}: {type(value).__name__}")
+            if self.try_out is not None:
+                self.try_out(value)
 
     def names(self) -> str:
         """Return the kinds that may be named, for messages."""
+        return f"{', '.join(self._known())}, or {OWN}"
+
+    def _known(self) -> list[str]:
         announced = [entry.name for entry in entry_points(group=f"scalerl.{self.group}")]
-        return f"{', '.join([*self.variants, *sorted(announced)])}, or {OWN}"
+        return [*self.variants, *sorted(announced)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return a schema that validates tables of the package's variants and passes dataclass objects."""
@@ -129,21 +140,38 @@ class Choice:
         return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
 
 
+@dataclass(frozen=True)
+class InFiles:
+    """Marks a field that also takes objects in Python: `Annotated[str | Recipe, InFiles(str)]`."""
+
+    hint: Any
+    """The type of what a file has for it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Return the schema of what is in files, which are all that is validated."""
+        return handler(self.hint)
+
+
 @lru_cache
 def choices_of(cls: type) -> dict[str, Choice]:
     """Return the fields of a dataclass that are choices."""
+    return _marks(cls, Choice)
+
+
+def _marks(cls: type, of: type[_Mark]) -> dict[str, _Mark]:
+    """Return the marks of one type on the fields of a dataclass."""
     return {
         name: mark
         for name, hint in get_type_hints(cls, include_extras=True).items()
         for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Choice)
+        if isinstance(mark, of)
     }
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; the type of a choice is the union of its variants."""
+    """Return the types of a dataclass's fields in files; that of a choice is the union of its variants."""
     one = {name: choice.built_in for name, choice in choices_of(cls).items() if not choice.each}
-    hints = get_type_hints(cls) | one
+    hints = get_type_hints(cls) | one | {name: mark.hint for name, mark in _marks(cls, InFiles).items()}
     return {item.name: hints[item.name] for item in fields(cls) if item.init}
 
 
@@ -164,6 +192,22 @@ def values_of(made: Any) -> dict[str, Any]:
         else:
             values[item.name] = _chosen(value)
     return values
+
+
+def tables_of(value: Any) -> Any:
+    """Return what a recipe is changed by, with a table for every dataclass in it, of its values and its kind.
+
+    Raises:
+        InputError: a value of a dataclass cannot be written to a file.
+    """
+    if is_dataclass(value):
+        has_kind = _is_own(type(value)) or hasattr(value, "kind")
+        return _chosen(value) if has_kind else values_of(value)
+    if isinstance(value, Mapping):
+        return {key: tables_of(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(tables_of(item) for item in value)
+    return value
 
 
 def _chosen(value: Any) -> dict[str, Any]:
@@ -187,9 +231,12 @@ def _plain(value: Any, name: str) -> Any:
 def kind_of(value: Any) -> str:
     """Return the kind of an object: the `kind` of a variant of the package, else the name of its class."""
     cls = type(value)
+    return name_of(cls) if _is_own(cls) else value.kind
+
+
+def _is_own(cls: type) -> bool:
     # A file's module is below this one by name, and is not of the package.
-    own = not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
-    return name_of(cls) if own else value.kind
+    return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
 
 
 def name_of(cls: type) -> str:
@@ -213,6 +260,25 @@ def absolute(kind: str) -> str:
     """Return the kind of a file with its absolute path; any other unchanged."""
     source, colon, name = kind.rpartition(":")
     return f"{Path(source).resolve()}:{name}" if colon and source.endswith(".py") else kind
+
+
+def beside(folder: Path, values: Any) -> Any:
+    """Return the values of a file in `folder`, where the Python files that they name have absolute paths.
+
+    A file is that in the folder, or else in the working folder; where there is neither, its name is kept.
+    """
+    if isinstance(values, Mapping):
+        return {key: beside(folder, value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [beside(folder, value) for value in values]
+    source, colon, name = values.rpartition(":") if isinstance(values, str) else ("", "", "")
+    if not colon or not source.endswith(".py"):
+        return values
+    try:
+        found = next((path for path in (folder / source, Path(source)) if path.is_file()), None)
+    except OSError:  # of a name that is too long for a file
+        return values
+    return values if found is None else f"{found.resolve()}:{name}"
 
 
 def label(kind: str) -> str:
@@ -242,17 +308,20 @@ def load(name: str) -> Any:
     source, _, inner = name.rpartition(":")
     try:
         module = found = _module(source)
-    except Exception as error:  # a module may raise anything while it is loaded
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is loaded
         raise InputError(f"{name} cannot be loaded ({brief_error(error)})") from error
     for part in inner.split("."):
-        if not hasattr(found, part):
+        if not part or not hasattr(found, part):
             # What it imports is not meant, nor is what it keeps to itself.
             own = [
                 name
                 for name, value in vars(module).items()
                 if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
             ]
-            raise InputError(f"{source} has no {inner}" + f"; it has {', '.join(own[:12])}" * bool(own))
+            wrong = f"{source} has no {inner}" if inner else f"{name} names nothing after the colon"
+            raise InputError(
+                wrong + f"; {source if not inner else 'it'} has {', '.join(own[:12])}" * bool(own)
+            )
         found = getattr(found, part)
     return found
 
@@ -311,7 +380,25 @@ class _Files(MetaPathFinder):
         """See `importlib.abc.MetaPathFinder`."""
         if not fullname.startswith(_FILE):
             return None
-        return spec_from_file_location(fullname, unquote(fullname.removeprefix(_FILE)))
+        file = unquote(fullname.removeprefix(_FILE))
+        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file))
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file, which can import modules beside it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        folder = str(Path(self.path).parent)
+        # At its end, as in `_module`; and only once: an import in it may load another file of the folder.
+        added = folder not in sys.path
+        if added:
+            sys.path.append(folder)
+        try:
+            super().exec_module(module)
+        finally:
+            if added and folder in sys.path:
+                sys.path.remove(folder)
 
 
 sys.meta_path.append(_Files())

@@ -34,14 +34,44 @@ def console_for(stream: TextIO) -> Console | None:
     )
 
 
-class Unfailing:
+class OutputError(OSError):
+    """Standard output could not be written; the disk is full, say, or the reader of the pipe has exited."""
+
+
+class _Stream:
+    """A stream as it is, but for what a subclass overrides."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """Delegate everything else to the stream."""
+        return getattr(self._stream, name)
+
+
+class Output(_Stream):
+    """Standard output, whose errors are OutputErrors: those of sockets and files have the same types else."""
+
+    def write(self, text: str) -> int:
+        """Write `text`."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise OutputError(*error.args) from error
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise OutputError(*error.args) from error
+
+
+class Unfailing(_Stream):
     """A stream that drops what it cannot write, as when the terminal was closed.
 
     Standard error carries progress and messages; no run must end because of them.
     """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
 
     def write(self, text: str) -> int:
         """Write `text` if possible."""
@@ -53,7 +83,3 @@ class Unfailing:
         """Flush the stream if possible."""
         with suppress(OSError):
             self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        """Delegate everything else to the stream."""
-        return getattr(self._stream, name)

@@ -1,8 +1,14 @@
 """Importers of the user's own: what their rows make, and what is said of those that are wrong."""
 
+import json
+import re
+import sys
+
 import pytest
 
 from scalerl import InputError, load_run
+from scalerl.cli.main import main
+from scalerl.ingest.formats import importer
 from scalerl.record.evaluation import compute_of
 
 IMPORTER = """
@@ -63,3 +69,56 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, body, message):
         read(tmp_path, monkeypatch, body)
     assert str(error.value).startswith(f"x.bin: theirs.py:Theirs {message}")
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def announce(tmp_path, monkeypatch):
+    """Install a package that announces the importer `theirs`, of the module that the function is given."""
+
+    def of(code):
+        (tmp_path / "announcing_theirs.py").write_text(code)
+        info = tmp_path / "announcing_theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing_theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[scalerl.importers]\ntheirs = announcing_theirs:Theirs\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "announcing_theirs", raising=False)
+
+    for cached in (importer.announced, importer._warn):
+        cached.cache_clear()
+    yield of
+    importer.announced.cache_clear()
+
+
+LEAVES = "raise SystemExit(3)"
+RAISES = IMPORTER.format("return []").replace("return False", "raise ConnectionError('oh')")
+
+
+@pytest.mark.parametrize(
+    ("code", "warning"),
+    [
+        (
+            LEAVES,
+            r"importer theirs of an installed package is left out: .* cannot be loaded \(SystemExit: 3\)",
+        ),
+        ("import no_such_module", r"importer theirs of .* is left out: .*\(ModuleNotFoundError: .*"),
+        (RAISES, "importer theirs: recognises raised ConnectionError: oh; it is taken for .*"),
+    ],
+)
+def test_a_broken_importer_of_a_package_costs_no_other_log(announce, tmp_path, capsys, caplog, code, warning):
+    announce(code)
+    rows = "".join(f"{c},{c / (c + 9)}\n" for c in range(30))
+    (tmp_path / "scalerl-0.csv").write_text("gpu_hours,pass_rate\n" + rows)
+    assert main(["fit", str(tmp_path / "scalerl-0.csv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "gpu_hours"
+    (said,) = caplog.messages
+    assert re.fullmatch(warning, said)
+
+
+def test_a_broken_importer_that_is_asked_for_is_an_error(announce, tmp_path, capsys):
+    announce(LEAVES)
+    (tmp_path / "x.bin").write_bytes(b"\0")
+    assert main(["ingest", str(tmp_path / "x.bin"), "-o", str(tmp_path / "run"), "--format", "theirs"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "scalerl: announcing_theirs:Theirs cannot be loaded (SystemExit: 3)"
+    )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from extensions import extensions, write_extensions
+from extensions import PAGES, extensions, write_extensions
 
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC
@@ -19,7 +19,6 @@ from scalerl.errors import InputError
 from scalerl.kinds import load
 from scalerl.record.reader import RunRecord
 from scalerl.rl import Function, Limits, Prompt, evaluate, load_recipe, train
-from scalerl.rl.config.form import add_override
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.types import Reward
@@ -222,6 +221,47 @@ def test_the_verifier_judges_in_its_workers(here, llama_folder):
     assert not isinstance(task.verifier, Function)
 
 
+def blocks(page, language):
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", ["index", "loss", "advantage", "verifier"])
+def test_the_tables_of_the_pages_are_those_of_a_recipe(here, page):
+    """That of the index is below a loss that has its field; the other one there is of a package."""
+    block, *of_package = blocks(page, "toml")
+    assert len(of_package) == (page == "index")
+    (here / "mine.toml").write_text(f'base = "demo"\n{block}')
+    key = {"index": "loss", "verifier": "task"}.get(page, page)
+    made = getattr(load_recipe("mine.toml"), key)
+    assert "kinds" in type(made.verifier if page == "verifier" else made).__module__
+
+
+def test_the_script_with_the_tracker_by_the_verifier_of_its_page(here, small_base, monkeypatch):
+    """Completions reach the verifier in its workers: some are right, and no verification fails."""
+    monkeypatch.syspath_prepend(here)
+    rows = [{"prompt": f"{a} + {b} =", "answer": str((a + b) % 10)} for a in range(10) for b in range(3)]
+    (here / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (table,) = blocks("verifier", "toml")
+    (here / "mine.toml").write_text(
+        f'base = "demo"\n{table}prompt = "prompt"\nchat_template = false\nheldout = 5\n'
+    )
+    _, code = blocks("tracker", "python")
+    assert 'rl.load_recipe("demo")' in code
+    overrides = [f"model={small_base}", *SMALL]
+    code = code.replace('rl.load_recipe("demo")', f'rl.load_recipe("mine.toml", {overrides!r})')
+    exec(compile(code, "tracker.md", "exec"), {"__name__": "__main__"})
+    run = here / "runs" / "mine"
+    recipe = json.loads((run / "config.json").read_text())["recipe"]
+    assert recipe["task"]["verifier"]["kind"] == f"{here}/verifiers.py:Close"
+    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert any(step["correct"] for step in steps)
+    assert not any(step["failed"] for step in steps)
+    lines = [json.loads(line) for line in (run / "lines.jsonl").read_text().splitlines()]
+    assert lines
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -258,19 +298,111 @@ def test_the_example_of_train_and_the_evaluation_of_its_run(here, own, capsys):
 
 
 def test_the_example_of_a_study(here, own, capsys):
-    changes = {}
-    for one in [*own, "budget.amount=8", "evaluation.count=8"]:
-        add_override(changes, one.replace("loss.max_ratio=0.9", "loss.max_ratio=1.0"))
-    run_example(run, study=("seeds=3, arm=arms", f"seeds=1, arm=arms, set={changes!r}"))
+    """Its base is a recipe with a loss of a file; its arms are objects, of the package and of that file."""
+    base = (
+        'rl.load_recipe("demo")',
+        f"rl.load_recipe('demo', {[*own, 'budget.amount=8', 'evaluation.count=8']!r})",
+    )
+    study = ("arm=arms", "arm=arms | {'topr': {'loss': Topr(0.5)}}")
+    imports = (
+        "from scalerl import rl, study",
+        "from scalerl import rl, study; from scalerl.kinds import load",
+    )
+    run_example(
+        run,
+        imports=(imports[0], f"{imports[1]}; Topr = load('losses.py:Topr')"),
+        base=base,
+        seeds=("seeds=3", "seeds=1"),
+        study=study,
+    )
     assert '"' not in capsys.readouterr().out[:1]
-    assert [arm.name for arm in verdict("studies/losses").arms] == ["base", "dapo", "gspo"]
+    assert [arm.name for arm in verdict("studies/losses").arms] == ["base", "dapo", "gspo", "topr"]
+    arms = json.loads((here / "studies" / "losses" / "study.json").read_text())["arms"]
+    assert arms[3]["changes"] == {"loss": {"kind": f"{here}/losses.py:Topr", "max_ratio": 0.5}}
+    assert arms[1]["changes"]["loss"]["kind"] == "dapo"
 
 
-def test_only_a_trusted_task_is_judged_in_this_process(here, own, llama_folder):
+PARTS = """
+from dataclasses import dataclass
+import numpy as np
+from scalerl.rl import ForcedInterruption, LengthControl
+
+@dataclass(frozen=True)
+class Even:
+    def __call__(self, length_N, group_N, budget):
+        return np.full(len(length_N), 1 / length_N.sum())[:{weights}]
+
+@dataclass(frozen=True)
+class Signs:
+    def __call__(self, centred):
+        return [np.sign(a_G) for a_G in centred]
+
+@dataclass(frozen=True)
+class Twice:
+    def retires(self, history):
+        return history.n >= 2 * 8
+
+@dataclass(frozen=True)
+class Short(LengthControl):
+    price: float = 0.1
+
+    def penalty(self, length, correct):
+        return -self.price * length
+
+    def interruption(self):
+        return ForcedInterruption(3, 4)
+"""
+
+
+def test_a_run_with_an_averaging_an_advantage_a_curriculum_and_a_length_control(here, small_base):
+    (here / "parts.py").write_text(PARTS.format(weights=""))
+    kinds = {"averaging": "Even", "advantage": "Signs", "curriculum": "Twice", "length": "Short"}
+    small = [one for one in SMALL if not one.startswith(("length.", "curriculum."))] + OWN[3:]
+    own = [f"{key}.kind=parts.py:{name}" for key, name in kinds.items()]
+    record = train(
+        load_recipe("demo", [f"model={small_base}", *small, *own, "length.price=0.25"]), here / "run"
+    )
+    assert record.evals[-1].step == 3
+    recipe = json.loads((here / "run" / "config.json").read_text())["recipe"]
+    assert {key: recipe[key]["kind"] for key in kinds} == {
+        key: f"{here}/parts.py:{name}" for key, name in kinds.items()
+    }
+    steps = [json.loads(line) for line in (here / "run" / "steps.jsonl").read_text().splitlines()]
+    # A reward of -1 to 1, less a quarter for each of 2 to 7 tokens.
+    assert all(-1 - 7 / 4 <= step["reward_mean"] <= 1 - 2 / 4 for step in steps)
+
+
+def test_an_averaging_that_is_wrong_for_some_batches_alone_ends_the_run(here, small_base):
+    (here / "parts.py").write_text(PARTS.format(weights="8"))
+    recipe = load_recipe(
+        "demo",
+        [f"model={small_base}", *SMALL, *OWN[3:], "averaging.kind=parts.py:Even", "zero_variance=keep"],
+    )
+    with pytest.raises(InputError, match=r"^averaging: Even returns numbers of shape \(8,\): \(16,\) is"):
+        train(recipe, here / "run", evaluate_aside=False)
+
+
+LOUD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from scalerl.rl import Chain
+
+
+@dataclass(frozen=True)
+class Loud(Chain):
+    trusted: ClassVar[bool] = True
+"""
+
+
+def test_only_the_task_of_the_demonstration_is_judged_in_this_process(here, own, llama_folder):
+    """A task cannot ask for it, nor inherit it: a verifier of the user's own may block."""
+    (here / "loud.py").write_text(LOUD)
     tokenizer = load_tokenizer(llama_folder)
     assert isinstance(load_verifier(load_recipe("demo"), tokenizer), DirectVerifier)
-    with closing(load_verifier(load_recipe("demo", own), tokenizer)) as verifier:
-        assert isinstance(verifier, PoolVerifier)
+    for task in ([], ["task.kind=loud.py:Loud", "task.heldout_per_length=1"]):
+        overrides = [one for one in own if not (task and one.startswith("task."))]
+        with closing(load_verifier(load_recipe("demo", [*overrides, *task]), tokenizer)) as verifier:
+            assert isinstance(verifier, PoolVerifier)
 
 
 SLEEPY = """

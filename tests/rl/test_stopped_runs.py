@@ -107,7 +107,6 @@ import time
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import ClassVar
 from scalerl.rl.tasks.chain import Chain
 
 def wait():
@@ -116,8 +115,6 @@ def wait():
 
 @dataclass(frozen=True)
 class verifier(Chain):
-    trusted: ClassVar[bool] = False
-
     def prepare(self):
         wait()
 

@@ -1,11 +1,15 @@
 """The arms of a study: what is compared, and what is refused before anything is spent."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.averaging import SampleAverage
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import (
     Axis,
@@ -18,6 +22,8 @@ from scalerl.study.arms import (
     combine,
     expand,
 )
+from scalerl.study.plan import make_plan
+from scalerl.study.spec import Study
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +152,36 @@ def test_what_cannot_be_combined_is_refused(base):
     listed = expand(base, Listed({"a": {"loss": {"kind": "dapo"}}, "b": {"loss": {"max_ratio": 2.0}}}))
     with pytest.raises(InputError, match="'a' and 'b' both change loss: one of them at a time"):
         combine(base, listed[1:])
+
+
+def test_objects_in_python_are_the_tables_that_they_stand_for(base):
+    """In every rule; study.json then has what a study file would have given."""
+    rules = [
+        (Listed({"a": {"loss": Dapo(max_ratio=1.3)}}), {"a": {"loss": {"kind": "dapo", "max_ratio": 1.3}}}),
+        (Listed({"a": {"optimiser": AdamW(lr=1e-4)}}), {"a": {"optimiser": {"lr": 1e-4}}}),
+        (Axis("loss", (Dapo(), Grpo())), {"loss=dapo": {"loss": {"kind": "dapo"}}, "loss=grpo": {}}),
+        (Grid({"loss": (Dapo(), Cispo(3.0))}), {"loss=dapo": {"loss": {"kind": "dapo"}}, "loss=cispo": {}}),
+        (LeaveOneOutArms({"loss": Dapo()}), {"loss=dapo": {"loss": {"kind": "dapo"}}}),
+        (LeaveOneOutArms(replace(base, loss=Dapo())), {"loss=dapo": {"loss": {"kind": "dapo"}}}),
+        (SensitivityArms((SweepArms(Dapo(), "max_ratio", (1.2, 1.4)),)), {"dapo max_ratio=1.2": {}}),
+        (Systems((base, replace(base, name="b", loss=Dapo()))), {"b": {"loss": {"kind": "dapo"}}}),
+    ]
+    for rule, expected in rules:
+        arms = {arm.name: arm for arm in expand(base, rule)}
+        for name, changes in expected.items():
+            found = json.loads(json.dumps(arms[name].to_json()["changes"]))
+            for key, table in changes.items():
+                assert found[key].items() >= table.items(), (rule, name)
+    with pytest.raises(InputError, match=r"^arm a: expected its changes by the keys of a recipe, found 3"):
+        expand(base, Listed({"a": 3}))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_base_may_be_a_recipe(base):
+    changed = replace(base, loss=Dapo())
+    plan = make_plan(
+        Study(base=changed, seeds=1, arm={"g": {"loss": Grpo()}}, set={"optimiser": AdamW(lr=1e-4)})
+    )
+    assert [type(arm.recipe.loss) for arm in plan.arms] == [Dapo, Grpo]
+    assert {arm.recipe.optimiser.lr for arm in plan.arms} == {1e-4}
+    with pytest.raises(InputError, match=r"^recipe x: "):
+        make_plan(Study(base="recipe x", seeds=1, arm={"g": {"loss": Grpo()}}))

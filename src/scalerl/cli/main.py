@@ -3,11 +3,12 @@
 The exit statuses are in `_EPILOG`. One line on standard error says what is wrong and what would be right.
 """
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from typing import TextIO, cast
 
 from scalerl._version import __version__
@@ -30,7 +31,7 @@ from scalerl.cli import (
 )
 from scalerl.cli.shared.arguments import Parser, examples
 from scalerl.errors import ScalerlError
-from scalerl.tty import Unfailing
+from scalerl.tty import Output, OutputError, Unfailing
 
 _COMMANDS = (
     *(fit, compare, backtest, report, ingest, train, study),
@@ -63,13 +64,14 @@ environment:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    with redirect_stderr(cast(TextIO, Unfailing(sys.stderr))):
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
+    out, err = cast(TextIO, Output(sys.stdout)), cast(TextIO, Unfailing(sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
         return _main(argv)
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if not words:  # in a script, a command from an empty variable must not look like success
@@ -90,14 +92,11 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         print(f"scalerl: training needs {error.name}: pip install 'scalerl[train]'", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        _drop_output()  # the reader (head, say) has exited
-        return 141
-    except OSError as error:
-        if error.filename is not None:  # only standard output has none
-            raise
-        print(f"scalerl: standard output: {error.strerror}", file=sys.stderr)
+    except OutputError as error:
         _drop_output()
+        if error.errno == errno.EPIPE:  # the reader (head, say) has exited
+            return 141
+        print(f"scalerl: standard output: {error.strerror}", file=sys.stderr)
         return 1
 
 

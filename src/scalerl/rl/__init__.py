@@ -66,8 +66,17 @@ if TYPE_CHECKING:
         TokenLoss as TokenLoss,
     )
     from scalerl.rl.algo.schedule import OffPolicy as OffPolicy, PipelineRL as PipelineRL
-    from scalerl.rl.config.cluster import Cluster as Cluster, Fsdp2 as Fsdp2, Vllm as Vllm
-    from scalerl.rl.config.health import Health as Health
+    from scalerl.rl.config.cluster import (
+        Cluster as Cluster,
+        ClusterTimeouts as ClusterTimeouts,
+        Fsdp2 as Fsdp2,
+        OneProcess as OneProcess,
+        Resources as Resources,
+        Torch as Torch,
+        Transport as Transport,
+        Vllm as Vllm,
+    )
+    from scalerl.rl.config.health import Health as Health, Thresholds as Thresholds
     from scalerl.rl.config.optimiser import AdamW as AdamW
     from scalerl.rl.config.recipe import Recipe as Recipe, load_recipe as load_recipe
     from scalerl.rl.config.settings import (
@@ -83,6 +92,7 @@ if TYPE_CHECKING:
         LearnerSettings as LearnerSettings,
         Local as Local,
         Lora as Lora,
+        Samples as Samples,
         Steps as Steps,
         Suite as Suite,
         Timeouts as Timeouts,
@@ -96,12 +106,17 @@ if TYPE_CHECKING:
     from scalerl.rl.tasks.code import Code as Code
     from scalerl.rl.tasks.dataset import Dataset as Dataset
     from scalerl.rl.tasks.environment import Environment as Environment
+    from scalerl.rl.tasks.mix import Mix as Mix
+    from scalerl.rl.tasks.reasoning_gym import ReasoningGym as ReasoningGym
     from scalerl.rl.tasks.task import Task as Task
+    from scalerl.rl.tasks.taskset import VerifiersTaskset as VerifiersTaskset
     from scalerl.rl.tasks.verifiers import (
         Exact as Exact,
         Function as Function,
         Math as Math,
+        Trl as Trl,
         Verifier as Verifier,
+        Verl as Verl,
     )
     from scalerl.rl.tracking.tracker import (
         SampleTracker as SampleTracker,

@@ -13,11 +13,24 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.study.arms import Arm as Arm
+    from scalerl.study.arms import (
+        Axis as Axis,
+        Grid as Grid,
+        LeaveOneOutArms as LeaveOneOutArms,
+        Listed as Listed,
+        SensitivityArms as SensitivityArms,
+        SweepArms as SweepArms,
+        Systems as Systems,
+    )
     from scalerl.study.entry import run as run, verdict as verdict
     from scalerl.study.record import StudyRecord as StudyRecord
     from scalerl.study.run.runner import StudyProgress as StudyProgress
-    from scalerl.study.spec import Study as Study, load_study as load_study
+    from scalerl.study.spec import (
+        LearningRate as LearningRate,
+        Stop as Stop,
+        Study as Study,
+        load_study as load_study,
+    )
     from scalerl.study.verdict.verdict import StudyVerdict as StudyVerdict
 
 

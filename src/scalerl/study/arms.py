@@ -15,15 +15,17 @@ others are compared with.
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from scalerl.errors import InputError
-from scalerl.kinds import kind_of, label
+from scalerl.errors import InputError, brief
+from scalerl.kinds import InFiles, kind_of, label, tables_of
+from scalerl.rl.algo.loss import Loss
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 
 Changes = dict[str, Any]
+"""By the keys of a recipe, as its tables; in Python the objects that the tables stand for, too."""
 Named = tuple[str, Changes]
 
 PARTS = (
@@ -56,7 +58,7 @@ class Listed:
 class LeaveOneOutArms:
     """The base, and for each part in which another recipe differs the base with that recipe's part."""
 
-    without: str | Changes
+    without: Annotated[str | Changes | Recipe, InFiles(str | Changes)]
     """That recipe: a file, a name, or a table with the parts."""
     parts: tuple[str, ...] = ()
     """Only these."""
@@ -69,9 +71,9 @@ class LeaveOneOutArms:
             InputError: one of `parts` is not a part of both recipes, or the two recipes do not differ.
         """
         own = base.to_dict()
-        found = self.without
-        if isinstance(found, str):
-            found = from_dict(changed(read_toml(found), _shared(own)), found).to_dict()
+        found = tables_of(self.without)
+        if isinstance(self.without, str | Recipe):
+            found = from_dict(changed(sparse(self.without), _shared(own)), source_of(self.without)).to_dict()
         parts = self.parts or tuple(part for part in PARTS if part in found)
         if unknown := [part for part in parts if part not in found or part not in own]:
             raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
@@ -115,7 +117,7 @@ class Axis:
 class SweepArms:
     """A loss, as the table of a recipe, and the values of one of its bounds."""
 
-    loss: Changes
+    loss: Annotated[Changes | Loss, InFiles(Changes)]
     bound: str
     values: tuple[float, ...]
 
@@ -129,15 +131,15 @@ class SensitivityArms:
 
     def changes(self, base: Recipe) -> list[Named]:
         """Return an arm for each value of each bound."""
-        swept = [(sweep.loss.get("kind", kind_of(base.loss)), sweep.bound) for sweep in self.sweeps]
+        losses = [tables_of(sweep.loss) for sweep in self.sweeps]
+        kinds = [loss.get("kind", kind_of(base.loss)) for loss in losses]
+        swept = [(kind, sweep.bound) for kind, sweep in zip(kinds, self.sweeps, strict=True)]
         arms = []
-        for sweep, (kind, bound) in zip(self.sweeps, swept, strict=True):
+        for sweep, loss, (kind, bound) in zip(self.sweeps, losses, swept, strict=True):
             # Two sweeps of one bound of one loss differ in what they leave it beside.
-            apart = (
-                {k: v for k, v in sweep.loss.items() if k != "kind"} if swept.count((kind, bound)) > 1 else {}
-            )
+            apart = {k: v for k, v in loss.items() if k != "kind"} if swept.count((kind, bound)) > 1 else {}
             name = " ".join([label(str(kind)), *(f"{k}={v}" for k, v in apart.items())])
-            arms += [(f"{name} {bound}={v}", {"loss": {**sweep.loss, bound: v}}) for v in sweep.values]
+            arms += [(f"{name} {bound}={v}", {"loss": {**loss, bound: v}}) for v in sweep.values]
         return arms
 
 
@@ -145,17 +147,17 @@ class SensitivityArms:
 class Systems:
     """Whole recipes, by file or name, on what `SHARED` names of the base."""
 
-    recipes: tuple[str, ...]
+    recipes: Annotated[tuple[str | Recipe, ...], InFiles(tuple[str, ...])]
     kind: Literal["systems"] = "systems"
 
     def changes(self, base: Recipe) -> list[Named]:
         """Return an arm for each recipe: all of it that is not in `SHARED`."""
         arms = []
         for source in self.recipes:
-            values = read_toml(source)
-            recipe = from_dict(changed(values, _shared(base.to_dict())), source)
+            values = sparse(source)
+            recipe = from_dict(changed(values, _shared(base.to_dict())), source_of(source))
             own = {key: value for key, value in recipe.to_dict().items() if key not in (*SHARED, "name")}
-            arms.append((str(values.get("name") or Path(source).stem), own))
+            arms.append((str(values.get("name") or Path(source_of(source)).stem), own))
         return arms
 
 
@@ -241,7 +243,24 @@ def _conflict(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return ""
 
 
-def _arm(base: Recipe, name: str, changes: Changes) -> Arm:
+def sparse(source: str | Recipe) -> Changes:
+    """Return the values of a recipe that is given as an object, or by a file or a name.
+
+    Raises:
+        InputError: there is no such recipe.
+    """
+    return source.to_dict() if isinstance(source, Recipe) else read_toml(source)
+
+
+def source_of(source: str | Recipe) -> str:
+    """Return the name of a recipe for messages."""
+    return source.name if isinstance(source, Recipe) else source
+
+
+def _arm(base: Recipe, name: str, changes: Any) -> Arm:
+    changes = tables_of(changes)
+    if not isinstance(changes, dict):
+        raise InputError(f"arm {name}: expected its changes by the keys of a recipe, found {brief(changes)}")
     values = changed(base.to_dict(), changes) | {"name": name}
     return Arm(name, from_dict(values, f"arm {name}"), changes)
 
@@ -261,4 +280,11 @@ def _fields_arm(pairs: Mapping[str, Any]) -> Named:
             if not isinstance(inner, dict):
                 raise InputError(f"arms: {name} is within {parent!r}, which has a value of its own")
         inner[last] = value
-    return " ".join(f"{name}={value}" for name, value in pairs.items()), out
+    return " ".join(f"{name}={_shown(value)}" for name, value in pairs.items()), out
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for the name of an arm: the kind of an object or of a file, without where it is."""
+    if is_dataclass(value):
+        value = tables_of(value).get("kind", value)
+    return label(value) if isinstance(value, str) and ".py:" in value else value

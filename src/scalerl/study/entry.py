@@ -27,11 +27,11 @@ def run(
 
     A script that calls this needs the usual `if __name__ == "__main__":`, as processes are started:
 
-        from scalerl import study
+        from scalerl import rl, study
 
         if __name__ == "__main__":
-            arms = {"dapo": {"loss": {"kind": "dapo"}}, "gspo": {"loss": {"kind": "gspo"}}}
-            study.run(study.Study("demo", seeds=3, arm=arms), "studies/losses", cores=2)
+            base, arms = rl.load_recipe("demo"), {"dapo": {"loss": rl.Dapo()}, "gspo": {"loss": rl.Gspo()}}
+            study.run(study.Study(base, seeds=3, arm=arms), "studies/losses", cores=2)
             print(study.verdict("studies/losses").to_json())
 
     Args:

@@ -15,11 +15,12 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.files import folder_name, write_atomically, writing
 from scalerl.jsonl import dumps, plain
+from scalerl.kinds import tables_of
 from scalerl.record.reader import UNTRAINED
-from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
+from scalerl.rl.config.recipe import Recipe, changed, from_dict
 from scalerl.rl.model.demo_base import CHAIN_BASE
 from scalerl.rl.tracking.trackers import trackers_of
-from scalerl.study.arms import Arm, combine, expand
+from scalerl.study.arms import Arm, combine, expand, source_of, sparse
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Study
 
@@ -159,10 +160,10 @@ def with_rate(arm: Arm, lr: float) -> Arm:
 def _base(study: Study) -> Recipe:
     if "seed" in study.set:
         raise InputError("set.seed: the seeds of a study are those of `seeds`")
-    values = changed(read_toml(study.base), study.set)
+    values = changed(sparse(study.base), tables_of(study.set))
     if study.budgets:
         values = changed(values, {"budget": {"amount": study.budgets[-1]}})
-    base = from_dict(values, study.base)
+    base = from_dict(values, source_of(study.base))
     if base.model == CHAIN_BASE:  # it depends on the budget of thinking, which an arm may change
         base = replace(base, model=f"{CHAIN_BASE}:thinking={base.context.thinking}")
     return base

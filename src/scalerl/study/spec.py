@@ -21,7 +21,9 @@ from typing import Annotated, Any
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
+from scalerl.kinds import InFiles, beside
 from scalerl.rl.config.form import Form, parse_toml
+from scalerl.rl.config.recipe import Recipe
 from scalerl.study.arms import AnyArms, Changes, Listed
 
 MOST_SEEDS, MOST_SEED = 1000, 999_999
@@ -69,15 +71,16 @@ class LearningRate:
 class Study:
     """All keys of a study file."""
 
-    base: str
+    base: Annotated[str | Recipe, InFiles(str)]
+    """A recipe of the package by its name, a file, a run folder, or the recipe itself."""
     seeds: int | tuple[int, ...]
     """Their number, from 0 on, or a list. A seed draws prompts and completions alike in all arms."""
     name: str = "study"
     """The name of the file by default."""
     set: Changes = field(default_factory=dict)
-    """Changes of the base for all arms, by the keys of a recipe."""
+    """Changes of the base for all arms, by the keys of a recipe: tables, or objects such as `rl.Dapo()`."""
     arm: dict[str, Changes] = field(default_factory=dict)
-    """Arms by name, beside the base itself."""
+    """Arms by name, beside the base itself: each its changes of the base."""
     arms: Annotated[AnyArms, Discriminator("kind")] | None = None
     """A rule that makes the arms."""
     budgets: tuple[float, ...] = ()
@@ -141,7 +144,8 @@ _FORM = Form(Study)
 
 
 def load_study(path: str | Path) -> Study:
-    """Read a study file; the recipes that it names may be files or run folders beside it.
+    """Read a study file; the recipes that it names may be files or run folders beside it, as may the Python
+    files of its kinds.
 
     Raises:
         InputError: it cannot be read, is no TOML, or says something else than a study.
@@ -149,7 +153,7 @@ def load_study(path: str | Path) -> Study:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: a folder; expected a study file (TOML)")
-    values: dict[str, Any] = {"name": path.stem, **parse_toml(path, path)}
+    values: dict[str, Any] = {"name": path.stem, **beside(path.parent, parse_toml(path, path))}
     arms = values.get("arms")
     for table, key in ((values, "base"), (arms, "without"), (arms, "recipes")):
         if isinstance(table, dict) and key in table:

@@ -15,6 +15,7 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.config.recipe import changed, from_dict, load_recipe
+from scalerl.study.spec import load_study
 
 OWN = [
     "loss.kind=losses.py:Topr",
@@ -72,6 +73,7 @@ def here(tmp_path, monkeypatch):
     write_extensions(tmp_path)
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "syntax.py").write_text("def")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     return tmp_path
 
 
@@ -91,6 +93,59 @@ def test_another_process_unpickles_what_comes_from_a_file(here):
     data = pickle.dumps(load_recipe("demo", OWN).task)
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
     assert done.stdout.decode().startswith("Sums(terms=2, width=26, heldout=20")
+
+
+@pytest.fixture
+def recipes(here):
+    """A folder with a recipe, a function, and a loss that imports a module beside it."""
+    folder = here / "recipes"
+    folder.mkdir()
+    (folder / "caps_beside.py").write_text("CAP = 0.25\n")
+    code = (here / "losses.py").read_text().replace("max_ratio: float = 1.0", "max_ratio: float = CAP")
+    (folder / "near.py").write_text("from caps_beside import CAP\n" + code)
+    (folder / "mine.toml").write_text(
+        'model = "m"\nloss = {kind = "near.py:Topr"}\nbudget = {kind = "steps", amount = 1}\n'
+        '[task]\nkind = "dataset"\npath = "x.jsonl"\n'
+        'verifier = {kind = "function", name = "checks.py:check"}\n'
+    )
+    (folder / "checks.py").write_text("def check(text, answer):\n    return True\n")
+    return folder
+
+
+def test_a_file_beside_the_recipe_is_found_from_any_folder(here, recipes, monkeypatch):
+    """Before one in the working folder; by the path in config.json a resume from elsewhere finds it."""
+    (here / "near.py").write_text("raise RuntimeError('not this one')")
+    recipe = load_recipe("recipes/mine.toml")
+    values = recipe.to_dict()
+    assert values["loss"] == {"kind": f"{recipes}/near.py:Topr", "max_ratio": 0.25}
+    assert values["task"]["verifier"]["name"] == f"{recipes}/checks.py:check"
+    run = here / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"recipe": recipe.to_json()}))
+    monkeypatch.chdir("/")
+    assert load_recipe(run) == recipe
+    assert str(recipes) not in sys.path
+
+
+def test_a_file_in_the_working_folder_is_found_where_none_is_beside_the_recipe(here, recipes):
+    (recipes / "near.py").rename(here / "near.py")
+    (here / "caps_beside.py").write_text("CAP = 0.5\n")
+    assert load_recipe("recipes/mine.toml").to_dict()["loss"]["kind"] == f"{here}/near.py:Topr"
+
+
+def test_another_process_finds_what_is_beside_a_file(recipes):
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    data = pickle.dumps(load_recipe(recipes / "mine.toml").loss)
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
+    assert done.stdout.decode().strip() == "Topr(max_ratio=0.25)"
+
+
+def test_the_kinds_of_a_study_may_stand_beside_it(here, recipes):
+    text = 'base = "mine.toml"\nseeds = 1\n[arms]\nkind = "axis"\nfields = "loss.kind"\n'
+    (recipes / "study.toml").write_text(text + 'values = ["dapo", "near.py:Topr"]\n')
+    study = load_study(recipes / "study.toml")
+    arms = {name: changes["loss"]["kind"] for name, changes in study.rule.changes(load_recipe(study.base))}
+    assert arms == {"loss.kind=dapo": "dapo", "loss.kind=Topr": f"{recipes}/near.py:Topr"}
 
 
 def test_an_object_in_python_is_kept_by_where_its_class_is(here):
@@ -159,6 +214,9 @@ def test_a_data_set_takes_a_verifier(here):
         (["missing.py:Topr"], rf"loss.kind: missing.py:Topr cannot be loaded \(FileNotFound.*; {CHOICES}"),
         (["syntax.py:Topr"], rf"loss.kind: syntax.py:Topr cannot be loaded \(SyntaxError: .*; {CHOICES}"),
         (["losses.py:Nope"], f"loss.kind: losses.py has no Nope; it has Topr; {CHOICES}"),
+        (["cispoo"], f"loss.kind: no kind 'cispoo'; did you mean 'cispo'\\? {CHOICES}"),
+        (["losses.py:"], f"losses.py: names nothing after the colon; losses.py has Topr; {CHOICES}"),
+        (["leaves.py:Topr"], rf"loss.kind: leaves.py:Topr cannot be loaded \(SystemExit: 3\); {CHOICES}"),
         (["losses.py:Topr", "tau=1"], "unknown key 'loss.tau'; the keys here are max_ratio"),
         (["wrong.py:function"], r"loss.kind: wrong.py:function is not a class"),
         (["wrong.py:Loose"], r"loss.kind: wrong.py:Loose must be a frozen dataclass"),
@@ -188,7 +246,8 @@ def test_what_is_wrong_is_a_line(here, overrides, message):
         ("return TokenLoss(value_NT, None)", "clipped_NT is a NoneType: a tensor of the "),
         ("return TokenLoss(value_NT, value_NT)", "clipped_NT holds torch.float32: booleans are needed"),
         ("return TokenLoss(value_NT.detach(), value_NT > 0)", "value_NT has no gradient"),
-        ("raise RuntimeError('oh\\ndear')", r"cannot be called on two completions \(RuntimeError: oh\)"),
+        ("raise RuntimeError('oh\\ndear')", "raised RuntimeError: oh"),
+        ("return TokenLoss(value_NT / 0, value_NT > 0)", r"returns -?inf: finite numbers are needed"),
         ("return TokenLoss(value_NT, value_NT > 0)", ""),
     ],
 )
@@ -199,6 +258,81 @@ def test_a_loss_is_called_once_before_anything_is_trained(here, returned, messag
         return
     with pytest.raises(InputError, match=f"^loss: Mine:? {message}") as raised:
         load_recipe("demo", ["loss.kind=mine.py:Mine"])
+    assert "\n" not in str(raised.value)
+
+
+PARTS = """
+from dataclasses import dataclass
+import numpy as np
+from scalerl.rl import LengthControl
+
+@dataclass(frozen=True)
+class Mine{base}:
+    def {method}:
+        {body}
+"""
+METHODS = {
+    "averaging": "__call__(self, length_N, group_N, budget)",
+    "advantage": "__call__(self, centred)",
+    "curriculum": "retires(self, history)",
+    "length": "penalty(self, length, correct)",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "message"),
+    [
+        ("averaging", "return np.ones(1)", r"returns numbers of shape \(1,\): \(3,\) is needed"),
+        ("averaging", "return 1.0", r"returns numbers of shape \(\): \(3,\) is needed"),
+        ("averaging", "return np.full(3, np.nan)", "returns nan: finite numbers are needed"),
+        ("averaging", "return -np.ones(3)", "returns a negative weight"),
+        ("averaging", "return np.zeros(3)", "returns no weight above 0"),
+        ("averaging", "return 1 / 0", "raised ZeroDivisionError: division by zero"),
+        ("averaging", "return None", "returns None: numbers are needed"),
+        ("averaging", "return 'none'", "returns 'none': numbers are needed"),
+        ("averaging", "return 1 / (length_N * len(length_N))", ""),
+        (
+            "advantage",
+            "return np.concatenate(centred)",
+            "returns a ndarray for 2 groups: return a list of one",
+        ),
+        ("advantage", "return centred[:1]", "returns 1 arrays for 2 groups"),
+        (
+            "advantage",
+            "return [a[:2] for a in centred]",
+            r"returns numbers of shape \(2,\): \(3,\) is needed",
+        ),
+        (
+            "advantage",
+            "return [a * np.inf for a in centred]",
+            "returns (inf|-inf): finite numbers are needed",
+        ),
+        ("advantage", "return [list(a) for a in centred]", ""),
+        (
+            "curriculum",
+            "return history.corect > 2",
+            ": retires raised AttributeError: 'History' object has no",
+        ),
+        ("curriculum", "return None", ": retires returns None: return True or False"),
+        ("curriculum", "return np.float64(history.correct) > 2", ""),
+        ("length", "return None", ": penalty returns None: numbers are needed"),
+        ("length", "return [0, 1]", r": penalty returns numbers of shape \(2,\): \(\) is needed"),
+        (
+            "length",
+            "return 0.0\n    def interruption(self): return True",
+            ": interruption returns True: return a",
+        ),
+        ("length", "return -length / 100", ""),
+    ],
+)
+def test_every_choice_is_called_once_before_anything_is_trained(here, key, body, message):
+    base = "(LengthControl)" if key == "length" else ""
+    (here / "mine.py").write_text(PARTS.format(base=base, method=METHODS[key], body=body))
+    if not message:
+        assert type(getattr(load_recipe("demo", [f"{key}.kind=mine.py:Mine"]), key)).__name__ == "Mine"
+        return
+    with pytest.raises(InputError, match=f"^{key}: Mine ?{message}") as raised:
+        load_recipe("demo", [f"{key}.kind=mine.py:Mine"])
     assert "\n" not in str(raised.value)
 
 

@@ -116,7 +116,7 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ('[length]\nphrase = "Stop."\n', "length.phrase: must end with '</think>'"),
         (
             '[length]\nkind = "penalty"\n',
-            "length.kind: no kind 'penalty'; the kinds are forced_interruption, length_penalty, none, or",
+            r"length.kind: no kind 'penalty'; did you mean 'length_penalty'\? the kinds are forced",
         ),
         (
             '[loss]\nkind = "ppo"\n',

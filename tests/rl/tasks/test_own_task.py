@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pytest
 from extensions import PAGES, write_extensions
 
+from scalerl.cli.main import main
 from scalerl.errors import InputError
 from scalerl.kinds import load
 from scalerl.rl import Limits, Prompt, Task, load_recipe, train
@@ -141,3 +142,38 @@ def test_the_task_of_the_page_is_learnt(monkeypatch, tmp_path):
     before, after = (point.pass_rate for point in train(recipe, "run", evaluate_aside=False).evals)
     assert before < 0.6
     assert after > 0.8
+
+
+FAILING = """
+from dataclasses import dataclass
+from scalerl.rl import Prompt, Task
+
+@dataclass(frozen=True)
+class Failing(Task):
+    def prompts(self, split):
+        {}
+
+    def verify(self, prompt, text):
+        return True
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "audit"])
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("raise ConnectionError('no network')", "ConnectionError: no network"),
+        ("raise OSError('no disk')", "OSError: no disk"),
+        ("raise BrokenPipeError(32, 'gone')", "BrokenPipeError: [Errno 32] gone"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_prompts_that_raise_are_a_line_of_the_task(tmp_path, monkeypatch, capsys, command, body, cause):
+    """An error of a socket has the type of one of standard output, and is none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing.py").write_text(FAILING.format(body))
+    recipe = 'model = "chain-base"\ntask = "failing.py:Failing"\nbudget = {kind = "steps", amount = 1}\n'
+    (tmp_path / "mine.toml").write_text(recipe)
+    assert main([command, "mine.toml"]) == 2
+    line = r"scalerl: task Failing: prompts\('(train|heldout)'\) raised " + re.escape(cause) + "\n"
+    assert re.fullmatch(line, capsys.readouterr().err)

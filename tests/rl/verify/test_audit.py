@@ -96,7 +96,6 @@ class Leaky(Task):
     """Prompts of which some are repeated, and some are held out and trained on."""
 
     limits: Limits = field(default_factory=Limits)
-    trusted = True
 
     def prompts(self, split):
         story = "one day a farmer with {} sheep and {} cows went to the market of {} to sell all of {} there"
@@ -129,7 +128,6 @@ class Programs(Task):
     """Answers of two lines; right is a program that defines what is asked, in a block or without one."""
 
     limits: Limits = field(default_factory=Limits)
-    trusted = True
 
     def prompts(self, split):
         numbers = range(10) if split == "heldout" else range(10, 60)

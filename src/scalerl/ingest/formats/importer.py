@@ -1,5 +1,10 @@
-"""Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`)."""
+"""Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`).
 
+One that an installed package announces and that is broken must not keep others from their logs: it is a
+warning, once, and recognises nothing. Where `--format` names it, that is an error.
+"""
+
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -31,6 +36,7 @@ class Importer(Protocol):
         ...
 
 
+_LOG = logging.getLogger("scalerl")
 _IMPORTERS = Choice("importers", Importer, None)
 
 
@@ -48,14 +54,39 @@ def named(kind: str) -> Format | None:
         importer: Importer = cls()
     except TypeError as error:
         raise InputError(f"{kind}: every field of an importer needs a default ({error})") from error
-    return Format(kind, f"logs of {cls.__name__}", importer.recognises, partial(_read, importer, kind))
+    except Exception as error:
+        raise InputError(f"{kind}: the importer cannot be made ({brief_error(error)})") from error
+    recognises = partial(_recognises, importer, kind)
+    return Format(kind, f"logs of {cls.__name__}", recognises, partial(_read, importer, kind))
 
 
 @cache
 def announced() -> tuple[Format, ...]:
     """Return the formats of the importers that installed packages announce, looked up once: 20 ms."""
-    found = (named(entry.name) for entry in entry_points(group="scalerl.importers"))
-    return tuple(one for one in found if one is not None)
+    found: list[Format] = []
+    for entry in entry_points(group="scalerl.importers"):
+        try:
+            one = named(entry.name)
+        except InputError as error:
+            _warn(f"importer {entry.name} of an installed package is left out: {error}")
+        else:
+            found += [one] if one is not None else []
+    return tuple(found)
+
+
+@cache
+def _warn(text: str) -> None:
+    _LOG.warning("%s", text)
+
+
+def _recognises(importer: Importer, kind: str, path: Path) -> bool:
+    try:
+        return bool(importer.recognises(path))
+    except (Exception, SystemExit) as error:
+        _warn(
+            f"importer {kind}: recognises raised {brief_error(error)}; it is taken for not recognising logs"
+        )
+        return False
 
 
 def _read(importer: Importer, kind: str, path: Path, wanted: Wanted) -> list[Log]:

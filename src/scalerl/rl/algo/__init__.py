@@ -6,8 +6,9 @@
     schedule.py   how far the trainer may be ahead: PipelineRL(k), PPO off-policy
                   (scalerl/rl/loop/admission.py enforces k)
     curriculum.py, length.py       which prompts are retired; when thinking ends
+    checked.py    calls of all of these, with what they return checked
 
 It imports no other room.
 
-Imported by `plan`, `rl.config`, `rl.engine`, `rl.engine.vllm`, `rl.learner`, `rl.loop`.
+Imported by `plan`, `rl.config`, `rl.engine`, `rl.engine.vllm`, `rl.learner`, `rl.loop`, `study`.
 """

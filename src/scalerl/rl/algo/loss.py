@@ -15,12 +15,10 @@ Shapes in names: N completions, T tokens (padded; what padding holds is weighed 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from scalerl.errors import InputError, brief_error
 
 
 class TokenLoss(NamedTuple):
@@ -197,30 +195,6 @@ def _check_bounds(low: float, high: float) -> None:
 
 AnyLoss = Cispo | Dapo | Grpo | Gspo | Reinforce
 """The losses that a recipe can name."""
-
-
-def check_loss(loss: Loss) -> None:
-    """Call a custom loss once, on two completions of three and two tokens; raise an InputError where
-    it raises, or where its result has another type, another shape or no gradient.
-    """
-    sampled_NT = torch.tensor([[True, True, True], [True, True, False]])
-    logp_NT = torch.where(sampled_NT, -1.0, 0.0).requires_grad_()
-    name = f"loss: {type(loss).__name__}"
-    try:
-        found: Any = loss(logp_NT, logp_NT.detach().clone(), torch.tensor([1.0, -1.0]), sampled_NT)
-    except Exception as error:  # whatever code of others does
-        raise InputError(f"{name} cannot be called on two completions ({brief_error(error)})") from error
-    if not isinstance(found, TokenLoss):
-        raise InputError(f"{name} returns a {type(found).__name__}: return TokenLoss(value_NT, clipped_NT)")
-    for field, value in found._asdict().items():
-        shape = tuple(getattr(value, "shape", ()))
-        if not isinstance(value, Tensor) or shape != logp_NT.shape:
-            what = f"of shape {shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise InputError(f"{name}: {field} is {what}: a tensor of the shape (N, T) of logp_NT is needed")
-    if found.clipped_NT.dtype != torch.bool:
-        raise InputError(f"{name}: clipped_NT holds {found.clipped_NT.dtype}: booleans are needed")
-    if not found.value_NT.requires_grad:
-        raise InputError(f"{name}: value_NT has no gradient: it must depend on logp_NT without detach()")
 
 
 @dataclass(frozen=True)

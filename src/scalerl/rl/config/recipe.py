@@ -23,12 +23,13 @@ from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
-from scalerl.kinds import Choice, absolute, choices_of, values_of
+from scalerl.kinds import Choice, absolute, beside, choices_of, values_of
 from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
+from scalerl.rl.algo.checked import try_advantage, try_averaging, try_curriculum, try_length, try_loss
 from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
-from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_loss
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
@@ -53,7 +54,7 @@ from scalerl.rl.config.settings import (
 )
 from scalerl.rl.tasks.mix import Mix, OneTask
 from scalerl.rl.tasks.shorthand import in_full
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import Task, prompts_of
 
 HELDOUT = ""
 """The name of the held-out prompts of a run, beside those of its downstream suites."""
@@ -74,21 +75,21 @@ class Recipe:
     name: str = "scalerl"
     seed: int = 0
     schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
-    loss: Annotated[Loss, Choice("losses", Loss, AnyLoss)] = field(default_factory=Cispo)
+    loss: Annotated[Loss, Choice("losses", Loss, AnyLoss, try_loss)] = field(default_factory=Cispo)
     kl: Kl = field(default_factory=Kl)
-    averaging: Annotated[Averaging, Choice("averagings", Averaging, AnyAveraging)] = field(
+    averaging: Annotated[Averaging, Choice("averagings", Averaging, AnyAveraging, try_averaging)] = field(
         default_factory=PromptAverage
     )
-    advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
+    advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage, try_advantage)] = field(
         default_factory=BatchStd
     )
     zero_variance: Literal["drop", "keep", "resample"] = "drop"
     """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
-    curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
+    curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum, try_curriculum)] = field(
         default_factory=NoPositiveResampling
     )
-    length: Annotated[LengthControl, Choice("lengths", LengthControl, AnyLength)] = field(
+    length: Annotated[LengthControl, Choice("lengths", LengthControl, AnyLength, try_length)] = field(
         default_factory=ForcedInterruption
     )
     end_of_thinking: str = "</think>"
@@ -135,8 +136,6 @@ class Recipe:
             raise ValueError(f"threads must be at most {MOST_THREADS}")
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
-        if not isinstance(self.loss, AnyLoss):
-            check_loss(self.loss)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
         if self.routing_replay and self.vllm is not None:
@@ -217,7 +216,7 @@ class Recipe:
         """Return the compute axis of the budget and its end there; epochs are so many completions."""
         if self.budget.kind != "epochs":
             return self.budget.kind, self.budget.amount
-        completions = len(self.task.prompts("train")) * self.batch.samples
+        completions = len(prompts_of(self.task, "train")) * self.batch.samples
         return "samples", self.budget.amount * completions
 
     def without_prompts(self) -> Recipe:
@@ -274,14 +273,14 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         raise InputError(f"{source}: base must be the name of a recipe, a file or a run folder")
     if base is not None:
         try:
-            values = changed(in_full(_values(base)), in_full(values))
+            values = changed(_values(base), values)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
     return overridden(values, overrides)
 
 
 def _values(source: str | Path) -> dict[str, Any]:
-    """Return what one file or run folder says itself."""
+    """Return what one file or run folder says itself, tasks in one line as their tables."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
         return recipe_of_run(path / "config.json")
@@ -295,7 +294,8 @@ def _values(source: str | Path) -> dict[str, Any]:
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = known[str(source)]
-    return parse_toml(path, source)
+    values = in_full(parse_toml(path, source))
+    return beside(path.parent, values) if isinstance(path, Path) else values
 
 
 def packaged() -> dict[str, Traversable]:

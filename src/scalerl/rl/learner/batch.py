@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scalerl.rl.algo.advantage import Advantage, centre
 from scalerl.rl.algo.averaging import Averaging
+from scalerl.rl.algo.checked import advantages_of, weights_of
 from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.types import Group, Rollout
 
@@ -115,9 +116,9 @@ def make_batch(
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
     # zeros(0), as a batch may have no group left, and nothing cannot be concatenated.
-    advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
+    advantage_N = np.concatenate([*advantages_of(advantage, centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
-    weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
+    weight_N = weights_of(averaging, length_N, group_N, budget) if rollouts else np.zeros(0)
     return padded(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
 
 

@@ -37,6 +37,7 @@ import numpy as np
 
 from scalerl.errors import OutOfMemoryError
 from scalerl.record.activity import Count
+from scalerl.rl.algo.checked import penalty_of
 from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Generator, pack_groups, pack_samples, unpack_groups, unpack_samples
@@ -307,5 +308,5 @@ class Pipeline:
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: LengthControl) -> Group:
     """Return the group of some completions, with the penalties of the length control."""
     group = Group.of(rollouts, rewards)
-    penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
+    penalties = [penalty_of(length, r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
     return replace(group, reward_G=group.reward_G + np.array(penalties))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.rl.algo.checked import retires
 from scalerl.rl.algo.curriculum import Curriculum, History
 from scalerl.rl.types import Group, Prompt
 
@@ -92,7 +93,7 @@ class PromptPool:
         """Record the result of a verified group."""
         history = self._history.setdefault(group.prompt.id, History())
         history.add(int(group.correct_G.sum()), len(group.correct_G))
-        if self.curriculum.retires(history):
+        if retires(self.curriculum, history):
             self._deck_of(group.prompt.id).retired.add(group.prompt.id)
 
     def state(self) -> dict[str, Any]:

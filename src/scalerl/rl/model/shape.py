@@ -9,6 +9,7 @@ from scalerl.model_config import ModelShape, read_model_config
 from scalerl.rl.config.devices import Gpu
 from scalerl.rl.config.memory import check_memory, memory_of
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.tasks.task import prompts_of
 
 _BUILT = ("chain-base", "smollm2")
 
@@ -44,5 +45,5 @@ def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
     except InputError:
         return
     started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
-    n_heldout = len(recipe.task.prompts("heldout"))
+    n_heldout = len(prompts_of(recipe.task, "heldout"))
     check_memory(memory_of(recipe, shape, gpus, n_heldout, int(started) if started else None))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Prompt, Reward, Split
@@ -55,8 +55,6 @@ class Chain(Task):
     train_per_length: int = 240
     seed: int = 1
     kind: Literal["chain"] = "chain"
-    trusted: ClassVar[bool] = True
-    """A verification takes 4 microseconds; verifier workers took 27 % of the demonstration's time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Protocol
 
-from scalerl.errors import InputError, brief
+from scalerl.errors import InputError, ScalerlError, brief, brief_error
 from scalerl.rl.types import Limits, Prompt, Reward, Split, as_reward
 
 SLOT = "{prompt}"
@@ -39,10 +40,6 @@ class Task(Protocol):
     turns: int = 1
     """Turns that a completion has, at most: with more than one, `respond` answers those before the last."""
 
-    trusted: ClassVar[bool] = False
-    """Whether `verify` is called in the process that generates or trains, without limits: for a pure function
-    of microseconds that executes nothing of the completion. One that blocks stops the run."""
-
     @abstractmethod
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of a split: the same list, in the same order, at every call in every process.
@@ -58,7 +55,7 @@ class Task(Protocol):
         lines = "\n".join(
             # Only where there are some: the hashes of runs before there were any hold on.
             f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}{p.template_args or ''}"
-            for p in self.prompts("heldout")
+            for p in prompts_of(self, "heldout")
         )
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
@@ -75,8 +72,8 @@ class Task(Protocol):
 
         A bool stands for a reward of +1 or -1.
 
-        Unless the task is `trusted`, this runs in a verifier worker within `limits`, more than once for some
-        completions, so it must depend on its arguments alone. An exception loses the completion, not the run.
+        This runs in a verifier worker within `limits`, more than once for some completions, so it must depend
+        on its arguments alone. An exception loses the completion, not the run.
         """
         ...
 
@@ -113,6 +110,23 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
     return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
+@contextmanager
+def calling(task: Task, call: str) -> Iterator[None]:
+    """Raise an InputError that names the task and the `call` where that raises, as the user's code may."""
+    try:
+        yield
+    except ScalerlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"task {type(task).__name__}: {call} raised {brief_error(error)}") from error
+
+
+def prompts_of(task: Task, split: Split) -> list[Prompt]:
+    """Return the prompts of a split; raise an InputError where the task raises anything."""
+    with calling(task, f"prompts({split!r})"):
+        return task.prompts(split)
+
+
 def split_off(prompts: list[Prompt], heldout: int, name: str) -> dict[Split, list[Prompt]]:
     """Return the first `heldout` prompts of a source of this name, and the others to train on.
 
@@ -139,7 +153,7 @@ def checked_prompts(task: Task, split: Split, place: str = "task") -> list[Promp
     """Return the prompts of a split; raise an InputError, which begins with `place`, where they are not what
     `Task.prompts` promises.
     """
-    prompts, name = task.prompts(split), {"heldout": "held-out", "train": "training"}[split]
+    prompts, name = prompts_of(task, split), {"heldout": "held-out", "train": "training"}[split]
     if not prompts:
         raise InputError(f"{place}: prompts({split!r}) is empty: there is no {name} prompt")
     if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:

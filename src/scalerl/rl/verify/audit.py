@@ -22,9 +22,10 @@ from typing import Literal
 import numpy as np
 
 from scalerl.errors import ScalerlError, brief
-from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.task import Task, calling, prompts_of
 from scalerl.rl.types import Prompt, as_reward
 from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
+from scalerl.rl.verify.verifier import is_trusted
 
 Level = Literal["ok", "note", "fault"]
 Form = Callable[[str], str]
@@ -94,7 +95,7 @@ def audit(task: Task, prompts: int = 64) -> Iterator[AuditFinding]:
     Raises:
         InputError: the prompts or the verifier cannot be loaded.
     """
-    both = [*task.prompts("heldout"), *task.prompts("train")]
+    both = [*prompts_of(task, "heldout"), *prompts_of(task, "train")]
     at = np.linspace(0, len(both) - 1, min(prompts, len(both))).round().astype(int)
     with closing(_Judge(task)) as judge:
         yield from _of_verifier(judge, task, [both[i] for i in at])
@@ -109,8 +110,9 @@ class _Judge:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        task.prepare()
-        self._pool = None if task.trusted else SupervisedVerifiers(task, task.limits)
+        with calling(task, "prepare()"):
+            task.prepare()
+        self._pool = None if is_trusted(task) else SupervisedVerifiers(task, task.limits)
         self.verified = 0
         self.failures: Counter[str] = Counter()
         self.example = ""
@@ -230,7 +232,7 @@ def _speed(judge: _Judge, pairs: _Pairs) -> AuditFinding:
 
 
 def _of_prompts(task: Task) -> Iterator[AuditFinding]:
-    heldout, train = task.prompts("heldout"), task.prompts("train")
+    heldout, train = prompts_of(task, "heldout"), prompts_of(task, "train")
     sizes = np.array([len(prompt.text) for prompt in (*heldout, *train)])
     half, most = np.percentile(sizes, [50, 99])
     lengths = f"p50 {half:.0f}, p99 {most:.0f}, at most {sizes.max()} characters"

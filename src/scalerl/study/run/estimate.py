@@ -15,6 +15,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.model.named import model_shape
 from scalerl.rl.model.shape import shape_of
+from scalerl.rl.tasks.task import prompts_of
 from scalerl.study.arms import Arm
 from scalerl.study.plan import LEAST_EVALUATIONS, Plan
 
@@ -195,4 +196,6 @@ def _memory(recipe: Recipe) -> int | None:
         shape = shape_of(recipe)
     except InputError:
         return None  # a model that has to be downloaded, for example, or whose memory is not known
-    return sum(device.total for device in memory_of(recipe, shape, (), len(recipe.task.prompts("heldout"))))
+    return sum(
+        device.total for device in memory_of(recipe, shape, (), len(prompts_of(recipe.task, "heldout")))
+    )

@@ -1,0 +1,147 @@
+"""Calls of a recipe's choices, with what they return checked: a class of the user's own may return anything.
+
+NumPy would broadcast an array of a wrong shape, and the run would train by it without a word. Each choice is
+called once before anything is trained (`try_...`), and wherever a run calls it.
+
+Shapes in names: G completions of one group, N completions of a batch, T tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalerl.errors import InputError, brief, brief_error
+from scalerl.rl.algo.advantage import Advantage
+from scalerl.rl.algo.averaging import Averaging
+from scalerl.rl.algo.curriculum import Curriculum, History
+from scalerl.rl.algo.length import ForcedInterruption, LengthControl
+from scalerl.rl.algo.loss import Loss, TokenLoss
+
+
+def weights_of(averaging: Averaging, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+    """Return the weight of each token of each completion, (N,).
+
+    Raises:
+        InputError: the averaging raises, or does not return N numbers that are finite, not negative and not
+            all 0.
+    """
+    name = f"averaging: {type(averaging).__name__}"
+    weight_N = _numbers(_call(name, averaging, length_N, group_N, budget), (len(length_N),), name)
+    if (weight_N < 0).any() or not weight_N.any():
+        what = "a negative weight" if (weight_N < 0).any() else "no weight above 0"
+        raise InputError(f"{name} returns {what}: return what each token of each completion weighs, (N,)")
+    return weight_N
+
+
+def advantages_of(advantage: Advantage, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the advantages of each group, (G,) each, from its centred rewards; nothing for no groups.
+
+    Raises:
+        InputError: the advantage raises, or does not return an array of finite numbers for each group.
+    """
+    if not centred:
+        return []
+    name = f"advantage: {type(advantage).__name__}"
+    found = _call(name, advantage, centred)
+    if not isinstance(found, list | tuple) or len(found) != len(centred):
+        what = f"{len(found)} arrays" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+        raise InputError(f"{name} returns {what} for {len(centred)} groups: return a list of one for each")
+    return [_numbers(a_G, before_G.shape, name) for a_G, before_G in zip(found, centred, strict=True)]
+
+
+def penalty_of(control: LengthControl, length: int, correct: bool) -> float:
+    """Return what a length control adds to the reward of a completion.
+
+    Raises:
+        InputError: it raises, or does not return a finite number.
+    """
+    name = f"length: {type(control).__name__}: penalty"
+    return float(_numbers(_call(name, control.penalty, length, correct), (), name))
+
+
+def retires(curriculum: Curriculum, history: History) -> bool:
+    """Return whether a curriculum is done with a prompt.
+
+    Raises:
+        InputError: it raises, or does not return true or false.
+    """
+    name = f"curriculum: {type(curriculum).__name__}: retires"
+    found = _call(name, curriculum.retires, history)
+    if not isinstance(found, bool | np.bool_):
+        raise InputError(f"{name} returns {brief(found)}: return True or False")
+    return bool(found)
+
+
+def try_averaging(averaging: Averaging) -> None:
+    """Call an averaging on a group of two completions and one of one."""
+    weights_of(averaging, np.array([3.0, 2.0, 5.0]), np.array([0, 0, 1]), 8)
+
+
+def try_advantage(advantage: Advantage) -> None:
+    """Call an advantage on a group of three completions and one of two."""
+    advantages_of(advantage, [np.array([1.0, -0.5, -0.5]), np.array([1.0, -1.0])])
+
+
+def try_length(control: LengthControl) -> None:
+    """Call the methods of a length control."""
+    for length, correct in ((1, True), (2, False)):
+        penalty_of(control, length, correct)
+    name = f"length: {type(control).__name__}: interruption"
+    found = _call(name, control.interruption)
+    if not isinstance(found, ForcedInterruption | None):
+        raise InputError(f"{name} returns {brief(found)}: return a ForcedInterruption, or None")
+
+
+def try_curriculum(curriculum: Curriculum) -> None:
+    """Call a curriculum on a prompt whose completions are all wrong, and on one with right ones."""
+    for correct in (0, 3):
+        retires(curriculum, History(correct, 4, (correct, 4)))
+
+
+def try_loss(loss: Loss) -> None:
+    """Call a loss on two completions of three and two tokens.
+
+    Raises:
+        InputError: it raises, or its result has another type, another shape, no gradient or no finite value.
+    """
+    sampled_NT = torch.tensor([[True, True, True], [True, True, False]])
+    logp_NT = torch.where(sampled_NT, -1.0, 0.0).requires_grad_()
+    name = f"loss: {type(loss).__name__}"
+    found = _call(name, loss, logp_NT, logp_NT.detach().clone(), torch.tensor([1.0, -1.0]), sampled_NT)
+    if not isinstance(found, TokenLoss):
+        raise InputError(f"{name} returns a {type(found).__name__}: return TokenLoss(value_NT, clipped_NT)")
+    for field, value in found._asdict().items():
+        shape = tuple(getattr(value, "shape", ()))
+        if not isinstance(value, Tensor) or shape != logp_NT.shape:
+            what = f"of shape {shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise InputError(f"{name}: {field} is {what}: a tensor of the shape (N, T) of logp_NT is needed")
+    if found.clipped_NT.dtype != torch.bool:
+        raise InputError(f"{name}: clipped_NT holds {found.clipped_NT.dtype}: booleans are needed")
+    if not found.value_NT.requires_grad:
+        raise InputError(f"{name}: value_NT has no gradient: it must depend on logp_NT without detach()")
+    _numbers(found.value_NT.detach().numpy(), tuple(logp_NT.shape), name)
+
+
+def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:  # whatever code of others does
+        raise InputError(f"{name} raised {brief_error(error)}") from error
+
+
+def _numbers(found: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """Return what `name` has returned as an array of finite numbers of this shape."""
+    try:
+        numbers = np.asarray(found)
+    except (TypeError, ValueError, RuntimeError):  # the last from a tensor with a gradient
+        numbers = np.array(None)
+    if numbers.dtype.kind not in "biuf":
+        raise InputError(f"{name} returns {brief(found)}: numbers are needed")
+    if numbers.shape != shape:
+        raise InputError(f"{name} returns numbers of shape {numbers.shape}: {shape} is needed")
+    if (odd := numbers[~np.isfinite(numbers)]).size:
+        raise InputError(f"{name} returns {odd[0]}: finite numbers are needed")
+    return numbers.astype(float, copy=False)
