@@ -32,6 +32,12 @@ def in_buckets(
         yield bucket
 
 
+def largest_bucket(plan: Plan, bucket_mib: float = BUCKET_MIB) -> int:
+    """Return bytes that any bucket of a plan fits into."""
+    sizes = [bytes_of(spec) for spec in plan]
+    return max([min(sum(sizes), int(bucket_mib * 2**20)), *sizes])
+
+
 def size_of(plan: Plan) -> int:
     """Return the bytes of an array that has places for all tensors of a plan."""
     return sum(_room(bytes_of(spec)) for spec in plan)
