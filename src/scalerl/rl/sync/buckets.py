@@ -9,10 +9,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from scalerl.rl.config.cluster import BUCKET_MIB
 from scalerl.rl.model.weights import bytes_of, dtype_of_spec, spec_of
 from scalerl.rl.types import Plan
 
-BUCKET_MIB = 64.0
 _ALIGN = 64  # bytes: no dtype is larger, and vector units read whole lines
 
 
