@@ -113,7 +113,7 @@ class VllmGenerator(Generator):
             where = self._folder, Path(logs).absolute(), cuda.device_count()
             clients = place_workers(settings, str(model_folder), required.flags(), *where)
         # The learner's GPU is the first; where the learner is on actors, this process computes on none.
-        self._shares = clients[0].gpus[:1] == (0,) and cuda.is_initialized()
+        self._shares = clients[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
         if self._shares:
             leave_share(settings.gpu_memory)
         self._servers = [ServerState(i, client) for i, client in enumerate(clients)]

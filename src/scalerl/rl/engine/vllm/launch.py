@@ -112,7 +112,7 @@ def gpus_of_workers(settings: Vllm, gpus: int) -> list[str | None]:
             f"{settings.servers} workers of {each} GPUs each{trainer}, and this machine has {gpus}"
         )
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = named.split(",") if named else [str(i) for i in range(gpus)]
+    names = [name.strip() for name in named.split(",")] if named else [str(i) for i in range(gpus)]
     names = names[gpus - settings.servers * each : gpus]
     return [",".join(names[i * each : (i + 1) * each]) for i in range(settings.servers)]
 
