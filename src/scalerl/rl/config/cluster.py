@@ -179,6 +179,8 @@ class Cluster:
             raise ValueError("verifiers must not be negative")
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
+        if self.trainers > 1 and 0 < self.trainer.gpus_or(1.0) < 1:
+            raise ValueError("trainer.gpus must be 1 for several trainers: NCCL takes no two on one GPU")
         if isinstance(self.engine, Vllm):
             if self.generators > 1:
                 raise ValueError(
