@@ -14,13 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from scalerl.errors import InputError, WriteError
 from scalerl.files import lock
 from scalerl.ingest.load import read_source
 from scalerl.record.reader import RunRecord
+from scalerl.rl.config.devices import Gpu
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
+from scalerl.study.run import runner
 from scalerl.study.run.runner import run_study
 from scalerl.study.spec import LearningRate, Study
 
@@ -51,6 +54,19 @@ def whole(study, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "study"
     run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
     return StudyRecord.read(folder)
+
+
+def test_runs_have_gpus_of_those_that_the_study_may_use(study, tmp_path, monkeypatch):
+    """Not the first ones of the machine, which may be those of another job."""
+    gpus = tuple(Gpu(name, 80 * 2**30, 80 * 2**30) for name in ("5", "GPU-7f", "6"))
+    monkeypatch.setattr(runner, "gpus_in_use", lambda: gpus)
+    monkeypatch.setattr(runner, "compute_device", lambda: torch.device("cuda"))
+    plan = make_plan(study)
+    of = runner._Runner(plan, tmp_path, 64, lambda progress: None, threading.Event())
+    assert of.cores == 3
+    run, arm = plan.runs[0], plan.arms[0]
+    job = of._job(0, runner.RunTask(run, plan.recipe(run, arm), 1.0))
+    assert [job.arguments(cores)[-1] for cores in ([0], [1, 2])] == ["5", "GPU-7f,6"]
 
 
 def table(folder):

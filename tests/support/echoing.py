@@ -39,8 +39,12 @@ def echo(channel, greeting):
         channel.send("echo", message)
 
 
+CACHE = 123_456_789
+
+
 def answer(channel, folder, arguments):
-    """Answer calls as a worker of vLLM does: all but "ignore"."""
+    """Answer calls as a worker of vLLM does: all but "ignore". It has measured `CACHE` bytes, unless it was
+    given a size."""
     channel.send("started")
     while True:
         number, method, values = channel.receive()
@@ -48,6 +52,8 @@ def answer(channel, folder, arguments):
             os._exit(3)
         if method == "refuse":
             channel.send("refused", (number, "as asked", *values))
+        elif method == "cache_bytes":
+            channel.send("answer", (number, 0 if "--kv-cache-memory-bytes" in arguments else CACHE))
         elif method != "ignore":
             channel.send("answer", (number, (method, *values, folder, arguments[2:])))
 

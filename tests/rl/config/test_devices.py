@@ -3,13 +3,16 @@
 import os
 import stat
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from scalerl.errors import InputError
 from scalerl.rl.config.devices import Assignment, Gpu, assign, visible_gpus
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Local
+from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.workers.processes import Processes
 
 GIB = 2**30
@@ -86,6 +89,8 @@ def machine(tmp_path, monkeypatch):
         ("", []),
         ("-1", []),
         ("7", []),
+        ("1,7,0", ["1"]),  # CUDA sees none behind the first that is not there
+        ("1, 0", ["1", "0"]),
     ],
 )
 def test_the_gpus_that_a_process_may_use_in_its_order(machine, monkeypatch, visible, names):
@@ -96,6 +101,47 @@ def test_the_gpus_that_a_process_may_use_in_its_order(machine, monkeypatch, visi
 
 def test_memory_is_total_and_free(machine):
     assert visible_gpus()[2] == Gpu("2", 81559 * 2**20, 80998 * 2**20)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A function that has PyTorch see GPUs of these UUIDs and MiB, in its own order."""
+
+    def see(*gpus):
+        found = [SimpleNamespace(uuid=uuid, total_memory=mib * 2**20) for uuid, mib in gpus]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: found[i])
+
+    return see
+
+
+def test_gpus_that_differ_are_in_the_order_of_cuda_and_not_of_nvidia_smi(machine, cuda):
+    cuda(("222a", 80995), ("000a", 80000), ("444a", 24000))  # the last one is younger than the driver's tools
+    in_use = gpus_in_use()
+    assert [gpu.name for gpu in in_use] == ["0", "1", "2"]
+    assert [gpu.memory // 2**20 for gpu in in_use] == [80995, 80000, 24000]
+    # What is free is known by the UUID; nvidia-smi counts some memory that CUDA does not have.
+    assert [gpu.free // 2**20 for gpu in in_use] == [80995, 80000, 24000]
+
+
+def test_what_others_have_taken_is_not_free(machine, cuda):
+    cuda(("111a", 81559), ("222a", 81559))
+    assert [gpu.free // 2**20 for gpu in gpus_in_use()] == [80999, 80998]
+
+
+@pytest.mark.parametrize("visible", [None, "MIG-5f2c", "MIG-5f2c, MIG-77aa"])
+def test_a_part_of_a_gpu_and_a_machine_without_nvidia_smi_have_gpus_too(monkeypatch, cuda, tmp_path, visible):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SCALERL_GPUS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == ()
+    cuda(("5f2c", 9728))  # CUDA has one part at most, whatever is named
+    assert gpus_in_use() == (Gpu("MIG-5f2c" if visible else "0", 9728 * 2**20, 9728 * 2**20),)
+    cuda()
+    assert gpus_in_use() == ()
 
 
 def test_gpus_of_another_machine_can_be_assumed(machine, monkeypatch):

@@ -245,6 +245,27 @@ def test_a_server_of_vllm_and_the_trainer_add_up_on_a_single_gpu():
     assert found[1] not in str(error.value)
 
 
+def test_the_trainer_has_a_bucket_of_weights_where_vllm_reads_them_from_the_same_gpu():
+    keys = "cluster.address=local", "cluster.engine.kind=vllm", "cluster.engine.gpu_memory=0.2"
+
+    def held(transport, n_gpus, of_shape):
+        gpus = [Gpu(str(i), 80 * GIB, 80 * GIB) for i in range(n_gpus)]
+        found = memory_of(recipe(*keys, f"cluster.engine.transport={transport}"), of_shape, gpus)
+        return found[0].processes[0][0].held.get("bucket of weights")
+
+    large = shape(vocab_size=2_000_000)
+    assert held("ipc", 1, shape()) == 64 * 2**20
+    assert held("ipc", 1, large) == 2_000_000 * 64 * 2  # a tensor that is larger is a bucket
+    assert held("file", 1, large) is None
+    assert held("ipc", 2, large) is None  # they lie on the worker's GPU
+
+
+def test_servers_of_vllm_have_a_share_of_the_last_gpus_which_may_be_smaller():
+    of = recipe("cluster.address=local", "cluster.engine.kind=vllm", "cluster.engine.servers=2")
+    _, share = memory_of(of, shape(), of_gpus(80 * GIB, 48 * GIB, 24 * GIB))
+    assert share.capacity == round(0.85 * 24 * GIB)
+
+
 def test_a_model_of_another_form_is_refused_with_those_that_are_known():
     with pytest.raises(InputError, match="type 'gpt2' is not known: llama, mistral, qwen2, qwen3 are"):
         shape(model_type="gpt2")

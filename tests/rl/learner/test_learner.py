@@ -15,8 +15,10 @@ from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize, Steps, TokensBudget
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.load import _attention
 from scalerl.rl.learner.optimiser import new_adamw
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
+from scalerl.rl.model.packed_attention import NAME
 from scalerl.rl.types import Group, Reward
 
 UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)
@@ -300,3 +302,21 @@ def test_no_micro_batch_is_larger_than_asked_for(llama_folder, batch):
         found = learner._micro_batches(many)
         assert max(map(len, found)) <= size
         assert np.concatenate(found).tolist() == list(range(48))
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "attention"),
+    [
+        ((9, 0), "bfloat16", NAME),
+        ((8, 0), "bfloat16", NAME),
+        ((7, 5), "bfloat16", "sdpa"),
+        ((9, 0), "float32", "sdpa"),
+    ],
+)
+def test_packed_attention_is_chosen_where_the_gpu_has_its_kernel(
+    monkeypatch, capability, precision, attention
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    of = learner_recipe(precision=precision)
+    assert _attention(of, torch.device("cuda")) == attention
+    assert _attention(of, torch.device("cpu")) == "sdpa"

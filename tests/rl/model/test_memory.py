@@ -1,10 +1,14 @@
-"""Memory that was freed goes back to the system."""
+"""Memory that was freed goes back to the system; a worker of vLLM has its share of the trainer's GPU."""
 
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from scalerl.rl.config.memory import CONTEXT
+from scalerl.rl.model.memory import leave_share
 
 PROGRAM = """
 import numpy as np
@@ -30,3 +34,40 @@ def test_freed_memory_goes_back_to_the_system():
     by_itself, when_asked = map(float, done.stdout.split())
     assert by_itself < 10
     assert when_asked > 80
+
+
+class SharedGpu:
+    """A GPU of 80 GiB: this process has tensors of 10, and 4 more in its cache; another one has 2."""
+
+    GIB = 2**30
+    total = 80 * GIB
+
+    def __init__(self):
+        self.held, self.cached, self.others, self.limit = 10 * self.GIB, 4 * self.GIB, 2 * self.GIB, 1.0
+
+    def empty_cache(self):
+        self.cached = 0
+
+    def memory_reserved(self):
+        return self.held + self.cached
+
+    def mem_get_info(self):
+        return self.total - self.others - self.memory_reserved(), self.total
+
+    def set_per_process_memory_fraction(self, fraction):
+        assert 0 <= fraction <= 1
+        self.limit = fraction
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.97])
+def test_a_worker_finds_its_share_free_however_much_the_trainer_has_allocated_since(monkeypatch, share):
+    gpu = SharedGpu()
+    for name in ("empty_cache", "memory_reserved", "mem_get_info", "set_per_process_memory_fraction"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    leave_share(share)
+    fits = share * gpu.total + CONTEXT <= gpu.mem_get_info()[0]
+    gpu.cached = max(round(gpu.limit * gpu.total) - gpu.held, 0)  # all that it may have
+    free = gpu.mem_get_info()[0] - CONTEXT
+    assert free == pytest.approx(share * gpu.total, abs=1) if fits else not gpu.cached
+    leave_share(0.0)
+    assert gpu.limit == 1.0

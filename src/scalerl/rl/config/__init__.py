@@ -8,5 +8,5 @@
 
 It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. Imported by `cli`, `plan`, `rl`, `rl.checkpoint`,
 `rl.engine`, `rl.engine.vllm`, `rl.health`, `rl.learner`, `rl.loop`, `rl.model`, `rl.placement`,
-`rl.placement.ray`, `rl.tracking`, `rl.verify`, `rl.workers.ray`, `study`.
+`rl.placement.ray`, `rl.sync`, `rl.tracking`, `rl.verify`, `rl.workers.ray`, `study`.
 """

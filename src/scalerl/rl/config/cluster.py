@@ -12,6 +12,9 @@ from pydantic import Discriminator
 from scalerl.errors import InputError
 from scalerl.rl.config.settings import at_least, positive
 
+BUCKET_MIB = 64.0
+"""The size of a bucket of weights, unless a recipe has another; a larger tensor is one of its own."""
+
 
 @dataclass(frozen=True)
 class OneProcess:
@@ -99,7 +102,7 @@ class Transport:
 
     kind: Literal["object_store", "gloo", "nccl"] = "object_store"
     """Ray's object store (shared memory within a node), or a broadcast in a process group of its own."""
-    bucket_mib: float = 64.0
+    bucket_mib: float = BUCKET_MIB
     """Tensors are sent in buckets of this size; a larger tensor is one of its own."""
 
     def __post_init__(self) -> None:
@@ -176,6 +179,8 @@ class Cluster:
             raise ValueError("verifiers must not be negative")
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
+        if self.trainers > 1 and 0 < self.trainer.gpus_or(1.0) < 1:
+            raise ValueError("trainer.gpus must be 1 for several trainers: NCCL takes no two on one GPU")
         if isinstance(self.engine, Vllm):
             if self.generators > 1:
                 raise ValueError(

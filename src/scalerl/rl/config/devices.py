@@ -2,7 +2,7 @@
 
 A device is a GPU. On a machine without any, and on a cluster whose actors request none, it is a process.
 
-    visible_gpus          the GPUs of this machine, without torch
+    visible_gpus          the GPUs of this machine, without torch; free_of_gpus what is free of each
     assign                the devices of every process of a run on one machine
     Assignment.held       what GPU-hours count (docs/reference/definitions.md)
 
@@ -134,6 +134,8 @@ def use_first(n: int) -> tuple[Gpu, ...]:
 def visible_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that this process may use, by nvidia-smi; `SCALERL_GPUS` stands for others.
 
+    It is for what runs without PyTorch, which knows more (`scalerl.rl.model.causal_lm.gpus_in_use`).
+
     Raises:
         InputError: SCALERL_GPUS is not like 8x80.
     """
@@ -147,10 +149,19 @@ def visible_gpus() -> tuple[Gpu, ...]:
     listed = _listed()
     if named is None:
         return tuple(gpu for gpu, _ in listed)
-    names = [name.strip() for name in named.split(",")]
-    # A name is an index, a UUID or the start of one.
-    by_name = {n: [g for g, uuid in listed if n == g.name or uuid.startswith(n)] for n in names if n}
-    return tuple(Gpu(name, found[0].memory, found[0].free) for name, found in by_name.items() if found)
+    found = list[Gpu]()
+    for name in (name.strip() for name in named.split(",")):
+        # A name is an index, a UUID or the start of one.
+        of_name = [g for g, uuid in listed if name == g.name or (name and uuid.startswith(name))]
+        if not of_name:  # CUDA sees none behind the first that is not there
+            break
+        found.append(Gpu(name, of_name[0].memory, of_name[0].free))
+    return tuple(found)
+
+
+def free_of_gpus() -> dict[str, int]:
+    """Return the free bytes of all GPUs of this machine that nvidia-smi knows, by their UUID without GPU-."""
+    return {uuid.removeprefix("GPU-"): gpu.free for gpu, uuid in _listed()}
 
 
 def _listed() -> list[tuple[Gpu, str]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from scalerl.errors import InputError, counted
 from scalerl.model_config import ModelShape
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.cluster import BUCKET_MIB, Vllm
 from scalerl.rl.config.devices import Gpu, assign
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import ALL_LINEAR, Inline
@@ -295,15 +295,27 @@ def _on_cluster(
     generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if isinstance(engine := cluster.engine, Vllm):
         server = _server_memory(recipe, shape, engine)
+        # Workers that are started here have the last GPUs, which may be smaller than the first.
+        own = gpus[-cluster.beside_ray[1] :] if cluster.beside_ray[1] else gpus[:1]
         share = DeviceMemory(
             f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each",
-            round(gpus[0].memory * engine.gpu_memory),
+            round(min(gpu.memory for gpu in own) * engine.gpu_memory),
             ((server,),),
         )
         if cluster.address == "local" and cluster.shares_gpu(len(gpus)):
+            trainer = _with_bucket(trainer, recipe, shape, engine)
             return [_beside_server(gpus[0], trainer, share), share]
         return [*devices, share]
     return [*devices, *[generating] * (alone > 0), last]
+
+
+def _with_bucket(trainer: RoleMemory, recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:
+    """Return what the trainer takes of a GPU where vLLM reads the weights from it, a bucket at a time."""
+    if engine.transport != "ipc":
+        return trainer
+    largest = max(shape.embedding, shape.hidden * shape.inner) * number_bytes(recipe.precision)
+    bucket = max(largest, round(BUCKET_MIB * 2**20))
+    return replace(trainer, held={**trainer.held, "bucket of weights": bucket})
 
 
 def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:

@@ -53,9 +53,13 @@ def lead_or_follow(timeout: float, lead: Callable[[Callable[..., LearnerGroup]],
     """Call `lead` on rank 0, with a function that makes the learner of all ranks; the others follow it.
 
     Raises:
+        InputError: on every rank; torchrun has started more here than there are GPUs.
         WorkerError: a rank has exited, or has not answered for `timeout` seconds.
     """
     if torch.cuda.is_available():
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if here > gpus:
+            raise InputError(f"torchrun: {here} processes need a GPU each here, and PyTorch sees {gpus}")
         # Before the group is made, as NCCL takes the device that is current then.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     with losses(timeout):

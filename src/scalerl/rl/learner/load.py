@@ -89,7 +89,9 @@ def _attention(recipe: Recipe, device: torch.device) -> str:
             "is PyTorch's own"
         )
     if chosen == "auto":
-        chosen = "varlen" if device.type == "cuda" and recipe.precision == "bfloat16" else "sdpa"
+        # Flash attention needs an Ampere GPU: shards are not tried with it before the first step.
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        chosen = "varlen" if able and recipe.precision == "bfloat16" else "sdpa"
     return register() if chosen == "varlen" else chosen
 
 

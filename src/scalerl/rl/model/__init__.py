@@ -7,5 +7,5 @@
 
 It may import `scalerl.rl.config` and what is below. Imported by `cli`, `rl`, `rl.checkpoint`, `rl.engine`,
 `rl.engine.vllm`, `rl.learner`, `rl.loop`, `rl.placement`, `rl.placement.ray`, `rl.sync`, `rl.verify`,
-`study`.
+`rl.workers.ray`, `study`.
 """

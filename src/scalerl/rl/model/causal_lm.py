@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from scalerl.errors import InputError, ScalerlError, brief, brief_error, counted, first_line
 from scalerl.model_config import read_model_config
-from scalerl.rl.config.devices import ASSUMED, Gpu, visible_gpus
+from scalerl.rl.config.devices import ASSUMED, VISIBLE, Gpu, free_of_gpus, visible_gpus
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.types import Prompt, UserText
 
@@ -70,8 +70,23 @@ def compute_device() -> torch.device:
 
 
 def gpus_in_use() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may use, or those that are assumed; none where PyTorch has none."""
-    return visible_gpus() if os.environ.get(ASSUMED) or torch.cuda.is_available() else ()
+    """Return the GPUs that this process may use, in the order of CUDA, or those that are assumed.
+
+    They are PyTorch's: nvidia-smi may be missing, as in a container, knows no part of a GPU (MIG), and has an
+    order of its own where GPUs differ. It is asked for what is free, as CUDA would take memory of each GPU to
+    answer that.
+    """
+    if os.environ.get(ASSUMED):
+        return visible_gpus()
+    if not torch.cuda.is_available():
+        return ()
+    names, free, found = os.environ.get(VISIBLE, ""), free_of_gpus(), list[Gpu]()
+    for i in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(i)
+        memory = int(about.total_memory)
+        name = names.split(",")[i].strip() if names else str(i)
+        found.append(Gpu(name, memory, min(free.get(str(about.uuid), memory), memory)))
+    return tuple(found)
 
 
 def load_tokenizer(path: str | Path) -> Any:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from scalerl.errors import InputError, OutOfMemoryError
-from scalerl.rl.config.memory import RoleMemory, gib
+from scalerl.rl.config.memory import CONTEXT, RoleMemory, gib
 
 T = TypeVar("T")
 _SHORT = re.compile(r"out of memory|(can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED", re.I)
@@ -55,6 +55,19 @@ def _explained(role: str, asked: str, memory: Callable[[], RoleMemory]) -> str:
     terms = sorted({**of_role.held, **of_role.working}.items(), key=lambda term: -term[1])
     sizes = ", ".join(f"{name} {gib(n_bytes)}" for name, n_bytes in terms if n_bytes)
     return f"{text}; it needs {gib(of_role.total)} GiB ({sizes}): change {of_role.keys}"
+
+
+def leave_share(share: float) -> None:
+    """Have this process's tensors leave `share` of its GPU to a worker of vLLM, which is to start there.
+
+    While that is started again they would else take its part as well, and what PyTorch has cached it gives
+    back only where an allocation of its own fails. A share of 0 ends the limit.
+    """
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    # vLLM's own context is not in its share.
+    most = free + torch.cuda.memory_reserved() - share * total - CONTEXT if share else total
+    torch.cuda.set_per_process_memory_fraction(min(max(most / total, 0.0), 1.0))
 
 
 def return_freed_memory() -> None:

@@ -9,10 +9,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from scalerl.rl.config.cluster import BUCKET_MIB
 from scalerl.rl.model.weights import bytes_of, dtype_of_spec, spec_of
 from scalerl.rl.types import Plan
 
-BUCKET_MIB = 64.0
 _ALIGN = 64  # bytes: no dtype is larger, and vector units read whole lines
 
 
@@ -30,6 +30,12 @@ def in_buckets(
         size += weight.nbytes
     if bucket:
         yield bucket
+
+
+def largest_bucket(plan: Plan, bucket_mib: float = BUCKET_MIB) -> int:
+    """Return bytes that any bucket of a plan fits into."""
+    sizes = [bytes_of(spec) for spec in plan]
+    return max([min(sum(sizes), int(bucket_mib * 2**20)), *sizes])
 
 
 def size_of(plan: Plan) -> int:

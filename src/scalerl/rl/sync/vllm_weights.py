@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import ctypes
-import pickle
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,10 +27,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.cuda import nccl
-from torch.multiprocessing.reductions import reduce_tensor
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
-from scalerl.rl.sync.buckets import in_buckets, side_stream
+from scalerl.rl.sync.buckets import in_buckets, largest_bucket
+from scalerl.rl.sync.ipc_buffers import IpcBuffer, by_dtype, unshareable_memory, update_info
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.types import Weights
@@ -166,8 +165,9 @@ class _GpuTransport(_HeldVersions, ABC):
         if server not in self._joined:
             await self._join(server, transfer, seconds)
         await transfer("start_weight_update")
-        await self._send(server, source, transfer, seconds)
+        sent = await self._send(server, source, transfer, seconds)
         await transfer("finish_weight_update")
+        del sent  # not before: until then vLLM has it open, and PyTorch would keep it without a user
         return await server.call("progress", seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
@@ -178,32 +178,48 @@ class _GpuTransport(_HeldVersions, ABC):
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None: ...
 
     @abstractmethod
-    async def _send(
-        self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float
-    ) -> None: ...
+    async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> Any:
+        """Send the weights; return what has to stay until the update is finished."""
 
 
 class IpcTransport(_GpuTransport):
     """Hands weights to workers of this machine in the memory of their GPUs; run with one GPU.
 
     vLLM opens a buffer only on the GPU of its own rank: this process copies each bucket to every GPU of the
-    worker, and vLLM copies it from there into its model.
+    worker, and vLLM copies it from there into its model. An update has one buffer on each GPU, that every
+    bucket is in: vLLM answers once its own copy is made (`WeightTransferEngine.update_weights` waits for the
+    device), and PyTorch keeps a buffer that is dropped before until the other process has closed it.
+
+    Raises:
+        InputError: there is no GPU here, or PyTorch allocates what has no IPC handle.
     """
 
     kind = "ipc"
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        if setting := unshareable_memory():
+            raise InputError(
+                f'transport = "ipc" cannot share memory that PyTorch allocates with {setting}: take that out '
+                'of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use transport = "file"'
+            )
+        super().__init__(weights, version)
 
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
         await transfer("init_weight_transfer_engine", init_info={"packed": True})
         self._joined[server] = None
 
-    async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
+    async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> Any:
         buckets = in_buckets(source)
         # In a thread: the weights of a sharded learner come from an object store.
+        size = largest_bucket(source.plan)
+        buffers = [await asyncio.to_thread(IpcBuffer, size, gpu) for gpu in server.gpus]
+        handles = dict(buffer.handle() for buffer in buffers)
         while bucket := await asyncio.to_thread(next, buckets, None):
             for part in by_dtype(bucket):
-                buffers = await asyncio.to_thread(_on_gpus, part, server.gpus)
-                await transfer("update_weights", update_info=update_info(part, buffers))
-                del buffers  # vLLM has its own copy
+                for buffer in buffers:
+                    await asyncio.to_thread(buffer.fill, part)
+                await transfer("update_weights", update_info=update_info(part, handles))
+        return buffers
 
 
 class NcclTransport(_GpuTransport):
@@ -244,48 +260,6 @@ class NcclTransport(_GpuTransport):
             transfer("update_weights", update_info=info),
             _in_thread(server, seconds, self._joined[server].broadcast, source),
         )
-
-
-def update_info(bucket: Mapping[str, Tensor], buffers: Sequence[Tensor]) -> dict[str, Any]:
-    """Return what vLLM's IPCWeightTransferUpdateInfo has of a bucket that is packed in each of `buffers`."""
-    handles = {}
-    for buffer in buffers:
-        # vLLM waits for the current stream, of which the handle has an event: the default one trains.
-        with torch.cuda.stream(side_stream(buffer.device.index)):
-            _, handle = reduce_tensor(buffer)
-        handles[str(torch.cuda.get_device_properties(buffer.device).uuid)] = handle
-    return {
-        "names": list(bucket),
-        "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in bucket.values()],
-        "shapes": [list(weight.shape) for weight in bucket.values()],
-        "tensor_sizes": [weight.nbytes for weight in bucket.values()],
-        # As a text: vLLM's own messages do not carry handles.
-        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
-    }
-
-
-def by_dtype(bucket: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the tensors of each dtype: vLLM views each at its place, which its dtype must be aligned to."""
-    parts: dict[torch.dtype, dict[str, Tensor]] = {}
-    for name, weight in bucket.items():
-        parts.setdefault(weight.dtype, {})[name] = weight
-    return list(parts.values())
-
-
-def back_to_back(bucket: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """Return the bytes of all tensors of a bucket in their order, without gaps, on a device."""
-    return torch.cat([w.detach().to(device).contiguous().view(-1).view(torch.uint8) for w in bucket.values()])
-
-
-def _on_gpus(bucket: Mapping[str, Tensor], gpus: Sequence[int]) -> list[Tensor]:
-    buffers = []
-    for gpu in gpus:
-        # vLLM is paused meanwhile: on the default stream, each bucket would wait for the training that is
-        # queued there, and needs none of it, as the source is in the memory of the CPU.
-        with torch.cuda.stream(stream := side_stream(gpu)):
-            buffers.append(back_to_back(bucket, torch.device("cuda", gpu)))
-        stream.synchronize()  # before another process reads it
-    return buffers
 
 
 async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any], *args: Any) -> Any:

@@ -138,7 +138,7 @@ def work(
 ) -> None:
     """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`.
 
-    `gpus` are the numbers of those that it may see; all where it is None.
+    `gpus` are the names of those that it may see; all where it is None.
     """
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet

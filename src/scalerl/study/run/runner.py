@@ -29,7 +29,7 @@ from scalerl.record.writer import append_row
 from scalerl.rl.checkpoint.store import step_folders
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.resume import is_finished
-from scalerl.rl.model.causal_lm import compute_device
+from scalerl.rl.model.causal_lm import compute_device, gpus_in_use
 from scalerl.rl.model.named import find_model, is_to_be_built
 from scalerl.rl.tasks.task import check_task
 from scalerl.rl.workers.backend import Channel
@@ -111,8 +111,10 @@ def run_study(
 
 class _Runner:
     def __init__(self, plan: Plan, folder: Path, cores: int, watch: Watch, stop: threading.Event) -> None:
-        self.plan, self.folder, self.cores, self.watch, self.stop = plan, folder, cores, watch, stop
-        self.on_gpus = compute_device().type == "cuda"
+        self.plan, self.folder, self.watch, self.stop = plan, folder, watch, stop
+        self.gpus = [gpu.name for gpu in gpus_in_use()] if compute_device().type == "cuda" else []
+        """Those that this process may use, by their names in CUDA_VISIBLE_DEVICES; none without a GPU."""
+        self.cores = min(cores, len(self.gpus) or cores)
         # What a kill left of a line: the next one would be appended to it.
         for path in (folder / name for name in (ATTEMPTS, DECISIONS, FORECASTS)):
             if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
@@ -182,7 +184,7 @@ class _Runner:
 
         def arguments(cores: Sequence[int]) -> tuple[Any, ...]:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            gpus = ",".join(map(str, cores)) if self.on_gpus else None
+            gpus = ",".join(self.gpus[number] for number in cores) if self.gpus else None
             log = folder.parent / f"{folder.name}.log"
             return task.recipe.without_prompts(), folder, task.until, log, gpus
 

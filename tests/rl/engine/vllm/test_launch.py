@@ -30,9 +30,9 @@ class WithoutVllm(FreshPython):
         return super().spawn(name, number, self._instead, *arguments)
 
 
-def client_of(target, folder):
+def client_of(target, folder, gpus=()):
     backend = WithoutVllm(target, folder)
-    return WorkerClient(0, backend, folder, ["--one"])
+    return WorkerClient(0, backend, folder, ["--one"], gpus)
 
 
 def test_calls_are_answered_refused_and_lost_with_their_worker(tmp_path):
@@ -61,6 +61,20 @@ def test_calls_are_answered_refused_and_lost_with_their_worker(tmp_path):
         await client.close()
         assert ended(first)
         assert ended(second)
+
+    asyncio.run(main())
+
+
+def test_a_restart_has_the_cache_that_the_first_start_has_measured(tmp_path):
+    """What the trainer takes of the GPU by then is not measured as the worker's."""
+    sized = ["--kv-cache-memory-bytes", str(echoing.CACHE), "--gpu-memory-utilization", "0.01"]
+
+    async def main():
+        client = client_of(echoing.answer, tmp_path, gpus=(0,))
+        for more in ([], sized, sized):
+            await client.reach(LONG)
+            assert (await client.call("square", 2, seconds=LONG))[3] == ["--one", *more]
+            client.kill()
 
     asyncio.run(main())
 

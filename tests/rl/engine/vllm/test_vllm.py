@@ -49,7 +49,7 @@ from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
-from scalerl.rl.sync.vllm_weights import back_to_back, by_dtype, update_info
+from scalerl.rl.sync.ipc_buffers import back_to_back, by_dtype, update_info
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt, Reward
 from scalerl.rl.verify.environment import TaskEnvironment
@@ -527,7 +527,11 @@ def test_a_bucket_for_the_transfer_by_ipc_is_what_vllm_unpacks(tmp_path):
         "c": torch.randn(4, 6).T,
         "d": torch.tensor(2.5),
     }
-    parts = [(back_to_back(p, torch.device("cpu")), update_info(p, [])) for p in by_dtype(bucket)]
+    parts = []
+    for part in by_dtype(bucket):
+        packed = torch.empty(sum(weight.nbytes for weight in part.values()), dtype=torch.uint8)
+        back_to_back(part, packed)
+        parts.append((packed, update_info(part, {})))
     torch.save((bucket, parts), tmp_path / "bucket")
     own = environment(tmp_path / "path", replace(SETTINGS, transport="ipc"), str(tmp_path), gpus=False)
     command = [str(PYTHON), "-c", UNPACKED, str(tmp_path / "bucket")]

@@ -131,11 +131,12 @@ def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modul
     with connected(cluster):
         session = Session(cluster)
         assert ray.cluster_resources()["GPU"] == 5
-        roles = {"trainers": 2, "generators": 3, "evaluation": 1}
+        roles = {"trainers": 2, "generators": 3, "evaluation": 1, "verifiers": 1}
         seen = devices(session, roles)
         session.close()
     assert sorted(seen["trainers"] + seen["generators"]) == ["0", "1", "2", "3", "4"]
     assert seen["evaluation"] == seen["generators"][-1:]
+    assert seen["verifiers"] == [""]  # it has requested none, and must not use those of others
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 

@@ -44,6 +44,10 @@ def test_a_table_of_a_recipe_and_back():
             "trainer.gpus = 1, or another kind",
         ),
         ("cluster.transport.kind=nccl cluster.generator.gpus=0.5", "a GPU for each: generator"),
+        (
+            "cluster.trainers=2 cluster.learner.kind=fsdp2 cluster.trainer.gpus=0.5",
+            "trainer.gpus must be 1 for several trainers",
+        ),
         ("cluster.engine.kind=vllm cluster.generators=2", "vLLM has engine.servers or engine.urls"),
         ("cluster.engine.kind=vllm cluster.transport.kind=gloo", "vLLM has engine.transport"),
     ],

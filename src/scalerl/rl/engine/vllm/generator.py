@@ -47,6 +47,7 @@ from scalerl.rl.engine.vllm.server_state import (
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
+from scalerl.rl.model.memory import leave_share
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment
@@ -111,6 +112,10 @@ class VllmGenerator(Generator):
         elif clients is None:
             where = self._folder, Path(logs).absolute(), cuda.device_count()
             clients = place_workers(settings, str(model_folder), required.flags(), *where)
+        # The learner's GPU is the first; where the learner is on actors, this process computes on none.
+        self._shares = clients[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
+        if self._shares:
+            leave_share(settings.gpu_memory)
         self._servers = [ServerState(i, client) for i, client in enumerate(clients)]
         self._installed = [-1] * len(self._servers)
         self._lost: set[int] = set()
@@ -251,6 +256,8 @@ class VllmGenerator(Generator):
     def close(self) -> None:
         """Stop the servers that were started here; completions in flight are lost."""
         self._pool.close()
+        if self._shares:
+            leave_share(0.0)
         if self._environment:
             self._environment.close()
         self._remove_folder()

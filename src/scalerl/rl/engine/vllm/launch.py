@@ -112,9 +112,25 @@ def gpus_of_workers(settings: Vllm, gpus: int) -> list[str | None]:
             f"{settings.servers} workers of {each} GPUs each{trainer}, and this machine has {gpus}"
         )
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = named.split(",") if named else [str(i) for i in range(gpus)]
+    names = [name.strip() for name in named.split(",")] if named else [str(i) for i in range(gpus)]
     names = names[gpus - settings.servers * each : gpus]
     return [",".join(names[i * each : (i + 1) * each]) for i in range(settings.servers)]
+
+
+def of_cache(n_bytes: int) -> list[str]:
+    """Return the arguments for a KV cache of so many bytes, in place of the share of a GPU that is left; none
+    for 0.
+
+    vLLM measures what it takes by what is free before and after, and so counts what the trainer takes of a
+    shared GPU meanwhile, and fails where that gives some back. At a first start, which training waits for,
+    neither happens; a restart has the size that was found then. Of an argument that is there twice vLLM takes
+    the last.
+    """
+    if not n_bytes:
+        return []
+    # With a size the share says only what has to be free at the start, in which vLLM counts what PyTorch has
+    # cached in the trainer, and modules of CUDA that were loaded since.
+    return ["--kv-cache-memory-bytes", str(n_bytes), "--gpu-memory-utilization", "0.01"]
 
 
 class WorkerClient(VllmClient):
@@ -132,6 +148,8 @@ class WorkerClient(VllmClient):
         self.log = self._log = backend.log(number)
         self._backend, self._folder, self._arguments = backend, str(folder), arguments
         self.gpus = tuple(gpus)
+        self._sized: list[str] | None = None
+        """The arguments of a restart beside the first ones; None before the first start."""
         self._process: ChildProcess | None = None
         self._started, self._log_start = False, 0
         self._numbers = count(1)
@@ -146,14 +164,17 @@ class WorkerClient(VllmClient):
         self._calls, self._lost, self._started = {0: loop.create_future()}, None, False
         # At random: by one seed two workers, or one and its successor, would draw the same numbers.
         seed = ["--seed", str(secrets.randbits(31))]
+        arguments = [*seed, *self._arguments, *(self._sized or ())]
         self._process = await asyncio.to_thread(
-            self._backend.spawn, self.name, self._number, serve, self._folder, [*seed, *self._arguments]
+            self._backend.spawn, self.name, self._number, serve, self._folder, arguments
         )
         self.pid = self._process.pid
         for fd in self._process.watched():
             loop.add_reader(fd, self._receive, self._process)
         await self._answer(0, "its start", seconds)
         self._started = True
+        if self._sized is None and self.gpus:
+            self._sized = of_cache(await self.call("cache_bytes", seconds=seconds))
 
     def _receive(self, process: ChildProcess) -> None:
         """Give the calls their answers; where the process is lost, all the loss."""

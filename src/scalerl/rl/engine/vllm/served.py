@@ -74,6 +74,10 @@ class Worker:
             "speculative": config.speculative_config is not None,
         }
 
+    def scalerl_cache_bytes(self) -> int:
+        """Return the bytes for the KV cache that vLLM has measured on this GPU; 0 where it has not."""
+        return int(getattr(self, "available_kv_cache_memory_bytes", 0))
+
     def scalerl_progress(self) -> dict[str, int]:
         """Return the tokens sampled so far of every completion that has begun, by vLLM's request name."""
         return {name: len(r.output_token_ids) for name, r in self.model_runner.requests.items()}

@@ -106,6 +106,9 @@ class _Engine:
     async def describe(self) -> dict[str, Any]:
         return (await self._llm.collective_rpc("scalerl_describe"))[0]
 
+    async def cache_bytes(self) -> int:
+        return min(await self._llm.collective_rpc("scalerl_cache_bytes"))
+
     async def complete(
         self,
         name: str,

@@ -7,6 +7,7 @@ the heartbeat of the process.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, brief_error
+from scalerl.rl.config.devices import VISIBLE
 from scalerl.rl.workers.backend import (
     Backend,
     Message,
@@ -39,6 +41,8 @@ class WorkerActor:
 
     def __init__(self, target: Target, arguments: Sequence[Any]) -> None:
         self.began = time.perf_counter()
+        if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+            os.environ[VISIBLE] = ""  # Ray leaves an actor that requests none all GPUs of its node
         self._inbox, self._outbox = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
         worker = _ActorChannel(self), target, arguments
         threading.Thread(target=run_worker, args=worker, daemon=True).start()

@@ -14,7 +14,8 @@ from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
-from scalerl.rl.config.devices import VISIBLE, visible_gpus
+from scalerl.rl.config.devices import VISIBLE
+from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.workers.ray import cluster_watch
 from scalerl.rl.workers.signals import masked_signals
 
@@ -125,7 +126,7 @@ def _gpus_for_actors(cluster: Cluster) -> Iterator[dict[str, int]]:
     Raises:
         InputError: there are fewer than the driver needs.
     """
-    gpus, (first, last) = visible_gpus(), cluster.beside_ray
+    gpus, (first, last) = gpus_in_use(), cluster.beside_ray
     if not gpus:
         yield {}
         return
@@ -287,7 +288,7 @@ def _check_beside_ray(cluster: Cluster) -> None:
             "[cluster]: a learner in the driver computes on a GPU of this node, which Ray gives to actors: "
             'set cluster.learner.kind to "fsdp2", which is for one trainer too'
         )
-    if of_ray + last > (here := len(visible_gpus())):
+    if of_ray + last > (here := len(gpus_in_use())):
         raise InputError(
             f"[cluster]: servers of vLLM take the last {last} of the {here} GPUs of this node, of which Ray "
             f"gives out {of_ray:g}: start Ray with --num-gpus {max(here - last, 0)}, or lower "
