@@ -57,15 +57,15 @@ def test_the_expected_width_is_that_of_runs_that_went_on():
     assert widths[2] == pytest.approx(np.mean(found), rel=0.6)
 
 
-def test_compute_to_tell():
+def test_compute_to_identify():
     early, late = run_to(5000.0, n=26, sd=0.004), run_to(15_000.0)
-    tell = early.compute_to_tell
+    tell = early.compute_to_identify
     assert tell is not None
     assert 5000 < tell < 15_000
-    assert late.compute_to_tell == 15_000.0
+    assert late.compute_to_identify == 15_000.0
 
 
-def test_the_compute_to_tell_is_where_the_width_is_small_enough():
+def test_the_compute_to_identify_is_where_the_width_is_small_enough():
     """Not the next one of sixteen places: it would leap by 14 % from one evaluation to the next."""
     early = run_to(5000.0, n=26, sd=0.004)
     seen = replace(early.identification, ratio=2.0, ratio_interval=(1.5, 3.0))
@@ -80,7 +80,7 @@ def test_too_few_evaluations_are_waited_for():
     """The ceiling of six is never called identified, however narrow its interval: eight take 1.4 times."""
     few = run_to(14_000.0, n=6)
     assert few.intervals.A[1] - few.intervals.A[0] < few.identification.widest
-    assert few.compute_to_tell == pytest.approx(14_000 * 7 / 5)
+    assert few.compute_to_identify == pytest.approx(14_000 * 7 / 5)
 
 
 def test_no_compute_is_named_where_it_is_not_compute_that_is_missing():
@@ -88,5 +88,5 @@ def test_no_compute_is_named_where_it_is_not_compute_that_is_missing():
     early = run_to(5000.0, n=26, sd=0.004)
     assert "identified from" in dict(fit_rows(early))
     wandered = replace(early, identification=replace(early.identification, waits=False))
-    assert wandered.compute_to_tell is None
+    assert wandered.compute_to_identify is None
     assert "identified from" not in dict(fit_rows(wandered))

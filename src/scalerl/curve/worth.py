@@ -14,7 +14,7 @@ from scalerl.curve.sample import Sample
 
 _DRAWS = 256
 _MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
-_TELL_WITHIN = 8.0  # times the compute so far, up to which the compute to tell is searched
+_TELL_WITHIN = 8.0  # times the compute so far, up to which the compute that identifies A is searched
 _STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
 
 

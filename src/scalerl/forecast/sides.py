@@ -37,7 +37,7 @@ PASS_RATES = ("A", "pass_rate_seen", "pass_rate")
 """The quantities that are pass rates; the others are logarithms."""
 ONE_FAMILY = 0.7
 """The probability before the data that both recipes have one family. Chosen by `benchmarks/comparison.py`: .5
-costs power, from .8 on ceilings of recipes with one ceiling and different ends are told apart too often."""
+costs power, from .8 on ceilings of recipes with one ceiling and different ends are called different."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384

@@ -99,7 +99,7 @@ class PlannedJob:
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that may be admitted before the weights of the first are installed."""
+        """Batches that may be admitted before all generators have the weights of the first."""
         return self.schedule.in_flight_limit(self.prompts) // self.prompts
 
     @property

@@ -100,7 +100,7 @@ _PLACES = (
     *("mlflow:FORMAT", "databases:MLFLOW", "databases:TRACKIO", "metrics_jsonl:VERL", "parquet:FORMAT"),
     *("metrics_jsonl:FORMAT", "console.reader:FORMAT"),
 )
-"""Of the formats, those first that are told by the name or the first bytes of a file."""
+"""Order of the formats: those first that the name or the first bytes of a file show."""
 
 
 def formats() -> Iterator[Format]:

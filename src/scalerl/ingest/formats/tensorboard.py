@@ -89,7 +89,7 @@ class _Reader:
 
     def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
         self._builder, self._keeps, self._source = builder, keeps, source
-        self._plugins: dict[str, str] = {}  # which is told only where a tag comes first
+        self._plugins: dict[str, str] = {}  # named only where a tag comes first
 
     def read(self, path: Path) -> bool:
         """Read a file; return whether it has any record, or is empty as of a run that has just started."""

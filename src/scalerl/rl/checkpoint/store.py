@@ -34,7 +34,7 @@ from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
-FORMAT = 8
+FORMAT = 9
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")

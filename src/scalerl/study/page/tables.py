@@ -72,8 +72,8 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. "
         "Measured: the mean difference over seeds that both have, without a curve, its variance moderated by "
         "those of the other arms. p is corrected (Holm): over the arms of what was measured, over three "
-        "questions about every arm of the curves; beside it, how many seeds of each side would tell the "
-        "difference observed (power .8)."
+        "questions about every arm of the curves; beside it, how many seeds of each side would detect "
+        "the observed difference (power .8)."
     )
     return Table("verdict", "Verdicts", tuple(headers), rows, note, ("arm", "verdict"))
 
@@ -195,7 +195,7 @@ def _why_decided(made: Mapping[str, Any], unit: Unit) -> str:
         listed = ", ".join(f"{arm} {signed(gain)}" for arm, gain in gains)
         return f"pass rate at the budget, less that of the base: {listed}"
     budget, probability = unit.show(made.get("budget")), as_float(made.get("probability"))
-    known = "not told" if math.isnan(probability) else f"{probability:.3f}"
+    known = "not known" if math.isnan(probability) else f"{probability:.3f}"
     return f"at {budget}: probability that its ceiling is below that of the best arm {known}"
 
 

@@ -68,9 +68,9 @@ def _completions(run: RunRecord) -> list[PagePart]:
     for step in dict.fromkeys((*steps[-1:], *steps[:1])):
         items = []
         for one in by_step[step]:
-            told = f"reward {one.get('reward')}, {one.get('finish')}, {one.get('length')} tokens"
+            about = f"reward {one.get('reward')}, {one.get('finish')}, {one.get('length')} tokens"
             shown = f"{one.get('prompt_text')} → {one.get('completion')}"
-            items.append((f"{one.get('prompt')} ({told})", shown))
+            items.append((f"{one.get('prompt')} ({about})", shown))
         parts.append(PagePart(f"Evaluation at step {step}", items=items))
     return parts
 
