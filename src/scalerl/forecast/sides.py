@@ -26,7 +26,7 @@ from scalerl.errors import InputError
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
 Blocks = Mapping[str, Sequence[Hashable]]
-"""For every recipe the block of each of its runs: what they have in common with a run of another recipe. A
+"""The block of each run, by recipe: what they have in common with a run of another recipe. A
 block that is a pair is (group, itself): blocks of a group (a base model) share what a recipe does to it."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""

@@ -1,4 +1,4 @@
-"""Which metric of a log stands for the pass rate: what it is, whether it can be one, and what else there is.
+"""Choose the metric of a log that stands for the pass rate: what it is, whether it can be one, and rivals.
 
 held-out pass rate    in [0, 1], or percent where its name or the user says so: taken
 held-out reward       taken with a warning where it stays in [0, 1], or in [-1, 1] for rewards of -1 and 1
@@ -30,19 +30,19 @@ class Candidate:
 
     metric: Metric
     series: Series
-    """As it was logged."""
+    """The values as logged."""
     rate_N: np.ndarray
-    """In [0, 1]; empty where it cannot be made so."""
+    """The values as shares in [0, 1]; empty where they cannot be converted."""
     how: str
-    """How it was made one, in a sentence; empty where it is as it was logged."""
+    """How they were converted, a sentence; empty where they are as logged."""
     why_not: str
     """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
     n_made: int
-    """Its evaluations, those without a value included."""
+    """Number of evaluations, those without a value included."""
 
     @property
     def name(self) -> str:
-        """What it is called in the log."""
+        """Name of the metric in the log."""
         return self.metric.name
 
 

@@ -25,7 +25,7 @@ _FEWEST_VALUES, _FEWEST_DECIMAL = 6, 12
 _MOST_COMPLETIONS = 20_000
 _LARGEST_DENOMINATOR = 5000
 _ROUNDING = 1e-10
-"""By how much a mean in 64 bits may differ from the fraction that it is."""
+"""Largest difference of a mean in 64 bits from the fraction that it is."""
 
 
 def shares_of(

@@ -22,7 +22,7 @@ class TokenCounts:
 
     completion: float
     longest: float
-    """Of the longest completion of a batch."""
+    """Tokens of the longest completion of a batch."""
     context: float
     """Positions that a completion attends to, its prompt included, averaged over the decode steps."""
 

@@ -36,7 +36,7 @@ class SimulatedGenerator:
         self.stamp = 0
         """Number of the next event: one with another number is out of date."""
         self.ends = math.inf
-        """When the next completion ends; infinite where none is under way."""
+        """Time at which the next completion ends; infinite where none is under way."""
         self._now = self._held_until = self._steps = 0.0
         self._waiting = deque[tuple[int, SimulatedGroup, bool]]()  # tokens, group, the first of its group
         self._running: list[tuple[float, int, float, SimulatedGroup]] = []  # end, number, start, group

@@ -24,7 +24,7 @@ _P95 = 1.6448536269514722
 
 @dataclass(frozen=True)
 class Truncation:
-    """Where a recipe ends completions: none is longer than `longest`.
+    """The lengths at which a recipe ends completions: none is longer than `longest`.
 
     With an `interrupt`, thinking is ended at a length drawn uniformly between its two ends, and `phrase` and
     answer follow.

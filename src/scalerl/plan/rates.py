@@ -49,19 +49,19 @@ class Verify:
 
 @dataclass(frozen=True)
 class DriverRates:
-    """What the one process that drives the loop does by itself."""
+    """Seconds of the driver's own work."""
 
     completion: float = 0.0
     """Taking a completion, and its part of the batch."""
     step: float = 0.0
     """Records and whatever else is done once a step."""
     overlapped: bool = False
-    """It collects while the trainers step, up to one collection ahead (a learner sharded over a cluster)."""
+    """Whether it collects while the trainers step, up to one collection ahead (a learner on a cluster)."""
 
 
 @dataclass(frozen=True)
 class WeightRates:
-    """How new weights get into the generators."""
+    """Seconds of a weight sync, by part."""
 
     publish: float = 0.0
     """Seconds in which trainers and driver are held."""
@@ -86,7 +86,7 @@ class Rates:
     evaluate, which share it."""
     devices_per_generator: int = 1
     source: str = "given"
-    """Where the figures are from, in words."""
+    """Source of the figures, a text."""
 
     def __post_init__(self) -> None:
         for table in ("decode", "trainer", "verify", "driver", "weights"):

@@ -37,7 +37,7 @@ _DRAWN_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a cluster does in a step, once the first steps have filled the pipeline."""
+    """Means of a step on a cluster, once the first steps have filled the pipeline."""
 
     generators: int
     trainers: int
@@ -153,7 +153,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.seconds = defaultdict[str, float](float)
-        """Of the trainers, by what they did or waited for."""
+        """Seconds of the trainers, by what they did or waited for."""
         self.tokens = self.generating = self.generated = 0
         self.staleness = defaultdict[int, float](float)
         """Trained tokens by staleness, in versions."""

@@ -48,7 +48,7 @@ _LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
 _SENTENCE = 40
 """Letters from which on a line beside words is a sentence."""
 _EM = 0.5
-"""Of a letter, about."""
+"""Width of a letter in em, about."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 

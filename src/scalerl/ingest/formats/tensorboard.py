@@ -24,7 +24,7 @@ _FLOATS = {1: "<f", 2: "<d"}
 """How a number of a TensorProto is laid out, by its dtype: TensorFlow makes float32 of every scalar, torch
 float32 or float64."""
 _FLOAT_FIELDS = (4, 5, 6)
-"""Its tensor_content, float_val and double_val."""
+"""Numbers of a TensorProto's tensor_content, float_val and double_val."""
 
 
 def recognises(path: Path) -> bool:

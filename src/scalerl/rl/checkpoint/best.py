@@ -26,7 +26,7 @@ BEST = "best-"
 MOST = 3
 
 Smooth = Callable[[RunRecord], Mapping[int, float]]
-"""From the run so far: the pass rate of every evaluation without its noise, by step."""
+"""Smooths a run so far: returns the pass rate of every evaluation without its noise, by step."""
 
 
 class BestWeights(BackgroundWriter):

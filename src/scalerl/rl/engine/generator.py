@@ -95,7 +95,7 @@ class TorchGenerator(Generator):
 
     @property
     def counters(self) -> Counters:
-        """What has been spent so far."""
+        """Counters so far."""
         return self._counters
 
     @property

@@ -115,7 +115,7 @@ class Generator(ABC):
         """The completions that are there of incomplete groups, by sequence number and sample."""
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._before = Counters()
-        """What was spent before the run was resumed."""
+        """Counters of the run before the resume."""
 
     @abstractmethod
     def _assign(self, seq_no: int, group: GroupRequest) -> None:
@@ -140,7 +140,7 @@ class Generator(ABC):
     @property
     @abstractmethod
     def counters(self) -> Counters:
-        """What has been spent so far, the work before a resume included."""
+        """Counters so far, the work before a resume included."""
 
     @abstractmethod
     def wait_until_started(self) -> None:

@@ -74,7 +74,7 @@ class Step:
     batch: Batch
     stats: StepStats
     trained_at: float
-    """When training started, in Unix seconds."""
+    """Start of the training, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
     """Time in which the trainer waited for groups to be generated."""

@@ -77,7 +77,7 @@ class AuditFinding:
     result: str
     level: Level
     share: float | None = None
-    """Of the answers that were accepted, or of the prompts that the check is about."""
+    """Share of the answers that were accepted, or of the prompts that the check is about."""
     example: str = ""
 
 

@@ -172,7 +172,7 @@ def forecasts_table(verdict: StudyVerdict) -> Table:
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:
-    """What the study decided while it ran."""
+    """Return the table of decisions that the study took while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
     prose = ("arm", "decision", "why")
     rows = []
@@ -252,14 +252,14 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell | str:
 
 
 def changes_table(verdict: StudyVerdict) -> Table:
-    """What every arm changes of the base recipe."""
+    """Return the table of each arm's changes of the base recipe."""
     headers = ("arm", "changes of the base")
     rows = tuple(row(arm.name, changes_in_words(arm.changes) or "none") for arm in verdict.study.arms)
     return Table("changes", "Arms", headers, rows, prose=headers)
 
 
 def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
-    """What was planned, as (label, text)."""
+    """Return the plan as rows (label, text)."""
     plan = verdict.study.plan
     unit = unit_for(verdict.axis, max(plan["budgets"]))
     seeds = sorted({run.plan.seed for run in verdict.study.runs})

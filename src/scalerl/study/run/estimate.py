@@ -26,7 +26,7 @@ class ArmCost:
     arm: str
     runs: int
     compute: float
-    """In the unit of the study's budgets."""
+    """Compute in the unit of the study's budgets."""
     gpu_hours: float
     """Device-hours of training; NaN where no run has shown how long that takes."""
     evaluation_hours: float
@@ -45,7 +45,7 @@ class StudyCost:
     gpu_hours: float
     evaluation_hours: float
     wall_hours: float
-    """With as many runs at once as the cores allow, the evaluations included."""
+    """Hours with as many runs at once as the cores allow, evaluations included."""
     dollars: float
     """The evaluations included; NaN without a price."""
 

@@ -63,7 +63,7 @@ def answer_rows(
 
 
 def basis_rows(result: Fit) -> list[tuple[str, str]]:
-    """What was fitted, the metric first, and the other statistics of the fit."""
+    """Return what was fitted, the metric first, and the other statistics of the fit."""
     median, intervals = result.median, result.intervals
     left_out = result.left_out
     cut = f", {len(left_out) or 'none'} left out"
@@ -103,7 +103,7 @@ def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = (
 
 
 def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
-    """Where to stop, if a further unit of compute has to gain `worth`."""
+    """Return where to stop, if a further unit of compute has to gain `worth`."""
     now = float(result.points.compute_N[-1])
     gain, stop = result.gain_per_unit(now), result.stop_at(worth)
     place = f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute"

@@ -30,7 +30,7 @@ _CURVE = (
 
 
 def run_sections(run: OverlayRun, end: float) -> list[PageSection]:
-    """What `scalerl fit` prints of a run, forecast at `end`, and all that its folder has beside the curve."""
+    """Return what `scalerl fit` prints of a run, forecast at `end`, and the rest that its folder has."""
     fits = [PagePart(text=f"No fit: {run.reason}.")]
     if run.fit is not None:
         fits = [PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE)]

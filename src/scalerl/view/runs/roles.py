@@ -24,7 +24,7 @@ _ROLES = (("generate", "generators"), ("train", "trainer"))
 
 
 def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
-    """What became of every group that was admitted; nothing where the steps hold no ledger.
+    """Return the fates of all groups that were admitted; nothing where the steps hold no ledger.
 
     `lost` are the lines of lost.jsonl that say what a resumed run had cost in vain.
     """

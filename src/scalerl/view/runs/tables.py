@@ -141,7 +141,7 @@ def comparison_table(view: RunsView) -> Table:
 
 
 def _how_to_compare(view: RunsView, found: Comparison) -> str:
-    """What the columns of the comparison mean, and which way they go."""
+    """Return a note on the columns of the comparison, and which way they go."""
     ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
     sought = "from the first evaluation to well beyond the last"
     if len(ends) == 1:
