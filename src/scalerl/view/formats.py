@@ -1,6 +1,6 @@
 """A table (`scalerl.view.table`) as Markdown and LaTeX, and rows of numbers as CSV.
 
-Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
+Names of arms, causes and warnings are users' text: each format escapes what it would take as its own.
 """
 
 import csv

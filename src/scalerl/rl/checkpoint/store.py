@@ -221,7 +221,7 @@ def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
-    # JSON and safetensors, not a pickle: a checkpoint that somebody passes on must not run code.
+    # JSON and safetensors, not a pickle: a checkpoint from elsewhere must not run code.
     tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")

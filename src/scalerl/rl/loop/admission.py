@@ -71,6 +71,7 @@ class VerifiedGroups:
         """Return the least number of groups with which so many batches may be complete."""
         if batches <= self.complete:
             return 0
+        # The open batch ends by what comes first: enough groups that count, or the most that it may hold.
         first = min(self._prompts - self._counting, self._most - self._open)
         return first + (batches - self.complete - 1) * self._prompts
 
@@ -97,6 +98,7 @@ class VerifiedGroups:
 
     def put_back(self, groups: list[Group]) -> None:
         """Undo a `take`."""
+        # Reversed, as `extendleft` reverses: the order of admission is what bounds staleness.
         self._groups.extendleft(reversed(groups))
         self._sizes.appendleft(len(groups))
 
@@ -106,6 +108,7 @@ class VerifiedGroups:
 
     def restore(self, groups: Iterable[Group], replaced: int) -> None:
         """Go on from `state`."""
+        # `add` cuts the batches anew, and counts only the groups held: `replaced` also has those consumed.
         for group in groups:
             self.add(group)
         self.replaced = replaced
