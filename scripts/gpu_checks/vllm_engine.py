@@ -62,7 +62,7 @@ def decode(lab: Lab) -> dict[str, Any]:
             generator.collect(at_once // 2)
             made = generator.counters.tokens - before
             figures[f"{at_once}x{tokens}"] = made / (time.perf_counter() - started)
-        figures["update_seconds"] = generator.install_seconds[-1]
+        figures["update_seconds"] = generator.update_seconds[-1]
     return figures | {"bytes": sum(map(bytes_of, weights.plan))}
 
 
