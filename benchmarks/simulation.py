@@ -91,7 +91,7 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
 
 
 def noise(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
-    """Noise of n evaluations, neighbours correlated by phi from `first` on (1: not with step 0)."""
+    """Noise of n evaluations, autocorrelation phi from `first` on (1: not with step 0)."""
     return ar1(rng.normal(0, sd, n), np.where(np.arange(n) > first, phi, 0.0))
 
 

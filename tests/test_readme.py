@@ -76,6 +76,24 @@ def test_readme_and_pages_stay_short():
     assert words < 30_000
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_text_is_wrapped_and_every_item_begins_a_line(page):
+    """Code and tables may be wider; wrapping must not pull the next item of a list into a paragraph."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "|"))]
+    assert [line for line in lines if len(line) > 120] == []
+    assert [line for line in lines if re.search(r"\S - \*\*|\S -$", line)] == []
+
+
+def test_the_table_of_benchmarks_is_complete():
+    """A script with a command line has a row; a module that scripts share is named below the table."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## The benchmarks")[2]
+    scripts = {path.name: "__main__" in path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    rows = re.findall(r"^\| `(\w+\.py)` \|", text, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(name for name, is_script in scripts.items() if is_script)
+    assert set(re.findall(r"`(\w+\.py)`", text)) == scripts.keys()
+
+
 def test_no_placeholder_is_left():
     for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"]:
         assert not re.search(r"@[A-Z]+@", page.read_text()), page

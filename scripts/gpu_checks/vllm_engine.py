@@ -40,7 +40,7 @@ def updates_in_flight(lab: Lab) -> dict[str, Any]:
                 generator.update(WeightStream.of(versions[version]), version)
             time.sleep(0.01)
         groups = generator.take(24)
-        install_ms = [1e3 * seconds for seconds in generator.install_seconds[1:]]
+        install_ms = [1e3 * seconds for seconds in generator.update_seconds[1:]]
     figures = {"updates": version, "install_ms": sorted(install_ms)[len(install_ms) // 2]}
     # Its attention multiplies in TF32 on a GPU.
     return within(figures | replayed(model, versions, groups, most=8), error=2e-2)
@@ -62,7 +62,7 @@ def decode(lab: Lab) -> dict[str, Any]:
             generator.collect(at_once // 2)
             made = generator.counters.tokens - before
             figures[f"{at_once}x{tokens}"] = made / (time.perf_counter() - started)
-        figures["install_seconds"] = generator.install_seconds[-1]
+        figures["update_seconds"] = generator.update_seconds[-1]
     return figures | {"bytes": sum(map(bytes_of, weights.plan))}
 
 

@@ -33,7 +33,7 @@ _UNIX_ONLY = ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
 _NO_WAIT, _NO_LINK, _NOT_INHERITED = (getattr(os, name, 0) for name in _UNIX_ONLY)
 """Flags of `os.open`; 0 on Windows, whose files have no such thing and are not inherited anyway."""
 _BINARY = getattr(os, "O_BINARY", 0)
-"""Of Windows, which would translate line ends otherwise."""
+"""The flag with which Windows does not translate line ends."""
 _T = TypeVar("_T")
 
 

@@ -44,18 +44,18 @@ NAMES = Limit(
     2**25, "characters in the names of one row, their parents' before each", "shorten the outer names"
 )
 NAME = Limit(1000, "characters in a name", "shorten it")
-"""Of a metric or a run. The time to match patterns of names grows with the third power of this."""
+"""Longest name of a metric or a run. The time to match patterns grows with the third power of this."""
 COLUMNS = Limit(50_000, "metrics that could be of use, of all runs together", "export fewer metrics or runs")
 TABLE_COLUMNS = Limit(20_000, "columns", "export fewer of them")
 TABLE_ROWS = Limit(1_000_000, "rows", "keep every tenth row, or split the table by runs")
-"""Of a compressed table, which may have any number of rows in a few bytes; a million take about 10 s."""
+"""Most rows of a table: a compressed one may have any number in few bytes, and a million take about 10 s."""
 RUNS = Limit(1000, "runs", "choose one (--run), or a folder with fewer of them")
 """Runs that are read at once; those not chosen by --run do not count."""
 FOUND = Limit(20_000, "runs in one file or folder", "split it")
 VALUES = Limit(6_000_000, "values of metrics that could be of use", "log every tenth step")
 """130 bytes each while a log of one metric is sorted (3 million took 440 MB), less with several in a row."""
 EVALUATIONS = Limit(200_000, "evaluations", "read fewer runs at once, or keep every tenth row")
-"""Of all runs together, and rows of a table of points."""
+"""Most evaluations of all runs together, and rows of a table of points."""
 TOML = Limit(2**20, "bytes in a recipe or a study", "write less, or put what is long into files")
 TEXT = Limit(2**28, "bytes of decoded text in one column", "leave that column out, or shorten its texts")
 

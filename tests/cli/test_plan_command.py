@@ -130,7 +130,7 @@ def test_the_curve_of_a_run_says_the_hours_to_a_target(rates, capsys, tmp_path):
         (["--rates", "h100-8b", "--devices", "1"], "so 2 are needed"),
         (["--rates", "h100-8b", "--devices", "4", "--target", "0.5"], "--target needs the curve of a run"),
         (["--rates", "none.toml", "--devices", "4"], "none.toml: no such file"),
-        (["--rates", "h100-8b", "--devices", "4", "--rate", "decode.rows=1"], "did you mean 'decode.row'"),
+        (["--rates", "h100-8b", "--devices", "4", "--rate", "decode.slots=1"], "did you mean 'decode.slot'"),
         (["--from", "nowhere"], "--from nowhere: no such run folder"),
     ],
 )

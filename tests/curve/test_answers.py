@@ -22,7 +22,7 @@ def test_a_ceiling_that_will_not_be_known_in_time_is_said_with_the_probability()
     result = fit(Points.from_arrays(compute_N, rate_N))
     budget = 2000.0
     assert not result.identified
-    assert (result.compute_to_tell or np.inf) > budget
+    assert (result.compute_to_identify or np.inf) > budget
     target = result.forecast(budget).median
     chance = result.chance(target, budget)
     assert chance.why == (

@@ -58,15 +58,15 @@ def test_the_expected_width_is_that_of_runs_that_went_on():
     assert widths[2] == pytest.approx(np.mean(found), rel=0.6)
 
 
-def test_compute_to_tell():
+def test_compute_to_identify():
     early, late = run_to(5000.0, n=26, sd=0.004), run_to(15_000.0)
-    tell = early.compute_to_tell
+    tell = early.compute_to_identify
     assert tell is not None
     assert 5000 < tell < 15_000
-    assert late.compute_to_tell == 15_000.0
+    assert late.compute_to_identify == 15_000.0
 
 
-def test_the_compute_to_tell_is_where_the_last_condition_is_met():
+def test_the_compute_to_identify_is_where_the_last_condition_is_met():
     """Not the next one of sixteen places: it would leap by 14 % from one evaluation to the next."""
     early = run_to(5000.0, n=26, sd=0.004)
     seen, known = early.identification, -math.inf
@@ -82,7 +82,7 @@ def test_the_compute_to_tell_is_where_the_last_condition_is_met():
     assert told(lambda c: Outlook(seen.widest * (50_000 / c), known, known)) is None
 
 
-def test_a_second_late_midpoint_moves_the_compute_to_tell_by_its_weight_alone():
+def test_a_second_late_midpoint_moves_the_compute_to_identify_by_its_weight_alone():
     """Of 2 or 3 % of the posterior: the interval of C_mid so far takes it in at once, and doubles."""
     early = run_to(3600.0, n=24, sd=0.008)
     post, told, high = early.posterior, [], []
@@ -94,7 +94,7 @@ def test_a_second_late_midpoint_moves_the_compute_to_tell_by_its_weight_alone():
         moved = np.select([late, near], change[:2], change[2])
         other = post.reweighted(post.log_weight + moved[:, None, None])
         seen = identify(other, early.sample)
-        told.append(replace(early, posterior=other, identification=seen).compute_to_tell)
+        told.append(replace(early, posterior=other, identification=seen).compute_to_identify)
         high.append(3600.0 / seen.ratio_interval[0])
     assert high[1] > 2 * high[0]
     assert told[1] == pytest.approx(told[0], rel=0.1)
@@ -104,7 +104,7 @@ def test_too_few_evaluations_are_waited_for():
     """The ceiling of six is never called identified, however narrow its interval: eight take 1.4 times."""
     few = run_to(14_000.0, n=6)
     assert few.intervals.A[1] - few.intervals.A[0] < few.identification.widest
-    assert few.compute_to_tell == pytest.approx(14_000 * 7 / 5)
+    assert few.compute_to_identify == pytest.approx(14_000 * 7 / 5)
 
 
 def test_no_compute_is_named_where_it_is_not_compute_that_is_missing():
@@ -112,5 +112,5 @@ def test_no_compute_is_named_where_it_is_not_compute_that_is_missing():
     early = run_to(5000.0, n=26, sd=0.004)
     assert "identified from" in dict(fit_rows(early))
     wandered = replace(early, identification=replace(early.identification, waits=False))
-    assert wandered.compute_to_tell is None
+    assert wandered.compute_to_identify is None
     assert "identified from" not in dict(fit_rows(wandered))

@@ -118,7 +118,7 @@ def test_a_reward_of_training_is_fitted_only_by_its_name_and_without_a_verdict()
     assert (found.identified, found.verdict(0.3, 60)) == (False, "training reward")
     assert found.why == found.reasons(0.3, 60)
     assert "'reward' is a training reward" in found.why
-    assert found.compute_to_tell is None
+    assert found.compute_to_identify is None
 
 
 def test_a_metric_that_is_named_is_taken():

@@ -34,9 +34,9 @@ def test_a_run_that_is_simulated_keeps_its_generators_as_busy(tmp_path):
     busy = (1 - found.generators_idle) * 2 * found.seconds_per_step
     per_token = busy / (found.tokens_per_second * found.seconds_per_step)
     assert per_token == pytest.approx(GENERATE / (64 * 10), rel=0.05)
-    full = rates.decode.base / 32 + rates.decode.row
+    full = rates.decode.base / 32 + rates.decode.slot
     assert full < 0.9 * GENERATE / (64 * 10)
-    assert rates.decode.base == pytest.approx(32 * rates.decode.row)
+    assert rates.decode.base == pytest.approx(32 * rates.decode.slot)
 
 
 def test_trainers_of_a_run_are_those_that_its_config_tells_of(tmp_path):
@@ -87,8 +87,8 @@ def test_runs_that_show_no_rates_are_refused(tmp_path):
 def test_rates_are_written_by_hand(tmp_path):
     path = tmp_path / "rates.toml"
     path.write_text("[decode]\nbase = 0.01\n[trainer]\ntoken = 1e-4\n[lengths]\nmean = 100\np95 = 300\n")
-    rates = load_rates(path, ["decode.row=0.5", "weights.send=3"])
-    assert (rates.decode.base, rates.decode.row, rates.weights.send) == (0.01, 0.5, 3)
+    rates = load_rates(path, ["decode.slot=0.5", "weights.send=3"])
+    assert (rates.decode.base, rates.decode.slot, rates.weights.send) == (0.01, 0.5, 3)
     assert load_rates(rates, ["trainer.fixed=3"]).trainer.fixed == 3
     assert load_rates(load_rates("h100-8b")) == load_rates("h100-8b")
 
@@ -97,7 +97,7 @@ def test_rates_are_written_by_hand(tmp_path):
 def test_rates_of_the_package_say_that_they_are_assumed(name):
     rates = load_rates(name)
     assert "assumed" in rates.source
-    assert "changed: decode.row=1" in load_rates(name, ["decode.row=1"]).source
+    assert "changed: decode.slot=1" in load_rates(name, ["decode.slot=1"]).source
 
 
 @pytest.mark.parametrize(

@@ -44,17 +44,17 @@ def test_on_policy_the_roles_take_turns():
 def test_every_cost_of_the_loop_is_in_the_step():
     rates = replace(
         SECOND,
-        decode=Decode(0.5, row=0.25, position=0.01, prompt=0.1),
+        decode=Decode(0.5, slot=0.25, position=0.01, prompt=0.1),
         verify=Verify(0.5, workers=2),
         driver=DriverRates(completion=0.02, step=0.7),
-        weights=WeightRates(publish=0.3, send=2.1, install=0.6),
+        weights=WeightRates(publish=0.3, send=2.1, update=0.6),
         trainer=Trainer(0.01, fixed=5.0),
     )
     found = simulate(job(PipelineRL(0)), rates, 1, 1)
     # 8 rows attend to 3 positions at first, and to one more each step.
     decode = 10 * (0.5 + 0.25 * 8) + 0.01 * sum(8 * (3 + t) for t in range(10)) + 4 * 3 * 0.1
     verify, batch, train = 8 * 0.5 / 2, 8 * 0.02, 5 + 80 * 0.01
-    # The weights are sent and installed while the driver records.
+    # The weights are sent and updated while the driver records.
     weights = 0.3 + 2.1 + 0.6
     assert found.seconds_per_step == pytest.approx(decode + verify + batch + train + weights)
     assert found.wait_for_driver == pytest.approx((batch + 0.3 + 0.7) / found.seconds_per_step)
@@ -95,7 +95,7 @@ def test_an_overlapped_driver_works_while_the_trainer_steps():
 def test_random_lengths_come_to_the_closed_form_where_generation_bounds():
     rates = replace(
         SECOND,
-        decode=Decode(1.0, row=0.1),
+        decode=Decode(1.0, slot=0.1),
         lengths=Lengths(mean=40, p95=90, within=0.4),
         trainer=Trainer(0.0, 1.0),
     )
@@ -156,9 +156,9 @@ def test_the_largest_age_is_reached_where_the_trainer_is_slow():
     assert simulate(job(PipelineRL(3), rows=64), rates, 4, 1).staleness_max == 3
 
 
-def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_later():
+def test_weights_that_arrive_after_the_driver_has_looked_admit_a_step_later():
     """The driver admits only where it collects: a trainer that never waits has a lead of one less."""
-    rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), weights=WeightRates(install=1.0))
+    rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), weights=WeightRates(update=1.0))
     found = simulate(job(PipelineRL(3), rows=64), rates, 4, 1)
     assert found.wait_for_groups == 0
     assert found.staleness_max == 2
@@ -175,7 +175,7 @@ def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
 
 
 def test_a_straggler_bounds_the_step_by_its_own_decode_steps():
-    """With one row for every completion the longest decides, and k + 1 batches share its time."""
+    """With one slot for every completion the longest decides, and k + 1 batches share its time."""
     few = replace(SECOND, decode=Decode(1.0), trainer=Trainer(0.0, 1.0))
     least = bounds(job(PipelineRL(3), rows=64), few, 4, 1)
     assert least["in order"] == pytest.approx((10 + 1) / 4, rel=1e-3)
@@ -184,7 +184,7 @@ def test_a_straggler_bounds_the_step_by_its_own_decode_steps():
 
 @pytest.mark.parametrize("schedule", [PipelineRL(2), OffPolicy(2)])
 def test_admitted_is_consumed_and_in_flight(schedule):
-    rates = replace(SECOND, lengths=Lengths(mean=20, p95=50), weights=WeightRates(install=1.0))
+    rates = replace(SECOND, lengths=Lengths(mean=20, p95=50), weights=WeightRates(update=1.0))
     loop, looked = Simulation(job(schedule), rates, 3, 1, 0), []
     go_on = loop._go
 
@@ -195,7 +195,7 @@ def test_admitted_is_consumed_and_in_flight(schedule):
         under_way = sum(group.left > 0 for group in loop._order)
         assert loop._in_flight.sum() == under_way
         assert loop.admitted - loop._version * 4 <= schedule.in_flight_limit(4) + 4 * schedule.max_staleness
-        assert loop.admitted <= loop._installed * 4 + schedule.in_flight_limit(4)
+        assert loop.admitted <= loop._updated * 4 + schedule.in_flight_limit(4)
 
     loop._go = balanced
     loop.run(20, lambda done: None)
@@ -232,7 +232,7 @@ def test_generators_that_evaluate_sample_nothing_else_meanwhile():
 
 def test_the_best_split_is_where_both_roles_are_busy():
     rates = replace(SECOND, decode=Decode(1.0), trainer=Trainer(0.5))
-    # Generation takes 80 s of a generator of one row; training, 40 s of a trainer.
+    # Generation takes 80 s of a generator of one slot; training, 40 s of a trainer.
     found = splits(job(PipelineRL(4), prompts=8, samples=8, rows=8), rates, 9)
     assert [one.trainers for one in found] == list(range(1, 9))
     assert best(found).trainers == 7

@@ -228,7 +228,7 @@ MUTATIONS = {
     "tokens trained twice": (step(5, "tokens.trained", lambda t: t + 500), "tokens trained, of"),
     "weights of another model": (step(5, "weight_sync.bytes", more), "and there is one model"),
     "weights in no time": (step(5, "weight_sync.seconds", 0), "bytes of weights in 0 s"),
-    "weights before their time": (step(5, "weight_sync.install_seconds", -1.0), "were installed before"),
+    "weights before their time": (step(5, "weight_sync.update_seconds", -1.0), "were updated before"),
     # single values
     "a share above 1": (step(5, "interrupted", 2.0), "which is no share"),
     "a mean above the largest": (step(13, "ratio_mean", 1e6), "ratio_mean is"),

@@ -28,12 +28,12 @@ def test_losses_that_cannot_be_told_apart_are_named(studies, tmp_path):
     }
     (said,) = cautions_of(studies, tmp_path / "a", arms)
     assert "never leave 1 in base and dapo" in said
-    assert said.endswith("cannot be told apart, as base and dapo do.")
+    assert said.endswith("cannot be distinguished, as base and dapo do.")
     # By the recipe, where no steps are logged; the arms differ in more than the loss.
     arms = {"base": truth(), "new": truth(changes=on_policy | dapo)}
     (said,) = cautions_of(studies, tmp_path / "b", arms)
     assert "never leave 1 in new" in said
-    assert said.endswith("cannot be told apart.")
+    assert said.endswith("cannot be distinguished.")
     # Steps tell it better than k: kernels in a low precision leave 1, or a bound that is close acts.
     close = ONE | {"ratio_max": 1.006, "ratio_clipped": 0.2}
     arms = {

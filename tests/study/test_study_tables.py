@@ -71,7 +71,7 @@ def test_what_moves_what_is_told_apart_from_noise(verdict):
         assert "not significant" in ceiling
         assert own.startswith(" 3/4 of its own gain ×")
     assert ", sooner (p " in efficiency.text
-    assert "seeds would tell" in noise.text
+    assert "seeds would detect it" in noise.text
     assert failed.text.startswith("not compared: none of its 2 runs could be fitted: no memory")
 
 

@@ -53,10 +53,10 @@ def test_too_early_says_how_much_more_would_tell_where_that_is_within_the_budget
     points = Points.from_record(record, "flops")
     run = OverlayRun("early", points, record, fit(points))
     assert run.fit is not None
-    tell, unit = run.fit.compute_to_tell, view_of(run).unit
+    tell, unit = run.fit.compute_to_identify, view_of(run).unit
     assert tell is not None
     amount, _, name = unit.show(tell - points.compute_N[-1]).partition(" ")
-    more = f"About {amount} more {name} would tell."
+    more = f"About {amount} more {name} would identify it."
     assert (more_text(run.fit, tell, unit), more_text(run.fit, 0.99 * tell, unit)) == (more, "")
     assert f"Its ceiling is not known yet. {more}" in sentence_of(view_of(run, budget=2 * tell))
     target = run.fit.forecast(tell).median
@@ -65,7 +65,7 @@ def test_too_early_says_how_much_more_would_tell_where_that_is_within_the_budget
         assert chance.verdict == "too early"
         assert f"? Not certain yet. Forecast at {unit.show(budget)}: " in told
         assert f"; chance of {rate(target)}: {percent(chance.probability)}." in told
-        assert ("would tell" in told) == (budget == tell)
+        assert ("would identify it" in told) == (budget == tell)
 
 
 def test_without_a_budget_it_is_twice_the_compute_so_far(shown):

@@ -131,7 +131,7 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
 def test_too_early_says_how_much_compute_would_tell(make_run):
     run = make_run(steps=False, truth=late, forecasts=[{}])
     whole = fit(run, x="flops")
-    needed = whole.compute_to_tell
+    needed = whole.compute_to_identify
     assert not whole.identified
     assert needed is not None
     assert needed > END
@@ -148,10 +148,10 @@ def test_too_early_says_how_much_compute_would_tell(make_run):
 
 def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
     unit = unit_for("flops", TERA)
-    early = {"identified": False, "compute_to_tell": 2 * TERA}
+    early = {"identified": False, "compute_to_identify": 2 * TERA}
     assert to_tell_text(early, unit) == "about 2 TFLOP in all"
     assert to_tell_text(early, unit, TERA) == "about 2 TFLOP in all (2 times the compute so far)"
-    never = {**early, "compute_to_tell": None}
+    never = {**early, "compute_to_identify": None}
     assert to_tell_text(never, unit) == "not expected within 8 times the compute so far"
     for told in (
         {"identified": False},

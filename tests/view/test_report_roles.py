@@ -51,12 +51,12 @@ def test_each_role_has_its_busy_and_idle_time_and_its_speed():
 
 
 def test_weights_have_their_size_and_their_time():
-    sync = {"bytes": 3_200_000, "seconds": 0.02, "install_seconds": 0.5}
-    none = {"bytes": 0, "seconds": 0.0, "install_seconds": None}
-    slower = sync | {"seconds": 0.04, "install_seconds": None}
+    sync = {"bytes": 3_200_000, "seconds": 0.02, "update_seconds": 0.5}
+    none = {"bytes": 0, "seconds": 0.0, "update_seconds": None}
+    slower = sync | {"seconds": 0.04, "update_seconds": None}
     text = dict(role_rows([step(n) | {"weight_sync": s} for n, s in enumerate((sync, none, slower), 1)]))
     assert text["weights"] == (
-        "3.20 MB a version, handed over in 0.0300 s, installed everywhere after 0.500 s on average; "
+        "3.20 MB a version, sent in 0.0300 s, at every generator after 0.500 s on average; "
         "0 s of the trainer's time"
     )
     assert "weights" not in dict(role_rows([step(1) | {"weight_sync": none}]))

@@ -74,7 +74,7 @@ def _answer(run: Path, record: RunRecord, found: SmoothedRun, paths: dict[int, P
     best, last, top = found.best(paths), len(found.step_N) - 1, found.best()
     measured = {point.step: point for point in record.evals}
 
-    def told(place: int) -> dict[str, Any]:
+    def answer_of(place: int) -> dict[str, Any]:
         step = int(found.step_N[place])
         version = measured[step].version
         return {
@@ -91,12 +91,12 @@ def _answer(run: Path, record: RunRecord, found: SmoothedRun, paths: dict[int, P
         "run": str(run),
         "metric": record.metric.name,
         "level": found.level,
-        "best": told(best),
+        "best": answer_of(best),
         "is_last": is_last,
         "better_than_last": None if is_last else found.probability_better(best, last),
-        "last": told(last),
-        "best_evaluation": told(top),
-        "weights": [told(place) for place, step in enumerate(found.step_N.tolist()) if step in paths],
+        "last": answer_of(last),
+        "best_evaluation": answer_of(top),
+        "weights": [answer_of(place) for place, step in enumerate(found.step_N.tolist()) if step in paths],
     }
 
 
@@ -126,5 +126,5 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _rate(told: dict[str, Any], level: float) -> str:
-    return f"{rate(told['pass_rate'])} {rate_interval(told['interval'])} ({level * 100:g} %)"
+def _rate(answer: dict[str, Any], level: float) -> str:
+    return f"{rate(answer['pass_rate'])} {rate_interval(answer['interval'])} ({level * 100:g} %)"

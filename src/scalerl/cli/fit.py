@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> None:
             answer["stop"] = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": gain}
         print_json(answer, indent=None)
         return
-    told = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
-    print_warnings([*(text for text in result.warnings if text not in told), *warnings])
+    shown = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
+    print_warnings([*(text for text in result.warnings if text not in shown), *warnings])
     from scalerl.view.facts.fit_rows import answer_rows, basis_rows, task_row, worth_rows
 
     answers = answer_rows(result, args.at, args.target, args.budget)

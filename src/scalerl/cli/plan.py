@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     rates = plan.add_argument_group("rates")
     option(rates, "--from RUN", "rates of a past run", dest="run_folder", type=Path)
     option(rates, "--rates FILE", "a TOML file, or a built-in name: h100-8b")
-    option(rates, "--rate KEY=VALUE ...", "change one rate: decode.row=2e-5")
+    option(rates, "--rate KEY=VALUE ...", "change one rate: decode.slot=2e-5")
     more = plan.add_argument_group("cost, and the simulation")
     option(more, "--price", "dollars per device-hour")
     option(more, "--target", "with --from: hours until this pass rate")

@@ -101,7 +101,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an evaluation at `compute` should show.
+    """Forecast of the pass rate at `compute`.
 
     `median` is the posterior median of the mean curve, `paper_point` the least-squares log-logistic curve,
     `interval` holds the mean curve of this run, `prediction` one more evaluation of it with its noise, and
@@ -195,7 +195,7 @@ class Chance:
 
     @property
     def answer_rerun(self) -> str:
-        """The same for a rerun."""
+        """The answer for a rerun with another seed, as `answer` has it for this run."""
         return self._answer(self.verdict_rerun, self.probability_rerun)
 
     def _answer(self, verdict: Verdict, probability: float) -> str:

@@ -214,7 +214,7 @@ class TwoSpeeds(Family):
 
 @dataclass(frozen=True)
 class Burst(TwoSpeeds):
-    """The same with a steep start, as of a format that is learnt within some steps, before ability."""
+    """A curve with a steep start, as of a format that is learnt within some steps, before ability."""
 
     early: float = 0.5
     later: float = 10.0

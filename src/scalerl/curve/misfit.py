@@ -63,7 +63,7 @@ class Misfit:
     at: float | None
     """Compute of the maximum, of the first evaluation after the step, of the kink; None for `residuals`."""
     size: float
-    """In pass rate: the decline, the step or the kink's effect at the end (both signed), the rms of waves."""
+    """Size in pass rate: decline; step or kink's effect at the end (both signed); rms of waves."""
     bayes_factor: float
     """How much better a misfit explains the run than none does: kinds, places and sizes averaged."""
     why: str

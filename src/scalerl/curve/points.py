@@ -63,7 +63,7 @@ class Points:
     """Evaluations that were read and do not count. With an `ending` no fit of the last point identifies a
     ceiling."""
     metric: Metric = GIVEN
-    """What the pass rates are the values of."""
+    """The metric whose values the pass rates are."""
     noise_from: Literal["samples", "prompts"] = "samples"
     """What `noise_sd_N` is known from: the number of samples, or how prompts differ between evaluations."""
 

@@ -162,6 +162,7 @@ class Posterior:
 
     def heaviest(self, mass: float) -> Posterior:
         """Return the fewest cells that hold `mass` of the posterior, for answers at many computes."""
+        # Stable, so that cells of equal weight are the same ones on every machine.
         order = np.argsort(-self.weight_cells, kind="stable")
         held = np.cumsum(self.weight_cells[order])
         return self._take(order[: int(np.searchsorted(held, mass)) + 1])
@@ -209,6 +210,7 @@ class Posterior:
         """
         b, log_mid = np.exp(self.log_b_cells)[:, None, None], self.log_mid_cells[:, None, None]
         log_c = log_compute_to(self.families, self.family_cells, self.A, b, log_mid, self.R_0, target)
+        # exp overflows above 709, and a finite compute must not become an infinite one.
         return np.exp(np.where(np.isinf(log_c), log_c, np.clip(log_c, -700, 700)))
 
 
@@ -225,6 +227,7 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     ridges = find_ridges(sample, families, noise, prior, log_mid_F)
     falls_F = np.array([prior.falls * (family == LOG_LOGISTIC) for family in families])
     rising = lay_nodes(sample, ridges, noise, prior, ridges.level)
+    # The mass of falling curves is taken from the family that they belong to, so that all sum to 1.
     log_prior_F = np.log(prior_F - falls_F)
     parts = [replace(rising, log_weight=rising.log_weight + log_prior_F[rising.family_cells][:, None, None])]
     if prior.falls and (falling := _falling(sample, noise, prior, ridges.level)):
@@ -274,6 +277,7 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes |
     falls = curve.A - curve.R_0 > _LITTLE
     log_mid = math.log(curve.C_mid) if falls else sample.log_c_range[1] + USUAL_MID
     ridges = find_ridges(upside, (LOG_LOGISTIC,), noise, prior, [log_mid])
+    # Before its nodes are laid, which is what costs: most runs rise.
     if ridges.level < best - WORTH:
         return None
     part = lay_nodes(upside, ridges, noise, prior, best)
@@ -310,5 +314,6 @@ def _ahead(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
 
 def _normalised(log_weight: np.ndarray) -> np.ndarray:
     """Return the logarithms of the weights, scaled to sum to 1."""
+    # Log-sum-exp: the weights of far nodes underflow, those of the best must not.
     top = log_weight.max()
     return log_weight - top - np.log(np.exp(log_weight - top).sum())

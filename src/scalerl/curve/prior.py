@@ -65,7 +65,7 @@ class NoiseModel:
     """Variance of the walk over the run so far, in that of one evaluation."""
     weight: float = 1.0
     trend: float = 0.0
-    """The same of an integrated walk: one whose slope is a random walk in C."""
+    """Share of an integrated walk: one whose slope is a random walk in C."""
     change: float = 0.0
     """The same of a change of level, 1 / (1 + (C_d / C)^S) of which has come by C ..."""
     log_at: float = 0.0

@@ -275,7 +275,7 @@ class Fit:
             why = doubt
         elif self.identified:
             why = f"the ceiling is identified; {why}"
-        elif verdict == "too early" and (self.compute_to_tell or math.inf) > budget:
+        elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
                 f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
                 f"pass rate reaches {target:g} with probability {here:.2f}"
@@ -338,7 +338,7 @@ class Fit:
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
 
     @functools.cached_property
-    def compute_to_tell(self) -> float | None:
+    def compute_to_identify(self) -> float | None:
         """The compute at which the ceiling is expected to be identified, by A's interval and that of C_mid.
 
         None if not within 8 times the compute so far, or if something else is wrong, such as a wander; the
@@ -387,7 +387,7 @@ class Fit:
             "c_max_over_c_mid": self.c_max_over_c_mid,
             "c_max_over_c_mid_interval": list(self.identification.ratio_interval),
             "at_bounds": dict(self.identification.at_bounds),
-            "compute_to_tell": None if self.misfit else self.compute_to_tell,
+            "compute_to_identify": None if self.misfit else self.compute_to_identify,
             "lack_of_fit": self.lack_of_fit,
             "part_that_holds": list(self.misfit.keep) if self.misfit and self.misfit.keep else None,
             "forecast": [self.forecast(compute).to_json() for compute in at],

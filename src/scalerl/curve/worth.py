@@ -15,7 +15,7 @@ from scalerl.curve.sample import Sample
 
 _DRAWS = 512  # with 256 the compute to tell scatters by 3 %, in a quarter of the time
 _MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
-_TELL_WITHIN = 8.0  # times the compute so far, up to which the compute to tell is searched
+_TELL_WITHIN = 8.0  # times the compute so far, up to which the compute that identifies A is searched
 _STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
 
 

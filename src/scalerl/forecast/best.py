@@ -1,4 +1,4 @@
-"""Which evaluation of a run was the best: by a smooth curve through all of them, not by the luckiest one.
+"""Find the best evaluation of a run by a smooth curve through all of them, not by the luckiest one.
 
     y_i = f_i + e_i                              e_i ~ N(0, s^2), evaluation i at compute C_i
     f_i = R_0 (1 - g_i) + A g_i + walk_i         g_i = 1 / (1 + (C_mid / C_i)^B), 0 at compute 0

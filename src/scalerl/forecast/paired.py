@@ -39,7 +39,7 @@ class PairedPrompts:
     """Standard error over prompts, paired."""
     se_unpaired: float
     tasks: Mapping[str, PairedPrompts] = field(default_factory=dict)
-    """The same on each task of a mixture that all runs have, by its name."""
+    """Differences on each task of a mixture that all runs have, by its name."""
 
     def __str__(self) -> str:
         return (

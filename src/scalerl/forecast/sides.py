@@ -26,7 +26,7 @@ from scalerl.errors import InputError
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
 Blocks = Mapping[str, Sequence[Hashable]]
-"""For every recipe the block of each of its runs: what they have in common with a run of another recipe. A
+"""The block of each run, by recipe: what they have in common with a run of another recipe. A
 block that is a pair is (group, itself): blocks of a group (a base model) share what a recipe does to it."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""
@@ -37,7 +37,7 @@ PASS_RATES = ("A", "pass_rate_seen", "pass_rate")
 """The quantities that are pass rates; the others are logarithms."""
 ONE_FAMILY = 0.7
 """The probability before the data that both recipes have one family. Chosen by `benchmarks/comparison.py`: .5
-costs power, from .8 on ceilings of recipes with one ceiling and different ends are told apart too often."""
+costs power, from .8 on ceilings of recipes with one ceiling and different ends are called different."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384

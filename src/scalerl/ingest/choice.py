@@ -1,4 +1,4 @@
-"""Which metric of a log stands for the pass rate: what it is, whether it can be one, and what else there is.
+"""Choose the metric of a log that stands for the pass rate: what it is, whether it can be one, and rivals.
 
 held-out pass rate    in [0, 1], or percent where its name or the user says so: taken
 held-out reward       taken with a warning where it stays in [0, 1], or in [-1, 1] for rewards of -1 and 1
@@ -30,19 +30,19 @@ class Candidate:
 
     metric: Metric
     series: Series
-    """As it was logged."""
+    """The values as logged."""
     rate_N: np.ndarray
-    """In [0, 1]; empty where it cannot be made so."""
+    """The values as shares in [0, 1]; empty where they cannot be converted."""
     how: str
-    """How it was made one, in a sentence; empty where it is as it was logged."""
+    """How they were converted, a sentence; empty where they are as logged."""
     why_not: str
     """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
     n_made: int
-    """Its evaluations, those without a value included."""
+    """Number of evaluations, those without a value included."""
 
     @property
     def name(self) -> str:
-        """What it is called in the log."""
+        """Name of the metric in the log."""
         return self.metric.name
 
 
@@ -96,11 +96,11 @@ def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Can
     return [_candidate(log, vocabulary, name, kind, asked) for name, kind in kinds.items()]
 
 
-def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> list[str]:
+def _named(log: Log, vocabulary: Vocabulary, given: str, asked: ReadOptions) -> list[str]:
     """Return the metrics that are named: by a name, a pattern, or several of these with commas between."""
-    if told in log.metrics:
-        return [told]
-    for one in told.split(","):
+    if given in log.metrics:
+        return [given]
+    for one in given.split(","):
         if one in log.metrics:
             return [one]
         pattern = re.compile(".*".join(map(re.escape, one.split("*"))), re.DOTALL)
@@ -118,7 +118,7 @@ def _named(log: Log, vocabulary: Vocabulary, told: str, asked: ReadOptions) -> l
     if not log.names:
         there = "no value of any metric is a number (does the importer yield text?)"
     raise InputError(
-        f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [told])}{there}"
+        f"{log.source}: no metric '{asked.metric}' with numbers; {_all_left_out(log, [given])}{there}"
     )
 
 
@@ -137,7 +137,7 @@ def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
 
 def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: ReadOptions) -> Candidate:
     series = log.metrics[name]
-    rate_N, told, why_not = shares_of(series.value_N, name, log, vocabulary, asked)
+    rate_N, how, why_not = shares_of(series.value_N, name, log, vocabulary, asked)
     samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples")
     dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.eval_reward])
     prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts")
@@ -145,7 +145,7 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
     metric = Metric(name, kept, dataset, prompts or prompts_of(series.value_N, samples), samples)
-    return Candidate(metric, series, rate_N, told, why_not, made)
+    return Candidate(metric, series, rate_N, how, why_not, made)
 
 
 def _unasked(
@@ -275,8 +275,8 @@ def left_out_of(log: Log, name: str) -> LeftOut:
 
 def _all_left_out(log: Log, names: Sequence[str]) -> str:
     """Explain why metrics that were logged have no evaluation that counts; empty where none was logged."""
-    told = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
-    return f"{told[0]}; " if told else ""
+    sentences = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
+    return f"{sentences[0]}; " if sentences else ""
 
 
 def _likely(names: Sequence[str]) -> list[str]:

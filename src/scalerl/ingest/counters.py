@@ -18,7 +18,7 @@ from scalerl.record.devices import DEVICES_NOT_LOGGED
 MOST = 1e100
 """A total beyond this is no count."""
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
-"""A run stood still between two rows that lie this many times the usual pace, and this much more, apart."""
+"""A run stood still between two rows that lie this many times the usual time, and this much more, apart."""
 LONGEST_STEP = 4 * 3600.0
 """Seconds of a step beyond which they may be milliseconds: of steps of 14 s and more."""
 RESET = 0.5
@@ -34,11 +34,11 @@ class Counter:
     how: str
 
     def at(self, step: float) -> float:
-        """Return the total after `step`: linear between logged steps, and at the last pace beyond them."""
+        """Return the total after `step`: linear between logged steps, and at the last rate beyond them."""
         step_N, total_N = self.step_N, self.total_N
         if step > step_N[-1] and len(step_N) > 1:
-            pace = (total_N[-1] - total_N[-2]) / (step_N[-1] - step_N[-2])
-            return float(total_N[-1] + pace * (step - step_N[-1]))
+            rate = (total_N[-1] - total_N[-2]) / (step_N[-1] - step_N[-2])
+            return float(total_N[-1] + rate * (step - step_N[-1]))
         return float(np.interp(step, step_N, total_N))
 
 
@@ -155,15 +155,15 @@ def _by_the_clock(times: Series) -> Counter:
     """Count the seconds between rows, without those in which the run stood still or was restarted."""
     gap_N, passed_N = np.diff(times.step_N), np.diff(times.value_N)
     # The median, as a mean would contain the interruptions that it has to find.
-    pace = float(np.median(passed_N / gap_N))
-    usual_N = pace * gap_N
+    usual = float(np.median(passed_N / gap_N))
+    usual_N = usual * gap_N
     stood_N = (passed_N < 0) | ((passed_N > GAP_TIMES * usual_N) & (passed_N > usual_N + GAP_SECONDS))
     how = "the time of day of its rows, evaluations included"
     if stood_N.any():
         lost = float(np.sum((passed_N - usual_N)[stood_N])) / 3600
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
-    # Before the first row no time is logged: its window is taken to have had the usual pace.
-    spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, pace * _window(times.step_N)[0])
+    # Before the first row no time is logged: its window is taken to have taken the usual time.
+    spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, usual * _window(times.step_N)[0])
     return _added_up(times.step_N, spent_N, how)
 
 

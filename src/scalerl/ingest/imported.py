@@ -60,9 +60,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)
     left_out = NONE if asked.pooled else left_out_of(log, metric.name)
-    told = left_out.sentences()
+    sentences = left_out.sentences()
     # The ending comes first: a view with room for one warning shows the first.
-    warnings = [*told, *log.notes] if left_out.ending else [*log.notes, *told]
+    warnings = [*sentences, *log.notes] if left_out.ending else [*log.notes, *sentences]
     made, doubts = counters(log, vocabulary, asked.devices, asked.cost())
     warnings += [*said, *doubts]
     taken = {"pass rate": f"{metric}; {counted(len(series), 'evaluation')}"}
@@ -149,7 +149,7 @@ def _point(
         step=int(step),
         pass_rate=rate,
         time=time,
-        # Which device did what is not told: all of it is called training.
+        # Which device did what is not logged: all of it is called training.
         device_seconds=DeviceSeconds(0.0, total("GPU-hours"), math.nan, 0.0),
         # How many tokens were trained on only our own logs say; of the FLOPs a quarter is the sampling.
         tokens=Tokens(tokens, total("tokens_processed") - tokens),

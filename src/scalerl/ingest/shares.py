@@ -25,14 +25,14 @@ _FEWEST_VALUES, _FEWEST_DECIMAL = 6, 12
 _MOST_COMPLETIONS = 20_000
 _LARGEST_DENOMINATOR = 5000
 _ROUNDING = 1e-10
-"""By how much a mean in 64 bits may differ from the fraction that it is."""
+"""Largest difference of a mean in 64 bits from the fraction that it is."""
 
 
 def shares_of(
     value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions
 ) -> tuple[np.ndarray, str, str]:
     """Convert the values of a metric to shares in [0, 1]; return them, how in a sentence, and why not."""
-    wrong, right, told = rewards_of(name, log, vocabulary, asked)
+    wrong, right, scaling = rewards_of(name, log, vocabulary, asked)
     how = ""
     if asked.rewards is None:
         is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
@@ -59,7 +59,7 @@ def shares_of(
     if not why_not:
         why_not, doubt = check_spread(log, name, value_N - wrong, right - wrong)
     rate_N = np.empty(0) if why_not else rate_N
-    return rate_N, "; ".join(filter(None, [told, how, doubt])), why_not
+    return rate_N, "; ".join(filter(None, [scaling, how, doubt])), why_not
 
 
 def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np.ndarray, str, str]:
@@ -109,8 +109,8 @@ def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) 
             # A log that was exported without its config has the values and not their unit.
             said = finite(log.config.get(key))
             right = said if said > 0 else usual
-            told = "" if said > 0 else ", its usual value, as the log does not say it"
-            return 0.0, right, f"'{name}' is in units of {key}: divided by {right:g}{told}"
+            doubt = "" if said > 0 else ", its usual value, as the log does not say it"
+            return 0.0, right, f"'{name}' is in units of {key}: divided by {right:g}{doubt}"
     return 0.0, 1.0, ""
 
 

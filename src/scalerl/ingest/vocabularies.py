@@ -32,7 +32,7 @@ class TrainerConsole:
     """The console of one trainer: how it is recognised, and the settings for validation and metrics in it."""
 
     name: str
-    """As its authors write it."""
+    """Name of the trainer, as its authors write it."""
     signs: str
     """A regular expression: names of its modules and processes, which any of its consoles has."""
     validation: str
@@ -56,11 +56,11 @@ class Vocabulary:
     eval_reward: tuple[str, ...] = ()
     """Mean reward of completions of held-out prompts, which is a pass rate if rewards are 0 and 1."""
     reward_parts: tuple[str, ...] = ()
-    """The same of every reward function, where `eval_reward` is their weighted sum."""
+    """Held-out reward of every reward function, where `eval_reward` is their weighted sum."""
     spreads: tuple[str, ...] = ()
     """Standard deviation of the rewards of `reward_parts`."""
     train_reward: tuple[str, ...] = ()
-    """The same over the prompts of training: what is left where nothing is held out."""
+    """Mean reward over the prompts of training: what is left where nothing is held out."""
     entropy: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
     """Share of completions that were cut off by their budget of tokens."""
@@ -77,23 +77,23 @@ class Vocabulary:
     step_seconds: tuple[str, ...] = ()
     """Wall-clock seconds of one step."""
     evaluation_seconds: tuple[str, ...] = ()
-    """Of those, the seconds of evaluations that are part of a step's."""
+    """Seconds of evaluations that are included in those of a step."""
     devices: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     """Tokens generated in one step, prompts included where the trainer counts them."""
     tokens_so_far: tuple[str, ...] = ()
-    """The same since the start."""
+    """Tokens since the start."""
     samples: tuple[str, ...] = ()
     """Completions of one step."""
     samples_so_far: tuple[str, ...] = ()
     gpu_hours_so_far: tuple[str, ...] = ()
     """Device-hours of generating, training and idling since the start, evaluations left out."""
     flops_so_far: tuple[str, ...] = ()
-    """Of generating and training, since the start."""
+    """FLOPs of generation and training since the start."""
     tokens_processed_so_far: tuple[str, ...] = ()
     """Tokens generated, and tokens trained on, added up since the start."""
     n_prompts: tuple[str, ...] = ()
-    """Of an evaluation: held-out prompts, completions of each, and the mean over prompts of p (1 - p)."""
+    """Held-out prompts of an evaluation; then completions of each, and the mean over prompts of p (1 - p)."""
     n_samples: tuple[str, ...] = ()
     mean_p_1mp: tuple[str, ...] = ()
     device_sums: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ VOCABULARIES = tuple(_of_table(trainer, table) for trainer, table in _TABLES.ite
 ANY = VOCABULARIES[-1]
 BY_TRAINER = {vocabulary.trainer: vocabulary for vocabulary in VOCABULARIES}
 CONSOLES = {one.trainer: one.console for one in VOCABULARIES if one.console is not None}
-"""By the trainer of the vocabulary."""
+"""Rows of consoles, by trainer."""
 _CONSOLE_SIGNS = {trainer: re.compile(console.signs.encode()) for trainer, console in CONSOLES.items()}
 _OF_TRAINING = (
     *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),

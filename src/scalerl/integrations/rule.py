@@ -1,4 +1,4 @@
-"""When a trial of a sweep is hopeless: the forecast of its end lies below what another trial reaches.
+"""A trial of a sweep is hopeless if the forecast of its end lies below what another trial reaches.
 
     high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `budget`
 
@@ -49,7 +49,7 @@ UNKNOWN = Reach()
 
 @dataclass(frozen=True)
 class Rule:
-    """Which trials are hopeless.
+    """The rule by which trials are hopeless.
 
     Args:
         budget: compute of a whole trial, at which trials are compared, in the unit in which they report.
@@ -119,7 +119,7 @@ class Rule:
         return {c: values[c] for c in compute[:last]}
 
     def _look(self, compute: float) -> int:
-        """Which look at a trial this compute belongs to, counted from the one at the budget."""
+        """Return the number of the look that this compute belongs to, counted from the one at the budget."""
         if not 0 < compute < math.inf:
             return -(10**6)
         return math.floor(math.log(compute / self.budget) / math.log(GROWTH) + 1e-9)

@@ -46,9 +46,9 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0, "training reward": 0.0}
-"""As `forecast/verdict`; of those that are 0, "too close" has `forecast/identified` 1."""
+"""Values of `forecast/verdict`; of those that are 0, "too close" has `forecast/identified` 1."""
 _FITS = 50
-"""Where nothing is held out every row is an evaluation: a fit is made when the steps have grown by 1/50."""
+"""Growth of the steps, as 1 / n, from fit to fit where nothing is held out: each row is an evaluation."""
 
 
 class ForecastCallback(TrainerCallback):

@@ -1,4 +1,4 @@
-"""What a cluster would do with a recipe, before it is rented.
+"""Simulate a recipe on a cluster before it is rented.
 
     rates.py      how fast the parts are, by hand or of the package; measured.py takes them from a run,
                   and dollars and hours to a pass rate

@@ -22,7 +22,7 @@ class TokenCounts:
 
     completion: float
     longest: float
-    """Of the longest completion of a batch."""
+    """Tokens of the longest completion of a batch."""
     context: float
     """Positions that a completion attends to, its prompt included, averaged over the decode steps."""
 
@@ -38,9 +38,9 @@ class TokenCounts:
         return cls(mean, float(longest_S.mean()), context)
 
 
-def decode_row(rates: Rates, tokens: TokenCounts) -> float:
+def seconds_per_slot(rates: Rates, tokens: TokenCounts) -> float:
     """Seconds by which a decode step is longer for each decode slot in use."""
-    return rates.decode.row + rates.decode.position * tokens.context
+    return rates.decode.slot + rates.decode.position * tokens.context
 
 
 def train_seconds(rates: Rates, trainers: int, tokens: float, longest: float) -> float:
@@ -62,19 +62,19 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
     verification   of the completions
     broadcast      of the weights, one version after the other
     in order       the longest completion of a batch: a batch is admitted when the weights of k + 1 steps
-                   before are installed, so that the time of the longest, of the weights and of a step's
+                   before are there, so that the time of the longest, of the weights and of a step's
                    other parts fits into k + 1 steps. It decodes beside as many others as such a step needs
     """
     counts = TokenCounts.of(job, rates)
-    row, decode, weights = decode_row(rates, counts), rates.decode, rates.weights
+    slot, decode, weights = seconds_per_slot(rates, counts), rates.decode, rates.weights
     used = job.completions * rates.trainer.used
-    generation = job.completions * counts.completion * (decode.base / job.decode_slots + row)
+    generation = job.completions * counts.completion * (decode.base / job.decode_slots + slot)
     generation += job.prompts * rates.lengths.prompt * decode.prompt
     training = train_seconds(rates, trainers, used * counts.completion, counts.longest * (used >= 1))
     verification = verify_seconds(job, rates)
     driver = job.completions * rates.driver.completion + rates.driver.step
     phase = job.steps_of_a_phase
-    after = phase * (training + driver + verification) + weights.publish + weights.send + weights.install
+    after = phase * (training + driver + verification) + weights.publish + weights.send + weights.update
     least = {
         "generation": generation / generators,
         "training": training,
@@ -85,12 +85,12 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
 
     def in_order(step: float) -> float:
         tokens = job.completions * counts.completion / generators / step  # a second, of one generator
-        rows = min(decode.base * tokens / max(1 - row * tokens, 1e-9), job.decode_slots)
-        return (counts.longest * (decode.base + row * max(rows, 1.0)) + after) / job.batches_in_flight
+        slots = min(decode.base * tokens / max(1 - slot * tokens, 1e-9), job.decode_slots)
+        return (counts.longest * (decode.base + slot * max(slots, 1.0)) + after) / job.batches_in_flight
 
     low = max(least.values())
     high = in_order(low)
-    while high > low * 1.0001:  # the longer a step is, the fewer rows it needs
+    while high > low * 1.0001:  # the longer a step is, the fewer slots it needs
         middle = (low + high) / 2
         low, high = (middle, high) if in_order(middle) > middle else (low, middle)
     return least | {"in order": in_order(high)}

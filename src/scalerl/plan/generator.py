@@ -28,15 +28,15 @@ class SimulatedGroup:
 class SimulatedGenerator:
     """Decode slots of one generator; times are those of the simulation, in seconds."""
 
-    def __init__(self, slots: int, base: float, row: float, prompt: float) -> None:
-        """A decode step takes `base` + `row` per slot in use; reading a prompt takes `prompt` seconds."""
-        self._slots, self._base, self._row, self._prompt = slots, base, row, prompt
+    def __init__(self, slots: int, base: float, slot: float, prompt: float) -> None:
+        """A decode step takes `base` + `slot` per slot in use; reading a prompt takes `prompt` seconds."""
+        self._slots, self._base, self._slot, self._prompt = slots, base, slot, prompt
         self.busy = self.slot_seconds = 0.0
-        """Seconds in which it decoded, read prompts or installed weights; and those times slots in use."""
+        """Seconds in which it decoded, read prompts or updated weights; and those times slots in use."""
         self.stamp = 0
         """Number of the next event: one with another number is out of date."""
         self.ends = math.inf
-        """When the next completion ends; infinite where none is under way."""
+        """Time at which the next completion ends; infinite where none is under way."""
         self._now = self._held_until = self._steps = 0.0
         self._waiting = deque[tuple[int, SimulatedGroup, bool]]()  # tokens, group, the first of its group
         self._running: list[tuple[float, int, float, SimulatedGroup]] = []  # end, number, start, group
@@ -48,8 +48,8 @@ class SimulatedGenerator:
         for i, length in enumerate(group.lengths):
             self._waiting.append((length, group, i == 0))
 
-    def install(self, now: float, version: int, seconds: float) -> float:
-        """Sample with `version` once it has been installed; return when that is done."""
+    def update(self, now: float, version: int, seconds: float) -> float:
+        """Take `seconds` for a weight update, and sample with `version` from then on; return when that is."""
         self.pause(now, seconds)
         self._versions.append((self._steps, version))
         return self._held_until
@@ -85,7 +85,7 @@ class SimulatedGenerator:
     @property
     def _seconds(self) -> float:
         """Seconds of a decode step."""
-        return self._base + self._row * len(self._running)
+        return self._base + self._slot * len(self._running)
 
     def _hold(self, seconds: float) -> None:
         self._held_until = max(self._held_until, self._now) + seconds

@@ -24,7 +24,7 @@ _P95 = 1.6448536269514722
 
 @dataclass(frozen=True)
 class Truncation:
-    """Where a recipe ends completions: none is longer than `longest`.
+    """The lengths at which a recipe ends completions: none is longer than `longest`.
 
     With an `interrupt`, thinking is ended at a length drawn uniformly between its two ends, and `phrase` and
     answer follow.
@@ -99,7 +99,7 @@ class PlannedJob:
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that may be admitted before the weights of the first are installed."""
+        """Batches that may be admitted before all generators have the weights of the first."""
         return self.schedule.in_flight_limit(self.prompts) // self.prompts
 
     @property

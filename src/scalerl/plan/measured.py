@@ -64,7 +64,7 @@ def rates_of(record: RunRecord) -> Rates:
         driver=DriverRates(step=between / len(counted))
         if job.overlapped
         else DriverRates(completion=between / completions),
-        # With `inline` the installation is a part of the hand-over, and counts as the generator's work.
+        # With `inline` the generator updates its weights within the sync, which counts as its work.
         weights=WeightRates(publish=sync / max(len(syncs), 1) if recipe.apart else 0.0),
         evaluate=last["device_seconds"]["evaluate"]
         / (devices_each if job.evaluated_by_generators else record.devices("evaluate", 1))
@@ -88,7 +88,7 @@ def _as_busy(rates: Rates, job: PlannedJob, generators: int, trainers: int, seco
         found = simulate(job, rates, generators, trainers)
         simulated = (1 - found.generators_idle) * generators / found.tokens_per_second
         faster = seconds_of_token / simulated
-        decode = Decode(rates.decode.base * faster, rates.decode.row * faster)
+        decode = Decode(rates.decode.base * faster, rates.decode.slot * faster)
         rates = replace(rates, decode=decode)
     return rates
 

@@ -5,7 +5,7 @@ A file of rates is TOML, one table for each part; what is left out takes its def
     source = "measured on 8 H100, July"
     [decode]
     base = 0.008
-    row = 2e-5
+    slot = 2e-5
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from scalerl.plan.job import Lengths
 
 @dataclass(frozen=True)
 class Decode:
-    """A decode step takes `base` + `row` per slot in use + `position` per position attended."""
+    """A decode step takes `base` + `slot` per slot in use + `position` per position attended."""
 
     base: float
-    row: float = 0.0
+    slot: float = 0.0
     position: float = 0.0
     prompt: float = 0.0
     """Prefill of a token of a prompt, once for a group; the generator's decode slots wait for it."""
@@ -49,25 +49,25 @@ class Verify:
 
 @dataclass(frozen=True)
 class DriverRates:
-    """What the one process that drives the loop does by itself."""
+    """Seconds of the driver's own work."""
 
     completion: float = 0.0
     """Taking a completion, and its part of the batch."""
     step: float = 0.0
     """Records and whatever else is done once a step."""
     overlapped: bool = False
-    """It collects while the trainers step, up to one collection ahead (a learner sharded over a cluster)."""
+    """Whether it collects while the trainers step, up to one collection ahead (a learner on a cluster)."""
 
 
 @dataclass(frozen=True)
 class WeightRates:
-    """How new weights get into the generators."""
+    """Seconds of a weight sync, by part."""
 
     publish: float = 0.0
     """Seconds in which trainers and driver are held."""
     send: float = 0.0
     """Seconds from then on until all generators have them; they decode meanwhile."""
-    install: float = 0.0
+    update: float = 0.0
     """Seconds in which a generator is held."""
 
 
@@ -86,15 +86,15 @@ class Rates:
     evaluate, which share it."""
     devices_per_generator: int = 1
     source: str = "given"
-    """Where the figures are from, in words."""
+    """Source of the figures, a text."""
 
     def __post_init__(self) -> None:
         for table in ("decode", "trainer", "verify", "driver", "weights"):
             for name, value in vars(getattr(self, table)).items():
                 if not value >= 0:
                     raise ValueError(f"{table}.{name} must not be negative")
-        if not self.decode.base + self.decode.row > 0:
-            raise ValueError("decode.base and decode.row are both 0: a decode step takes time")
+        if not self.decode.base + self.decode.slot > 0:
+            raise ValueError("decode.base and decode.slot are both 0: a decode step takes time")
         if not 0 < self.trainer.used <= 1:
             raise ValueError("trainer.used must be above 0, and 1 at most")
         if self.verify.workers < 1:
@@ -108,7 +108,7 @@ class Rates:
 
 
 def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rates:
-    """Read a TOML file, or rates of the package by their name; `overrides` are like `decode.row=2e-5`.
+    """Read a TOML file, or rates of the package by their name; `overrides` are like `decode.slot=2e-5`.
 
     Rates that were measured can be given too, to change some of them.
 

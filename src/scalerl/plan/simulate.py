@@ -2,7 +2,7 @@
 
 It is the loop of `scalerl.rl.loop.pipeline`, with parts that only take time:
 
-    admit     as many groups as the schedule allows at the version that all generators have installed, each
+    admit     as many groups as the schedule allows at the version that all generators have, each
               to the generator with the fewest groups in flight
     collect   as many groups, in order of admission, as the schedule requires at once; they are verified,
               and the driver takes them
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.plan.bounds import TokenCounts, bounds, decode_row, train_seconds, verify_seconds
+from scalerl.plan.bounds import TokenCounts, bounds, seconds_per_slot, train_seconds, verify_seconds
 from scalerl.plan.generator import SimulatedGenerator, SimulatedGroup
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
@@ -37,7 +37,7 @@ _DRAWN_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a cluster does in a step, once the first steps have filled the pipeline."""
+    """Means of a step on a cluster, once the first steps have filled the pipeline."""
 
     generators: int
     trainers: int
@@ -153,7 +153,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.seconds = defaultdict[str, float](float)
-        """Of the trainers, by what they did or waited for."""
+        """Seconds of the trainers, by what they did or waited for."""
         self.tokens = self.generating = self.generated = 0
         self.staleness = defaultdict[int, float](float)
         """Trained tokens by staleness, in versions."""
@@ -166,10 +166,10 @@ class Simulation:
         self._job, self._rates, self._trainers = job, rates, trainers
         self._rng = np.random.default_rng(seed)
         self._overlapped = job.overlapped or rates.driver.overlapped
-        row = decode_row(rates, TokenCounts.of(job, rates))
+        slot = seconds_per_slot(rates, TokenCounts.of(job, rates))
         prompt = rates.decode.prompt * rates.lengths.prompt
         self.generators = [
-            SimulatedGenerator(job.decode_slots, rates.decode.base, row, prompt) for _ in range(generators)
+            SimulatedGenerator(job.decode_slots, rates.decode.base, slot, prompt) for _ in range(generators)
         ]
         self.now, self.totals = 0.0, Totals()
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
@@ -178,7 +178,7 @@ class Simulation:
         self._in_flight = np.zeros(generators, dtype=np.int64)  # groups of each generator
         self._order = deque[SimulatedGroup]()  # admitted and not taken
         self.admitted = self._ready = 0
-        self._installed = 0
+        self._updated = 0
         self._link_free = 0.0
         self._evaluations = deque[float]()  # when those under way end
         self._version = self._steps = 0
@@ -235,17 +235,17 @@ class Simulation:
     def _arrive(self, version: int) -> None:
         done = []
         for i, generator in enumerate(self.generators):
-            done.append(generator.install(self.now, version, self._rates.weights.install))
+            done.append(generator.update(self.now, version, self._rates.weights.update))
             self._go_on(i)
-        self._at(max(done), self._count_installed, version)
+        self._at(max(done), self._count_updated, version)
 
     def _evaluate(self, seconds: float) -> None:
         for i, generator in enumerate(self.generators):
             generator.pause(self.now, seconds)
             self._go_on(i)
 
-    def _count_installed(self, version: int) -> None:
-        self._installed = version
+    def _count_updated(self, version: int) -> None:
+        self._updated = version
 
     # -- the driver ------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Simulation:
     def _admit(self) -> None:
         prompts = self._job.prompts
         # A version counts once all generators have it: only then is no later token older than k.
-        n = self._installed * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
+        n = self._updated * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
         touched = set[int]()
         for _ in range(n):
             i = int(self._in_flight.argmin())
@@ -345,7 +345,7 @@ class Simulation:
         if not (due and seconds):
             return 0.0
         if self._job.evaluated_by_generators:
-            # Once they have the version; meanwhile they install no other, and admission holds training back.
+            # Once they have the version; meanwhile they take no other, and admission holds training back.
             self._at(max(self.now, self._link_free), self._evaluate, seconds / len(self.generators))
             return 0.0
         while under_way and under_way[0] <= self.now:

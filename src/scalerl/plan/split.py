@@ -12,7 +12,7 @@ from scalerl.plan.simulate import SimulationResult, simulate
 _ALL = 12
 """Trainers up to which every number of them is tried."""
 _AROUND = (0.7, 0.85, 1.0, 1.2, 1.5)
-"""Of the number of trainers at which the larger of the bounds of both roles is the least."""
+"""Candidates: multiples of the number of trainers at which the larger bound of both roles is the least."""
 
 
 def splits(

@@ -13,7 +13,7 @@ from scalerl.errors import InputError
 from scalerl.jsonl import read_object
 
 FILE = "progress.json"
-"""In the run folder."""
+"""Name of the file in the run folder."""
 WRITE_SECONDS = 2.0
 """Seconds between two writes."""
 _LEAST_RATE_SECONDS = 1.0
@@ -22,13 +22,13 @@ _LEAST_RATE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Count:
-    """So many of so many; `of` is 0 where the end is not known."""
+    """A count of `of` things; `of` is 0 where the end is not known."""
 
     done: int = 0
     of: int = 0
     unit: str = ""
     since: float = math.nan
-    """When it was 0, in Unix seconds."""
+    """Time at which the count was 0, in Unix seconds."""
 
     def __str__(self) -> str:
         if not self.of:
@@ -45,10 +45,10 @@ class Count:
 
 @dataclass(frozen=True)
 class Activity:
-    """What the trainer is doing at a moment."""
+    """The trainer's activity at a moment."""
 
     doing: str = ""
-    """As `generating`, `training` or `loading the model`."""
+    """The activity: `generating`, `training`, `loading the model`, ..."""
     step: int = 0
     """The trainer step that is being made."""
     count: Count = field(default_factory=Count)
@@ -56,13 +56,13 @@ class Activity:
     tokens: int = 0
     """Sampled since this began; 0 where nothing is sampled."""
     since: float = math.nan
-    """When this began, in Unix seconds."""
+    """Start of the activity, in Unix seconds."""
     time: float = math.nan
     """The moment, in Unix seconds."""
     evaluating: Count = field(default_factory=Count)
     """An evaluation beside it, in a process of its own."""
     share: float = 0.0
-    """Of the budget, spent after the last step."""
+    """Share of the budget that was spent after the last step."""
     left: float = math.nan
     """Seconds until the budget is spent, at the speed since this start; NaN before the first step."""
 

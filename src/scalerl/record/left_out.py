@@ -23,7 +23,7 @@ VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
 MOST = 100
 """Evaluations that are listed one by one; all are counted."""
 _SHOWN = 12
-"""Of those, how many a sentence names."""
+"""Most evaluations that a sentence names."""
 _LEAST_GAPS = 3
 """Values of NaN before the last evaluation from which on they may stand for rows without one."""
 _WHY = {
@@ -228,4 +228,4 @@ def shown_step(value: Any) -> int | None:
 
 
 NONE = LeftOut()
-"""Where every evaluation counts."""
+"""The value where every evaluation counts."""

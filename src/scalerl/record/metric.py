@@ -94,7 +94,7 @@ class Metric:
     """
 
     name: str = "pass_rate"
-    """As the trainer or the table calls it."""
+    """Name of the metric in the log or table."""
     kind: Kind = "pass rate"
     dataset: str = ""
     """The data set or task of its prompts; empty where that is not known."""
@@ -195,4 +195,4 @@ class Metric:
 
 
 GIVEN = Metric()
-"""That of pass rates which come as arrays."""
+"""The metric of pass rates that are given as arrays."""

@@ -66,7 +66,7 @@ class RunWriter:
         self.path = self.folder.path
         self._is_own = not isinstance(path, RunFolder)
         self._ends = dict.fromkeys(RECORDS, 0)
-        """Where the files ended after they were written to last."""
+        """Ends of the files, in bytes, after the last write."""
 
     def close(self) -> None:
         """Unlock the folder; nothing can be written after this."""

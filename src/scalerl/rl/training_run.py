@@ -58,7 +58,7 @@ from scalerl.rl.types import Weights
 from scalerl.rl.verify.samples import training_samples
 
 Freeze = Callable[[RunRecord, str, float], Mapping[str, Any]]
-"""From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
+"""Makes the row of forecasts.jsonl from the run so far, the compute axis and the budget."""
 _LOG = logging.getLogger("scalerl")
 _STATEFUL = ("generator", "pipeline", "pool", "counters", "evaluations", "agenda", "health", "probe")
 """Parts whose state a checkpoint has; the learner writes its own."""

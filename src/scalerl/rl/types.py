@@ -246,7 +246,7 @@ Verify = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
 
 @dataclass
 class Counters:
-    """What a generator has spent."""
+    """Counters of a generator."""
 
     tokens: int = 0
     """Tokens sampled."""

@@ -39,7 +39,7 @@ SHARED = (
 )
 """What systems are compared on: they take it from the base."""
 MOST_ARMS = 256
-"""With more, the correction for as many questions leaves no verdict."""
+"""Most arms of a study: with more, the correction for so many questions leaves no verdict."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class LeaveOneOutArms:
     """The base, and for each part in which another recipe differs the base with that recipe's part."""
 
     without: Annotated[str | Changes | Recipe, InFiles(str | Changes)]
-    """That recipe: a file, a name, or a table with the parts."""
+    """The other recipe: a file, a name, or a table with the parts."""
     parts: tuple[str, ...] = ()
-    """Only these."""
+    """The parts to leave out; empty for all that differ."""
     kind: Literal["leave_one_out"] = "leave_one_out"
 
     def changes(self, base: Recipe) -> list[Named]:

@@ -191,7 +191,7 @@ def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate 
     if base.budget.kind == "steps" and budgets[0] <= base.optimiser.warmup_steps:
         raise InputError(
             f"budgets: {budgets[0]:g} steps, of which {base.optimiser.warmup_steps} are warm-up; while the "
-            "learning rate rises no curve tells what comes after"
+            "learning rate rises no curve shows what comes after"
         )
     if tuning and not LEAST_EVALUATIONS <= tuning.budget / last * count <= count:
         raise InputError(
@@ -227,7 +227,7 @@ def _check_combination(base: Recipe, arms: Sequence[Arm], most: int) -> None:
 
 def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
     if len(seeds) == 1:
-        yield "one seed an arm: what a seed does is guessed then, and no small difference can be told from it"
+        yield "one seed an arm: the seed variance is assumed, and a small difference is not detected"
     elif len(seeds) < 3:
         yield f"{len(seeds)} seeds an arm say little of what a seed does; 3 or more do"
     on_policy = [arm for arm in arms if arm.recipe.schedule.max_staleness == 0]
@@ -236,7 +236,7 @@ def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
         names = ", ".join(arm.name for arm in on_policy)
         yield (
             f"{names} train on-policy, where importance ratios are 1 but for rounding: arms of them that "
-            "differ in the loss alone have one gradient, and cannot be told apart"
+            "differ in the loss alone have one gradient, and cannot be distinguished"
         )
 
 

@@ -86,7 +86,7 @@ class StudyRun:
 
     @property
     def last_pass_rate(self) -> float:
-        """Of its last evaluation; NaN before the first."""
+        """Pass rate of the last evaluation; NaN before the first."""
         return self.record.evals[-1].pass_rate if self.record and self.record.evals else math.nan
 
 

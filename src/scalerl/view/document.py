@@ -29,7 +29,7 @@ class PagePart:
     kind: str = ""
     """The class of the table."""
     links: Sequence[str] = ()
-    """Where the first cell of each row leads."""
+    """Link of the first cell of each row."""
     items: Sequence[Pair] = ()
     """A list, its titles bold."""
     panels: Sequence[Mapping[str, Any]] = ()
@@ -46,7 +46,7 @@ class PagePart:
         return [*zip(self.table.headers, cells, strict=True)][1:]
 
     def markdown(self) -> list[str]:
-        """Its blocks of Markdown."""
+        """Return the blocks of this part in Markdown."""
         found = [f"### {formats.markdown_text(self.title)}"] if self.title else []
         found += [formats.markdown_text(self.text)] if self.text else []
         if self.rows:
@@ -98,7 +98,7 @@ class Document:
     cautions: Sequence[Pair] = ()
     """What a reader must know before any number, the most important first."""
     warnings: Sequence[Pair] = ()
-    """By what or whom, and what; folded."""
+    """Pairs of a source and a warning; folded."""
 
     @property
     def shown(self) -> list[tuple[PageSection, list[PagePart]]]:

@@ -1,6 +1,6 @@
 """A table (`scalerl.view.table`) as Markdown and LaTeX, and rows of numbers as CSV.
 
-Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
+Names of arms, causes and warnings are users' text: each format escapes what it would take as its own.
 """
 
 import csv
@@ -48,7 +48,7 @@ _LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
 _SENTENCE = 40
 """Letters from which on a line beside words is a sentence."""
 _EM = 0.5
-"""Of a letter, about."""
+"""Width of a letter in em, about."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 

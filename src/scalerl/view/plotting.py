@@ -52,13 +52,13 @@ class DrawnCurve:
     """What has one colour: a run, or the seeds of a recipe."""
 
     name: str
-    """For the key; empty where it has no line there."""
+    """Name in the key; empty for none."""
     runs: Sequence[Fit | Points]
     """The fit of each run, or its evaluations where it has none."""
     look: tuple[str, str, str]
     """Colour, marker and dashes."""
     compute_M: np.ndarray
-    """Where its curves are computed."""
+    """Computes at which the curves are drawn."""
     band: Band | None = None
     """The mean curve with its interval; None draws those of the fits."""
     cut: float = math.inf
@@ -88,7 +88,7 @@ class DrawnCurve:
 
     @functools.cached_property
     def parts(self) -> list[Fit]:
-        """Of misfits, the fits of the parts that hold."""
+        """Fits of the parts that hold of runs that are misfits."""
         return [part for fit in self.fits if (part := part_that_holds(fit)) is not None]
 
     def label(self, ceiling: bool) -> str:
@@ -282,7 +282,7 @@ def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) ->
 
 
 def _changes(ax: Axes, drawn: DrawnCurve) -> None:
-    """Where runs leave every curve, and the curves of the parts that hold."""
+    """Draw where runs leave every curve, and the curves of the parts that hold."""
     for fit in drawn.fits:
         if fit.misfit is not None and fit.misfit.at is not None:
             ax.axvline(fit.misfit.at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)

@@ -62,7 +62,7 @@ def style() -> AbstractContextManager[None]:
             "font.family": ["DejaVu Sans"],  # comes with matplotlib, so the layout is the same everywhere
             "font.size": 9,
             "axes.titlesize": 9.5,
-            "text.parse_math": False,  # a dollar in somebody's prompt id is a dollar
+            "text.parse_math": False,  # a dollar in a prompt id is a dollar
             "text.color": INK,
             "axes.prop_cycle": cycler(color=[FORECAST, LATER, CEILING]),
             "axes.labelcolor": MUTED,

@@ -24,7 +24,7 @@ MARKER = Marker((CLOSE,))
 
 
 def follow(rule, tokens, interrupt_at):
-    """Feed what a model would say to one row; returns the completion, what was inserted, and truncation."""
+    """Feed what a model would say to one slot; returns the completion, what was inserted, and truncation."""
     state = LengthState(rule, 1)
     state.start(0, interrupt_at)
     said, out, inserted = iter(tokens), [], []
@@ -75,7 +75,7 @@ def test_an_answer_that_overruns_its_budget_is_truncated(interrupted):
     assert (len(out) - start, truncated) == (3, True)
 
 
-def test_the_longest_completion_fits_the_rows():
+def test_the_longest_completion_fits_the_slots():
     out, _, truncated = follow(RULE, [DIGIT] * 99, interrupt_at=6)
     assert truncated
     assert len(out) == RULE.max_tokens == 6 + 3 + 3
@@ -196,7 +196,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe
         tokens = bpe(text)["input_ids"]
         for token in tokens:
             state.advance(np.array([token]), [-2])
-            closed.append(not state._thinking_R[0])
+            closed.append(not state._thinking_S[0])
         first = closed.index(True)
         assert "</think>" in bpe.decode(tokens[: first + 1])
         assert "</think>" not in bpe.decode(tokens[:first])

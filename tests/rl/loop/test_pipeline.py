@@ -169,7 +169,7 @@ def test_a_step_has_the_bytes_of_its_weights_in_their_own_dtype(run, recipe, pre
     size = width * sum(parameter.numel() for parameter in learner.model.parameters())
     assert [step.sync.bytes for step in steps] == [0, size, 0, size]
     assert [step.sync.seconds > 0 for step in steps] == [False, True, False, True]
-    assert [step.sync.install_seconds > 0 for step in steps] == [False, True, False, True]
+    assert [step.sync.update_seconds > 0 for step in steps] == [False, True, False, True]
 
 
 def test_a_batch_without_signal_changes_nothing_but_the_version(start_run, by_parity, recipe):

@@ -15,7 +15,7 @@ from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.score import Scorer
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.lora import add_adapters
-from scalerl.rl.model.weights import install_weights, weights_of
+from scalerl.rl.model.weights import load_weights, weights_of
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
@@ -51,11 +51,11 @@ def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llam
     train(learner)
     plain = load_model(llama_folder)
     assert {name for name, _ in learner.weights()} == {name for name, _ in plain.named_parameters()}
-    install_weights(plain, learner.weights())
+    load_weights(plain, learner.weights())
     expected, _ = learner.score(TOKEN_MT.numpy(), WANTED_MT.numpy())
     found, _ = Scorer(plain, 1.0, True)(TOKEN_MT.numpy(), WANTED_MT.numpy())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    install_weights(plain, before)
+    load_weights(plain, before)
     unchanged, _ = Scorer(plain, 1.0, True)(TOKEN_MT.numpy(), WANTED_MT.numpy())
     assert (unchanged - expected).abs().max() > 1e-2
 

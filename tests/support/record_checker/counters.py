@@ -75,7 +75,7 @@ def tokens_are_made_before_they_are_used(record: Record) -> Iterator[str]:
 
 
 def weights_are_those_of_one_model(record: Record) -> Iterator[str]:
-    """Every version has as many bytes; where none was handed over nothing is spent on it."""
+    """Every version has as many bytes; where none was sent nothing is spent on it."""
     sizes = {row["weight_sync"]["bytes"] for row in record.steps} - {0}
     if len(sizes) > 1:
         yield f"steps.jsonl: weights of {sorted(sizes)} bytes, and there is one model"
@@ -83,8 +83,8 @@ def weights_are_those_of_one_model(record: Record) -> Iterator[str]:
         sync = row["weight_sync"]
         if (sync["bytes"] == 0) != (sync["seconds"] == 0) or min(sync["bytes"], sync["seconds"]) < 0:
             yield f"step {row['step']}: {sync['bytes']} bytes of weights in {sync['seconds']} s"
-        if sync["install_seconds"] is not None and sync["install_seconds"] < 0:
-            yield f"step {row['step']}: weights were installed before they were handed over"
+        if sync["update_seconds"] is not None and sync["update_seconds"] < 0:
+            yield f"step {row['step']}: weights were updated before they were sent"
 
 
 def devices_are_held(record: Record) -> Iterator[str]:

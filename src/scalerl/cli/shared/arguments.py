@@ -16,7 +16,7 @@ from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
 _HIGHLIGHTS = (r"(?m)^  (?P<example>scalerl .*?)(?=  +#|$)", r"(?m)(?P<comment>  # .*)$")
-"""In the examples: the command, and the comment behind it."""
+"""The command of an example, and the comment behind it."""
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

@@ -27,7 +27,7 @@ _MAGIC = b"SQLite format 3\0"
 _WAL = struct.Struct("18xB")
 """The byte of the header that is 2 where new rows go to a write-ahead log, a file beside this one."""
 _STEPS_AT_ONCE, _STEPS_PER_BYTE = 100_000, 20
-"""Of SQLite's machine: how many between two looks, and how many a sound file of so many bytes may take."""
+"""Steps of SQLite's machine between two looks, and those that a sound file may take for each byte."""
 _MLFLOW_RUNS = """
 SELECT runs.run_uuid, experiments.experiment_id, experiments.name, runs.name, tags.value
 FROM runs JOIN experiments ON experiments.experiment_id = runs.experiment_id
@@ -49,7 +49,7 @@ class Database:
     wanted: Wanted
     room: Room
     prefix: str
-    """What goes before the names of its runs."""
+    """Prefix of the names of its runs."""
     size: int
     """Bytes of the file and of its write-ahead log."""
 
@@ -64,7 +64,7 @@ class Store:
     """How a tracker keeps runs in SQLite files."""
 
     name: str
-    """That of the format."""
+    """Name of the format."""
     what: str
     """A description in a few words, for help and messages."""
     tracker: str

@@ -29,7 +29,7 @@ class Unread:
     path: str
     """The file or folder that was asked for."""
     run: str
-    """Its name in there; empty where the path is the run."""
+    """Name of the run within the path; empty where the path is the run."""
     reason: str
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Format:
     """One kind of file or folder that trainers or trackers write."""
 
     name: str
-    """Its name for `--format`."""
+    """Name of the format for `--format`."""
     what: str
     """A description in a few words, for help and messages."""
     recognises: Callable[[Path], bool]
@@ -100,7 +100,7 @@ _PLACES = (
     *("mlflow:FORMAT", "databases:MLFLOW", "databases:TRACKIO", "metrics_jsonl:VERL", "parquet:FORMAT"),
     *("metrics_jsonl:FORMAT", "console.reader:FORMAT"),
 )
-"""Of the formats, those first that are told by the name or the first bytes of a file."""
+"""Order of the formats: those first that the name or the first bytes of a file show."""
 
 
 def formats() -> Iterator[Format]:

@@ -20,7 +20,7 @@ _TRAINER, _ORCHESTRATOR = "trainer", "orchestrator"
 _OF_ORCHESTRATOR = frozenset(
     ("time/pack", "time/wait_for_policy", "time/generate_completions", "time/wait_for_ckpt")
 )
-"""What its rows alone have, where both log into one file."""
+"""Metrics that only its rows have, where both log into one file."""
 _COMPUTE = frozenset((*AXES, "device_seconds"))
 """Columns that make a row with a pass rate one of a table of our own."""
 

@@ -207,7 +207,7 @@ def parse_table(
     doubts = [f"{source}: {ONE_SAMPLE}"] if samples_N is not None and (samples_N == 1).any() else []
     if without := len(table.step_R) - len(table.lines):
         doubts.insert(0, f"{source}: {counted(without, 'row')} left out, without a '{table.y}'")
-    rate_N, told = table.numbers(table.y, rows), ()
+    rate_N, scaling = table.numbers(table.y, rows), ()
     if (min_reward, max_reward) != (0.0, 1.0):
         if is_named_for_correctness(table.y) and rate_N.min() >= 0 and rate_N.max() <= 1:
             raise InputError(
@@ -215,7 +215,7 @@ def parse_table(
                 "--max-reward and --min-reward"
             )
         rate_N = (rate_N - min_reward) / (max_reward - min_reward)
-        told = (f"{source}: {scaled_by(table.y, min_reward, max_reward)}",)
+        scaling = (f"{source}: {scaled_by(table.y, min_reward, max_reward)}",)
     counts = {"n_prompts": prompts_N, "n_samples": samples_N}
     known = {name: int(count_N[-1]) for name, count_N in counts.items() if count_N is not None}
     points = Points(
@@ -227,7 +227,7 @@ def parse_table(
         source,
         table.x,
         np.array([table.lines[row] for row in rows], dtype=int),
-        (*left_out.sentences(), *warnings, *told, *doubts),
+        (*left_out.sentences(), *warnings, *scaling, *doubts),
         left_out,
         replace(Metric.of_column(table.y), **known),
     )

@@ -24,7 +24,7 @@ _FLOATS = {1: "<f", 2: "<d"}
 """How a number of a TensorProto is laid out, by its dtype: TensorFlow makes float32 of every scalar, torch
 float32 or float64."""
 _FLOAT_FIELDS = (4, 5, 6)
-"""Its tensor_content, float_val and double_val."""
+"""Numbers of a TensorProto's tensor_content, float_val and double_val."""
 
 
 def recognises(path: Path) -> bool:
@@ -89,7 +89,7 @@ class _Reader:
 
     def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
         self._builder, self._keeps, self._source = builder, keeps, source
-        self._plugins: dict[str, str] = {}  # which is told only where a tag comes first
+        self._plugins: dict[str, str] = {}  # named only where a tag comes first
 
     def read(self, path: Path) -> bool:
         """Read a file; return whether it has any record, or is empty as of a run that has just started."""

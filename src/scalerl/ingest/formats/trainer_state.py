@@ -21,7 +21,7 @@ _SCALARS = (
 )
 """What the state says of the run beside its log."""
 _MODEL_KEYS = ("_name_or_path", "base_model_name_or_path", "model_type")
-"""Of config.json, or adapter_config.json where an adapter was trained."""
+"""Keys of config.json, or of adapter_config.json where an adapter was trained."""
 
 
 def recognises(path: Path) -> bool:

@@ -65,11 +65,11 @@ class _ChartRun:
     def __init__(self, path: Path, name: str, wanted: Wanted, room: Room) -> None:
         self.builder = LogBuilder(str(path), _NAME, name, wanted, room)
         self.columns: dict[str, int] = {}
-        """Where its metrics are."""
+        """Columns of the metrics, by name."""
         self.ranged: set[str] = set()
         """The metrics with a range: their least and largest value stand in the two columns that follow."""
         self.special: dict[str, int] = {}
-        """Where its step and its time are, if it has them, which W&B logs as metrics."""
+        """Columns of step and time, if there are any; W&B logs both as metrics."""
         self._averaged = self._rounded = 0
 
     def has(self, metric: str) -> bool:

@@ -76,7 +76,7 @@ class _Part(NamedTuple):
     """One file of a run, in the order of time."""
 
     known_start: float
-    """Its start; unknown ones come last, by their paths, which hold a date."""
+    """Start of the run; unknown ones come last, by their paths, which hold a date."""
     path: str
     name: str
     """The display name, or the id."""

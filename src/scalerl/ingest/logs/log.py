@@ -42,15 +42,15 @@ class Log:
     names: tuple[str, ...]
     """All metrics that have numbers, up to `MOST_NAMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What the trainer says of itself, keys joined by dots."""
+    """The trainer's configuration, keys joined by dots."""
     notes: tuple[str, ...] = ()
-    """What had to be passed over or mended, in sentences."""
+    """Sentences on what was passed over or repaired."""
     omitted: Mapping[str, Uncounted] = field(default_factory=dict)
-    """Of every metric the values that do not count, and why."""
+    """Values that do not count, and why, by metric."""
     trainer: str = ""
-    """Whose it is, where the form of its rows says so."""
+    """Name of the trainer, where the form of its rows shows it."""
     hint: str = ""
-    """What it is and what is to be set, where it has no evaluation."""
+    """Setting that switches evaluations on, for a log without any."""
 
     def time_series(self) -> Series:
         """Return every step that has a time, of any metric: the value is when it was reached, if known.

@@ -32,7 +32,7 @@ _MOST_WINDOWS = 20_000
 _LEAST_STEPS = 2
 """Steps that come again in a restart: a single one is a row that was logged twice."""
 _LEAST_SHARE = 0.5
-"""Of what had been logged for the steps that come again, more than this comes again."""
+"""Share of the values of repeated steps that a restart repeats at the least."""
 _LEAST_REGULAR = 3
 """Steps that come again at one interval, up to a new highest one: fewer rows are logged than before."""
 _LEAST_PROGRESS = 0.1

@@ -29,7 +29,7 @@ _PAGE = re.compile(r"#/experiments/(\d+)(?:/runs/([0-9a-f]{32}))?(?:[/?].*)?")
 """What follows the address of the server on MLflow's pages."""
 _AT_ONCE, _SHOWN = 1000, 12
 _RETRIES = ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-"""By default MLflow's client tries again for four minutes."""
+"""Fewer retries than MLflow's client makes by default, which go on for four minutes."""
 
 
 def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:

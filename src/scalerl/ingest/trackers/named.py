@@ -1,4 +1,4 @@
-"""Which names are of runs on a tracker's server, and how such runs are read: with a limit on every wait.
+"""Recognise and read runs on a tracker's server, with a limit on every wait.
 
     wandb:ENTITY/PROJECT/RUN             a run, by its ID or its display name
     wandb:ENTITY/PROJECT?group=NAME      all runs of a group; without `?group=` all runs of the project

@@ -17,7 +17,7 @@ import numpy as np
 
 
 class Advantage(Protocol):
-    """From the centred rewards of each group to its advantages."""
+    """Turn the centred rewards of each group into its advantages."""
 
     def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One array (G,) per group, exactly 0 where a group has no signal; the same shapes come back."""
@@ -60,7 +60,7 @@ class NoStd:
     kind: Literal["none"] = "none"
 
     def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Nothing is scaled."""
+        """Return the centred rewards as they are."""
         return list(centred)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Averaging(Protocol):
-    """From sampled lengths and group numbers, the weight of each token of each completion, (N,)."""
+    """Weigh each token of each completion, (N,), by sampled lengths and group numbers."""
 
     def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
         """`budget` is the most tokens that a completion may sample: context.thinking + context.answer."""
@@ -72,7 +72,7 @@ class ConstantAverage:
     """
 
     length: int = 0
-    """In tokens; 0 is the whole budget."""
+    """Divisor in tokens; 0 is the whole budget."""
     kind: Literal["constant"] = "constant"
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
 """Length control: when thinking ends, when an answer has run out of budget, what length costs.
 
 `ForcedInterruption`, `LengthPenalty` and `NoLengthControl` are the choices of a recipe, `LengthRule` the same
-with the tokens of one tokenizer, and `LengthState` follows the completions in the rows of a generator, token
-by token.
+with the tokens of one tokenizer, and `LengthState` follows the completions in the decode slots of an engine,
+token by token.
 
-Shapes in names: R rows, G completions of a group.
+Shapes in names: S decode slots, G completions of a group, W tokens at the end of a completion.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scalerl.errors import InputError
 
 
 class LengthControl(Protocol):
-    """What ends a completion before its budget does, and what length costs; by default nothing."""
+    """An interruption of the thinking, and a penalty on length; by default neither."""
 
     def penalty(self, length: int, correct: bool) -> float:
-        """What is added to the reward of a completion of `length` sampled tokens: 0 or negative."""
+        """Return what is added to the reward of a completion of `length` sampled tokens: 0 or negative."""
         return 0.0
 
     def interruption(self) -> ForcedInterruption | None:
-        """How the thinking of a completion is ended by force; None where it is not."""
+        """Return the rule by which thinking is ended by force; None where it is not."""
         return None
 
 
@@ -69,7 +69,7 @@ class ForcedInterruption(LengthControl):
         return max(1, high * 5 // 6) if self.low is None else self.low, high
 
     def interruption(self) -> ForcedInterruption:
-        """As its fields say."""
+        """Return this choice itself: it is the rule."""
         return self
 
 
@@ -80,13 +80,13 @@ class LengthPenalty(LengthControl):
     clip((max_length - length) / cache - 1, -1, 0): DAPO's overlong shaping (arXiv 2503.14476, eq. 13), as in
     arXiv 2510.13786.
 
-    Nothing up to max_length - cache sampled tokens, 1 from max_length on. Nobody is interrupted.
+    Nothing up to max_length - cache sampled tokens, 1 from max_length on. No thinking is interrupted.
     """
 
     max_length: int | None = None
-    """The most that a completion may sample where it is not given, as in arXiv 2510.13786."""
+    """Sampled tokens; if not given, the most that a completion may have, as in arXiv 2510.13786."""
     cache: int | None = None
-    """A seventh of `max_length` where it is not given, as there."""
+    """Sampled tokens; if not given, a seventh of `max_length`, as there."""
     kind: Literal["length_penalty"] = "length_penalty"
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class LengthPenalty(LengthControl):
         return replace(self, max_length=longest, cache=self.cache or max(1, longest // 7))
 
     def penalty(self, length: int, correct: bool) -> float:
-        """What is added to the reward, 0 or negative."""
+        """Return what is added to the reward: 0 or negative."""
         if self.max_length is None or self.cache is None:
             raise ValueError("max_length and cache are those of no context yet: within() gives them")
         return min(max((self.max_length - length) / self.cache - 1.0, -1.0), 0.0) if correct else 0.0
@@ -133,7 +133,7 @@ class Marker:
 
     @classmethod
     def of(cls, tokenizer: Any, text: str) -> Marker:
-        """The marker `text` to `tokenizer`."""
+        """Return the marker that `tokenizer` writes `text` as."""
         tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(tokens) == 1:
             return cls(tokens)
@@ -147,7 +147,7 @@ class Marker:
         return max(len(self.text), 1)
 
     def closes(self, tail: np.ndarray) -> bool:
-        """Whether the text of the tokens `tail` holds it; -1 stands where there was none."""
+        """Return whether the text of the tokens `tail` has the marker; -1 is no token."""
         return self.decode is not None and self.text in self.decode([int(t) for t in tail if t >= 0])
 
 
@@ -167,7 +167,7 @@ class LengthRule:
         return self.thinking + len(self.phrase) + self.answer
 
     def draw(self, u_G: np.ndarray) -> np.ndarray:
-        """The lengths at which completions would be interrupted, from numbers uniform in [0, 1)."""
+        """Return the lengths at which completions would be interrupted, from numbers uniform in [0, 1)."""
         if self.interrupt is None:
             # No completion gets so far.
             return np.full(len(u_G), self.max_tokens + 1)
@@ -205,87 +205,87 @@ class LengthRule:
 
 
 class LengthState:
-    """Where each row stands: thinking, being interrupted, or answering."""
+    """The state of the completion in each decode slot: thinking, being interrupted, or answering."""
 
-    _BY_ROW = ("_thought_R", "_answered_R", "_thinking_R", "_interrupt_at_R", "_inserting_R", "_tail_RW")
+    _BY_SLOT = ("_thought_S", "_answered_S", "_thinking_S", "_interrupt_at_S", "_inserting_S", "_tail_SW")
 
-    def __init__(self, rule: LengthRule, n_rows: int) -> None:
+    def __init__(self, rule: LengthRule, n_slots: int) -> None:
         self.rule = rule
-        self._thought_R = np.zeros(n_rows, dtype=np.int64)
-        self._answered_R = np.zeros(n_rows, dtype=np.int64)
-        self._thinking_R = np.ones(n_rows, dtype=bool)
-        self._interrupt_at_R = np.zeros(n_rows, dtype=np.int64)
-        self._inserting_R = np.full(n_rows, -1)  # index into the phrase, or -1
-        # The last entry is for rows that insert nothing: their index, -1, finds it.
+        self._thought_S = np.zeros(n_slots, dtype=np.int64)
+        self._answered_S = np.zeros(n_slots, dtype=np.int64)
+        self._thinking_S = np.ones(n_slots, dtype=bool)
+        self._interrupt_at_S = np.zeros(n_slots, dtype=np.int64)
+        self._inserting_S = np.full(n_slots, -1)  # index into the phrase, or -1
+        # The last entry is for slots that insert nothing: their index, -1, finds it.
         self._phrase = np.array([*rule.phrase, -1], dtype=np.int64)
         self._last = np.array(sorted(rule.end_of_thinking.last), dtype=np.int64)
-        self._tail_RW = np.full((n_rows, rule.end_of_thinking.window), -1, dtype=np.int64)
+        self._tail_SW = np.full((n_slots, rule.end_of_thinking.window), -1, dtype=np.int64)
 
-    def start(self, row: int, interrupt_at: int) -> None:
-        """Begin a new completion in `row`."""
-        self._thought_R[row] = self._answered_R[row] = 0
-        self._thinking_R[row] = True
-        self._interrupt_at_R[row] = interrupt_at
-        self._inserting_R[row] = -1
-        self._tail_RW[row] = -1
+    def start(self, slot: int, interrupt_at: int) -> None:
+        """Begin a new completion in `slot`."""
+        self._thought_S[slot] = self._answered_S[slot] = 0
+        self._thinking_S[slot] = True
+        self._interrupt_at_S[slot] = interrupt_at
+        self._inserting_S[slot] = -1
+        self._tail_SW[slot] = -1
 
-    def save(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Where `rows` stand, for `load`."""
-        return {name: getattr(self, name)[rows] for name in self._BY_ROW}
+    def save(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the state of `slots`, for `load`."""
+        return {name: getattr(self, name)[slots] for name in self._BY_SLOT}
 
-    def load(self, rows: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
+    def load(self, slots: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
         """Go on from what `save` returned."""
-        for name in self._BY_ROW:
-            getattr(self, name)[rows] = saved[name]
+        for name in self._BY_SLOT:
+            getattr(self, name)[slots] = saved[name]
 
     def forced_token(self) -> np.ndarray:
-        """The token that must come next in each row, or -1 where the model chooses."""
-        return self._phrase[self._inserting_R]
+        """Return the token that must come next in each slot, -1 where the model chooses."""
+        return self._phrase[self._inserting_S]
 
     def advance(
-        self, token_R: np.ndarray, end_tokens: Sequence[int], given_R: np.ndarray | None = None
+        self, token_S: np.ndarray, end_tokens: Sequence[int], given_S: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Take the next token of each row, -1 of one that has none; returns which completions have ended or
+        """Take the next token of each slot, -1 of one that has none; return which completions have ended or
         are truncated, and which of them are truncated.
 
-        Tokens that an environment has given, where `given_R` is true, use up the budget, and end nothing.
+        Tokens that an environment has given, where `given_S` is true, use up the budget, and end nothing.
         """
         rule = self.rule
-        moves_R = token_R >= 0
-        inserting_R = self._inserting_R >= 0
-        thinking_R = self._thinking_R & ~inserting_R & moves_R
-        answering_R = ~self._thinking_R & moves_R
-        self._thought_R += thinking_R
-        self._answered_R += answering_R
+        moves_S = token_S >= 0
+        inserting_S = self._inserting_S >= 0
+        thinking_S = self._thinking_S & ~inserting_S & moves_S
+        answering_S = ~self._thinking_S & moves_S
+        self._thought_S += thinking_S
+        self._answered_S += answering_S
 
         # Inserted tokens end nothing, whatever they are: the model goes on behind them.
-        own_R = ~inserting_R if given_R is None else ~inserting_R & ~given_R
-        ended_R = own_R & np.isin(token_R, end_tokens)
-        closes_R = thinking_R & own_R & self._closes(token_R)
+        own_S = ~inserting_S if given_S is None else ~inserting_S & ~given_S
+        ended_S = own_S & np.isin(token_S, end_tokens)
+        closes_S = thinking_S & own_S & self._closes(token_S)
         if rule.phrase:
-            starts_R = thinking_R & ~closes_R & (self._thought_R >= self._interrupt_at_R)
-            last_R = self._inserting_R == len(rule.phrase) - 1
-            self._inserting_R = np.where(inserting_R & ~last_R, self._inserting_R + 1, -1)
+            starts_S = thinking_S & ~closes_S & (self._thought_S >= self._interrupt_at_S)
+            last_S = self._inserting_S == len(rule.phrase) - 1
+            self._inserting_S = np.where(inserting_S & ~last_S, self._inserting_S + 1, -1)
             # Not where the end token was sampled just there: nothing would follow.
-            self._inserting_R[starts_R & ~ended_R] = 0
+            self._inserting_S[starts_S & ~ended_S] = 0
             # The phrase ends with the end of thinking, as `resolve` has checked.
-            closes_R |= last_R
-            out_R = answering_R & (self._answered_R >= rule.answer)
+            closes_S |= last_S
+            out_S = answering_S & (self._answered_S >= rule.answer)
         else:
-            out_R = self._thought_R + self._answered_R >= rule.max_tokens
-        self._thinking_R &= ~closes_R
-        truncated_R = out_R & ~ended_R
-        return ended_R | truncated_R, truncated_R
+            out_S = self._thought_S + self._answered_S >= rule.max_tokens
+        self._thinking_S &= ~closes_S
+        truncated_S = out_S & ~ended_S
+        return ended_S | truncated_S, truncated_S
 
-    def _closes(self, token_R: np.ndarray) -> np.ndarray:
-        """Where the end of thinking has just been written, by the model."""
-        marker, tail_RW = self.rule.end_of_thinking, self._tail_RW
+    def _closes(self, token_S: np.ndarray) -> np.ndarray:
+        """Return in which slots the model has just written the end of thinking."""
+        marker, tail_SW = self.rule.end_of_thinking, self._tail_SW
         # NumPy copies overlapping slices as if by way of a third array.
-        tail_RW[:, :-1] = tail_RW[:, 1:]
-        tail_RW[:, -1] = token_R
-        if tail_RW.shape[1] == 1:
-            return token_R == marker.tokens[0]
-        closes_R = np.isin(token_R, self._last)
-        for row in np.flatnonzero(closes_R):
-            closes_R[row] = marker.closes(tail_RW[row])
-        return closes_R
+        tail_SW[:, :-1] = tail_SW[:, 1:]
+        tail_SW[:, -1] = token_S
+        if tail_SW.shape[1] == 1:
+            return token_S == marker.tokens[0]
+        closes_S = np.isin(token_S, self._last)
+        for slot in np.flatnonzero(closes_S):
+            closes_S[slot] = marker.closes(tail_SW[slot])
+        return closes_S

@@ -188,7 +188,7 @@ def _check_bounds(low: float, high: float) -> None:
     if not high > 0 or (low > 0 and high < 1):
         least = "1 or more" if low > 0 else "positive"
         raise ValueError(f"max_ratio must be {least}: it is the cap on the ratio itself")
-    # Ratios are float32: a cap beyond 3e38 would be none, and no message would tell.
+    # Ratios are float32: a cap beyond 3e38 would be none, and no message would say so.
     if 1e30 < high < math.inf:
         raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
 

@@ -1,8 +1,8 @@
 """Schedules: how far the trainer may be ahead of the weights that sampled a token.
 
 A schedule is three rules, at `prompts` groups a trainer step: how many groups may be in flight, counted until
-the weights of their step are installed (`scalerl.rl.loop.admission`), how many are waited for at once, and
-after which steps the weights are published.
+all generators have the weights of their step (`scalerl.rl.loop.admission`), how many are waited for at once,
+and after which steps the weights are published.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class PipelineRL:
             raise ValueError(f"k must be between 0 and {MOST_STALE}")
 
     def in_flight_limit(self, prompts: int) -> int:
-        """Return how many groups may be admitted before the weights of their step are installed."""
+        """Return how many groups may be admitted before all generators have the weights of their step."""
         return (self.k + 1) * prompts
 
     def at_once(self, prompts: int) -> int:
@@ -60,7 +60,7 @@ class OffPolicy:
             raise ValueError(f"k must be between 1 and {MOST_STALE}")
 
     def in_flight_limit(self, prompts: int) -> int:
-        """Return how many groups may be admitted before the weights of their step are installed."""
+        """Return how many groups may be admitted before all generators have the weights of their step."""
         return self.k * prompts
 
     def at_once(self, prompts: int) -> int:

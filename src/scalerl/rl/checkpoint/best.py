@@ -18,7 +18,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import BackgroundWriter, remove, step_folders, write_whole
 from scalerl.rl.model.causal_lm import dtype_of, load_model
-from scalerl.rl.model.weights import install_weights
+from scalerl.rl.model.weights import load_weights
 from scalerl.rl.types import Weights
 
 BEST = "best-"
@@ -26,7 +26,7 @@ BEST = "best-"
 MOST = 3
 
 Smooth = Callable[[RunRecord], Mapping[int, float]]
-"""From the run so far: the pass rate of every evaluation without its noise, by step."""
+"""Smooths a run so far: returns the pass rate of every evaluation without its noise, by step."""
 
 
 class BestWeights(BackgroundWriter):
@@ -64,7 +64,7 @@ class BestWeights(BackgroundWriter):
     def _save(self, weights: Weights, folder: Path) -> Sums:
         """Write them as a model in Hugging Face format; of LoRA they have the adapters merged."""
         model: Any = load_model(self._model, dtype_of(self._precision))
-        install_weights(model, weights)
+        load_weights(model, weights)
         model.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
         return {}

@@ -26,7 +26,7 @@ _THREADS = 8
 Sum = list[int]
 """Bytes and CRC-32 of a file."""
 Sums = dict[str, Sum]
-"""By the names of the files, relative to their folder."""
+"""Sums by the names of the files, relative to their folder."""
 
 
 def sum_file(path: Path) -> Sum:

@@ -34,7 +34,7 @@ from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 
-FORMAT = 8
+FORMAT = 9
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
@@ -221,7 +221,7 @@ def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
-    # JSON and safetensors, not a pickle: a checkpoint that somebody passes on must not run code.
+    # JSON and safetensors, not a pickle: a checkpoint from elsewhere must not run code.
     tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")

@@ -57,7 +57,7 @@ class Vllm:
     """The share of a GPU's memory that a worker takes. On a shared GPU the rest is the trainer's: where that
     is too little, an error says what share fits."""
     cpu_cache_gib: int = 1
-    """Of KV cache, where a worker computes on CPUs."""
+    """GiB of KV cache of a worker that computes on CPUs."""
     arguments: tuple[str, ...] = ()
     """More arguments for the workers, as those of `vllm serve`."""
     request_seeds: bool = False
@@ -67,7 +67,7 @@ class Vllm:
     """How weights get there: safetensors files in memory that both see, or vLLM's own transfer, by CUDA IPC
     to workers on the GPUs of this machine, or by NCCL, which was never run."""
     weights_folder: str = "/dev/shm"
-    """Where those files are; for servers at `urls`, a folder that they can read."""
+    """Folder of those files; for servers at `urls`, one that they can read."""
     start_seconds: float = 600.0
     """How long a worker may take to start, or a server at `urls` to come back."""
     request_seconds: float = 3600.0
@@ -136,15 +136,15 @@ class ClusterTimeouts:
     """Seconds to wait for a process, before it is killed and replaced."""
 
     start: float = 300.0
-    """For room on the cluster, and for a process that loads its model."""
+    """Seconds for room on the cluster, and for a process to load its model."""
     heartbeat: float = 60.0
-    """For a heartbeat."""
+    """Seconds without a heartbeat."""
     decode: float = 600.0
-    """For a generator that has something to sample to get on with it."""
+    """Seconds without progress of a generator that has something to sample."""
     weights: float = 300.0
-    """For a weight update."""
+    """Seconds for a weight update."""
     step: float = 3600.0
-    """For a step of the learner, or a verifier's share of the completions. Evaluations have `timeouts`."""
+    """Seconds for a step of the learner, or a verifier's completions. Evaluations have `timeouts`."""
 
     def __post_init__(self) -> None:
         positive(**vars(self))
@@ -165,11 +165,11 @@ class Cluster:
     learner: Annotated[OneProcess | Fsdp2, Discriminator("kind")] = field(default_factory=OneProcess)
     transport: Transport = field(default_factory=Transport)
     generator: Resources = field(default_factory=Resources)
-    """Of every generator, and of the evaluations, which have a process of their own."""
+    """Resources of each generator, and of the evaluator."""
     trainer: Resources = field(default_factory=Resources)
-    """Of every process of a learner that is sharded."""
+    """Resources of each process of a sharded learner."""
     verifier: Resources = field(default_factory=Resources)
-    """Of every verifier, its processes included."""
+    """Resources of each verifier, its processes included."""
     timeouts: ClusterTimeouts = field(default_factory=ClusterTimeouts)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class AdamW:
     decay_steps: int = 0
     """Steps after which a decay has ended, warm-up included; 0 are those of a budget in steps."""
     min_lr_ratio: float = 0.0
-    """Where a decay ends, as a share of `lr`."""
+    """Rate at which a decay ends, as a share of `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-15
     weight_decay: float = 0.01

@@ -59,7 +59,7 @@ from scalerl.rl.tasks.task import Task, prompts_of
 HELDOUT = ""
 """The name of the held-out prompts of a run, beside those of its downstream suites."""
 MOST_THREADS = 1024
-"""Of a process: more would be refused by the system, without a word that helps."""
+"""Most threads of a process: the system refuses more, without a word that helps."""
 AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
@@ -84,7 +84,7 @@ class Recipe:
         default_factory=BatchStd
     )
     zero_variance: Literal["drop", "keep", "resample"] = "drop"
-    """Of groups without signal; `resample` replaces them by further groups until the batch is full."""
+    """Rule for groups without signal; `resample` replaces them by further groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
     curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum, try_curriculum)] = field(
         default_factory=NoPositiveResampling
@@ -98,9 +98,9 @@ class Recipe:
     last. The verifier sees it."""
     temperature: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
+    """Dtype that generator and trainer compute with; the trainer keeps master weights in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
-    """Where the LM head computes in float32 whatever the precision."""
+    """Roles whose LM head computes in float32 whatever the precision."""
     routing_replay: bool = False
     """Whether a mixture of experts is trained with the experts that the generator chose for each token
     (R3, arXiv 2510.11370), in place of those that the trainer's routers choose."""

@@ -133,7 +133,7 @@ class Suite:
     samples: int = 4
     """Completions of each prompt: the k of pass@k."""
     every: int = 1
-    """It is evaluated with every so many evaluations of the run, and with the first and the last."""
+    """Evaluations of the run for each one of this suite, which also has the first and the last."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -187,11 +187,11 @@ class Samples:
     """Completions that are kept as text in samples.jsonl; nothing that is trained depends on them."""
 
     evaluation: int = 4
-    """Of each evaluation: one of each of so many held-out prompts, the same every time, spread over all."""
+    """Completions kept of each evaluation: one of each of so many held-out prompts, always the same ones."""
     every: int = 50
     """Steps from one to the next of which completions are kept; 0 is never."""
     training: int = 4
-    """Of each such step: the first completion of each of its first groups."""
+    """Completions kept of each such step: the first of each of its first groups."""
 
     def __post_init__(self) -> None:
         at_least(0, evaluation=self.evaluation, every=self.every, training=self.training)
@@ -238,7 +238,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """When checkpoints are made: after so many steps, or minutes, whichever comes first; 0 is never."""
+    """Intervals of checkpoints: after so many steps or minutes, whichever comes first; 0 is never."""
 
     steps: int = 50
     minutes: float = 30.0
@@ -259,11 +259,11 @@ class Timeouts:
     """
 
     evaluation: float = 600.0
-    """For the process that evaluates, wherever it is: no decode step, no verdict."""
+    """Seconds without a decode step or a verdict of the process that evaluates, wherever it is."""
     generator: float = 600.0
-    """For a generator of the placement `local`: no decode step."""
+    """Seconds without a decode step of a generator of the placement `local`."""
     start: float = 600.0
-    """For either to start and load its model, which sends no heartbeats."""
+    """Seconds for either to start and load its model."""
 
     def __post_init__(self) -> None:
         positive(**vars(self))
@@ -341,11 +341,11 @@ class Tracking:
         tuple[Literal["wandb", "tensorboard", "mlflow", "trackio"], ...], BeforeValidator(_listed)
     ] = ()
     project: str = "scalerl"
-    """Of W&B and trackio; MLflow calls it an experiment."""
+    """Project of W&B and trackio, experiment of MLflow."""
     name: str = ""
-    """Of the run; that of its folder where it is empty."""
+    """Name of the run; if empty, that of its folder."""
     group: str = ""
-    """Of runs that belong together; a study's name is that of its runs."""
+    """Group of runs that belong together; those of a study have its name."""
     close_seconds: float = 30.0
     """The longest that trackers have at the end of a run for what is not logged yet."""
 

@@ -37,7 +37,7 @@ from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sa
 from scalerl.rl.engine.slots import DecodeSlots
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
 from scalerl.rl.model.memory import within_memory
-from scalerl.rl.model.weights import install_weights
+from scalerl.rl.model.weights import load_weights
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
@@ -95,7 +95,7 @@ class TorchGenerator(Generator):
 
     @property
     def counters(self) -> Counters:
-        """What has been spent so far."""
+        """Counters so far."""
         return self._counters
 
     @property
@@ -119,7 +119,7 @@ class TorchGenerator(Generator):
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""
         started = time.perf_counter()
-        install_weights(self.model, weights)
+        load_weights(self.model, weights)
         self._head = None
         self.version = version
         self._counters.seconds += time.perf_counter() - started

@@ -115,7 +115,7 @@ class Generator(ABC):
         """The completions that are there of incomplete groups, by sequence number and sample."""
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._before = Counters()
-        """What was spent before the run was resumed."""
+        """Counters of the run before the resume."""
 
     @abstractmethod
     def _assign(self, seq_no: int, group: GroupRequest) -> None:
@@ -140,7 +140,7 @@ class Generator(ABC):
     @property
     @abstractmethod
     def counters(self) -> Counters:
-        """What has been spent so far, the work before a resume included."""
+        """Counters so far, the work before a resume included."""
 
     @abstractmethod
     def wait_until_started(self) -> None:
@@ -165,6 +165,7 @@ class Generator(ABC):
     @property
     def ready(self) -> int:
         """Groups that are complete, next in order, and not taken."""
+        # Up to the first gap: a later group that is complete must not overtake one that is older.
         n = self._taken
         while n in self._complete:
             n += 1
@@ -222,6 +223,7 @@ class Generator(ABC):
         self._restore_groups(state)
         for seq_no, group in self._incomplete.items():
             self._assign(seq_no, group)
+        # Their tokens were computed: they stay in the counters, and are sampled a second time.
         self._before = Counters(**state["counters"])
         self._before.restarted += len(self._incomplete)
 
@@ -236,6 +238,7 @@ class Generator(ABC):
     def _add(self, seq_no: int, rollout: Rollout) -> None:
         """Keep a completion; the last one completes its group."""
         samples = self._partial.setdefault(seq_no, {})
+        # By sample, as they finish in any order, and a group must not depend on that.
         samples[rollout.sample] = rollout
         if len(samples) == self._incomplete[seq_no][2]:
             del self._partial[seq_no], self._incomplete[seq_no]
@@ -243,6 +246,7 @@ class Generator(ABC):
 
     def _keep(self, packed: dict[str, Any]) -> None:
         for seq_no, rollouts in unpack_samples(packed).items():
+            # A default: the complete groups of a resume were never among the incomplete ones here.
             self._incomplete.pop(seq_no, None)
             self._complete[seq_no] = rollouts
 

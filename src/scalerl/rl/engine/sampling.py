@@ -36,7 +36,7 @@ class Sampling:
     seed: int
     max_prompt_tokens: int
     length: LengthRule
-    """When thinking and answer end (token ids resolved)."""
+    """Budgets of thinking and answer, in token ids."""
     end_token: int
     engine: EngineKind = "auto"
     stop_tokens: tuple[int, ...] = ()

@@ -35,11 +35,11 @@ class DecodeSlots:
         self.first_version_S = np.zeros(n_slots, dtype=np.int32)
         self.key_S = np.zeros(n_slots, dtype=np.uint64)
         self.start_S = np.zeros(n_slots, dtype=np.int64)
-        """Where the completion starts."""
+        """Position at which the completion starts."""
         self.next_S = np.zeros(n_slots, dtype=np.int64)
-        """Where the next token goes."""
+        """Position of the next token."""
         self.given_S = np.zeros(n_slots, dtype=np.int64)
-        """Where the tokens of an environment's answer end, which are decoded and not sampled."""
+        """Position at which an environment's answer ends, whose tokens are decoded and not sampled."""
         self.asked_S = np.full(n_slots, -1, dtype=np.int64)
         """The decode step after which the environment was asked for an answer; -1 where none is due."""
         self.expert_SPLK: np.ndarray | None = None
@@ -54,7 +54,7 @@ class DecodeSlots:
 
     @property
     def decoding_S(self) -> np.ndarray:
-        """Which slots decode: the active ones that wait for no answer."""
+        """The slots that decode: active ones that wait for no answer."""
         return self.active_S & (self.asked_S < 0)
 
     def start(self, slot: int, request: Request, version: int) -> None:

@@ -26,7 +26,7 @@ class Figure:
     """A figure of the run's health, with its thresholds."""
 
     label: str
-    """In the text of an alarm, with the unit."""
+    """Name in the text of an alarm, with the unit."""
     value: Callable[[Rows, int], float]
     """The figure over a window of rows; NaN where they do not hold enough of it."""
     thresholds: Thresholds

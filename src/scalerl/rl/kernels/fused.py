@@ -4,7 +4,7 @@
     hidden += (silu(gate) * up) Wdown                gate, up = norm(hidden) Wgate_up
 
 Matrices that read the same input are stored one below the other, and the modules of the model hold views of
-them: weights that are installed in the modules are installed here. Non-GEMM kernels are in native.c. Tokens
+them: weights that are copied into the modules are here, too. Non-GEMM kernels are in native.c. Tokens
 of prompts and of completions take the same path, and each attends to exactly the tokens before it.
 
 Shapes in names: A tokens of a pass, B prompts or slots, S decode slots, T tokens of a prompt, D hidden size.
@@ -278,7 +278,7 @@ def _stack(parameters: Sequence[Tensor]) -> Tensor:
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
-        # A view: weights that are installed in the module later are then here, too.
+        # A view: weights that are copied into the module later are then here, too.
         parameter.data = part
     return whole
 

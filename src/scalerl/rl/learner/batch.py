@@ -53,7 +53,7 @@ class Batch:
     zero_variance: int
     """Groups without signal."""
     expert_NTLK: np.ndarray | None = None
-    """With `routing_replay`, the K experts of each of L layers that read the token at t."""
+    """The K experts of each of L layers that read the token at t; with `routing_replay`."""
 
     @property
     def groups_used(self) -> int:
@@ -297,7 +297,7 @@ class StepStats:
     kl: float = math.nan
     """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
     router_load_max: float = math.nan
-    """Of a mixture of experts: trained tokens that meet the expert of the largest load, over those of an even
+    """Load of a mixture of experts: trained tokens that meet the most loaded expert, over those of an even
     load, in the layer where that is the most. See `scalerl.rl.model.routing.balance_of`."""
     router_load_entropy: float = math.nan
     """Entropy of the load over that of an even load, in [0, 1], in the layer where it is the least."""

@@ -56,7 +56,7 @@ class _SummingWriter(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.sums: Sums = {}
-        """On rank 0 those of all ranks, once the save has ended; none on the others."""
+        """Sums of all ranks' files on rank 0, once the save has ended; none on the others."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Write, and sum what was written: it is read from the page cache."""

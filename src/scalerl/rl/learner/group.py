@@ -123,7 +123,7 @@ class LearnerGroup:
         self._ranks, self.trainers = ranks, ranks.size
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
-        """Its shape, without weights."""
+        """The model's shape, without weights."""
         self._plan = plan_of(self.model)
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
         self.version = 0
@@ -146,7 +146,7 @@ class LearnerGroup:
         self._ranks.watch(stop, report)
 
     def check_life(self) -> None:
-        """With torchrun there is nothing to check: a lost rank ends all."""
+        """Check nothing: torchrun ends all ranks where one is lost."""
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""

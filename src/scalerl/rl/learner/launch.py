@@ -35,7 +35,7 @@ _IDLE = timedelta(days=30)
 """How long ranks wait for the next command: rank 0 may generate or evaluate for long. A rank that exits is
 noticed at once, by its closed connection."""
 _STOP = "stop"
-_END = 30.0  # seconds in which ranks end by themselves once the first has told them to
+_END = 30.0  # seconds in which ranks end by themselves once the first has sent the end
 
 
 def timeout_of(recipe: Recipe) -> float:
@@ -133,7 +133,7 @@ class _Leader:
         return WeightStream(plan, self._gathered)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """See `Ranks`: this rank tells the others, before each micro-batch."""
+        """See `Ranks`: this rank sends it to the others, before each micro-batch."""
         self._rank.learner.watch(stop, report)
 
     def _gathered(self) -> Iterator[tuple[str, Tensor]]:

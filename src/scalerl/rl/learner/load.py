@@ -1,4 +1,4 @@
-"""From a recipe to its learner: on this process, or sharded over all of the process group."""
+"""Build the learner of a recipe: on this process, or sharded over all of the process group."""
 
 from functools import partial
 from importlib.util import find_spec

@@ -323,7 +323,7 @@ def scores_of_held(
     # In the place of the trained ones: a second model would take as much memory again, in shards of its own.
     own = copies(trained)
     try:
-        _install(held, trained)
+        _copy(held, trained)
         tokens = token_NT.cpu().numpy(), wanted_NT.cpu().numpy()
         for logp_WV, *other in score.distributions(*tokens, heads, expert_NTLK):
             chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
@@ -331,7 +331,7 @@ def scores_of_held(
             logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())
             ranks.append(torch.stack(ranks_of(logp_WV, chosen_W1), 1).cpu())
     finally:
-        _install(own, trained)
+        _copy(own, trained)
     return torch.cat(logps), torch.cat(ranks)
 
 
@@ -344,6 +344,6 @@ def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
     return likelier_W + tied_W / 2, (1 - (p_WV**3).sum(-1)) / 12
 
 
-def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
         local_of(parameter).detach().copy_(value)

@@ -1,9 +1,9 @@
 """Admission control: the in-flight limit that enforces k; and verified groups, cut into the batches of steps.
 
 With P groups a trainer step, group g is consumed by the step that starts at version g // P, whatever the
-order in which groups complete. A slot of the limit comes back only when every generator has installed the
+order in which groups complete. A slot of the limit comes back only when every generator has the
 weights of the step that consumed it. So `PipelineRL(k)`, with k + 1 batches in flight, admits group g once
-version g // P - k is installed: the group is sampled by that version or a later one, and no trained token is
+all have version g // P - k: the group is sampled by that version or a later one, and no trained token is
 older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k
 batches in flight, all of a phase sampled by the weights at its start: the last of its batches is trained at
 staleness k - 1.
@@ -36,13 +36,12 @@ class AdmissionControl:
     """Groups that a trainer step consumes."""
     admitted: int = 0
 
-    def allows(self, installed: int, replaced: int = 0) -> bool:
-        """Return whether a group may be admitted, `installed` being the version that every generator has, and
+    def allows(self, version: int, replaced: int = 0) -> bool:
+        """Return whether a group may be admitted, `version` being the one that every generator has, and
         `replaced` the groups so far whose place others take.
-
-        Every version is the result of one batch: so many groups have come back as installed weights.
         """
-        consumed = installed * self.prompts + replaced
+        # Every version is the result of one batch: so many groups have come back as weights.
+        consumed = version * self.prompts + replaced
         return self.admitted < consumed + self.schedule.in_flight_limit(self.prompts)
 
 
@@ -72,6 +71,7 @@ class VerifiedGroups:
         """Return the least number of groups with which so many batches may be complete."""
         if batches <= self.complete:
             return 0
+        # The open batch ends by what comes first: enough groups that count, or the most that it may hold.
         first = min(self._prompts - self._counting, self._most - self._open)
         return first + (batches - self.complete - 1) * self._prompts
 
@@ -98,6 +98,7 @@ class VerifiedGroups:
 
     def put_back(self, groups: list[Group]) -> None:
         """Undo a `take`."""
+        # Reversed, as `extendleft` reverses: the order of admission is what bounds staleness.
         self._groups.extendleft(reversed(groups))
         self._sizes.appendleft(len(groups))
 
@@ -107,6 +108,7 @@ class VerifiedGroups:
 
     def restore(self, groups: Iterable[Group], replaced: int) -> None:
         """Go on from `state`."""
+        # `add` cuts the batches anew, and counts only the groups held: `replaced` also has those consumed.
         for group in groups:
             self.add(group)
         self.replaced = replaced

@@ -27,6 +27,7 @@ def spent(kind: str, row: Mapping[str, Any], n_prompts: int) -> float:
         return sum(row["device_seconds"][role] for role in ("generate", "train", "idle")) / 3600
     if kind == "tokens":
         return float(row["tokens"]["generated"])
+    # Epochs: by the groups consumed, whatever became of them.
     return sum(row["ledger"][fate] for fate in get_args(Fate)) / n_prompts
 
 
@@ -40,6 +41,7 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
             f"{folder}: the run has budget.kind = {kind!r}, and this recipe {now.kind!r}: a resume may "
             "change budget.amount; a budget of another kind is another run (-o)"
         )
+    # Nothing is spent before the first line: any amount will do.
     if now.amount == before.get("amount") or not (last := read_last(folder / "steps.jsonl")):
         return
     optimiser = recipe.optimiser
@@ -49,6 +51,7 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
             "and with another the steps made would have had other rates: a run that is to be extended sets "
             "optimiser.decay_steps; this recipe is another run (-o)"
         )
+    # Prompts are loaded for epochs alone: that may take a download.
     used = spent(now.kind, last, len(recipe.task.prompts("train")) if now.kind == "epochs" else 1)
     if now.amount < used:
         raise InputError(

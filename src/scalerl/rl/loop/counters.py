@@ -59,7 +59,7 @@ class RunCounters:
     wall_seconds: float = 0.0
     """Time of training, without start-up, the probe, and evaluations that hold it up."""
     trainer_seconds: float = 0.0
-    """The same, summed over the devices that train: a resume may have more of them, or fewer."""
+    """Wall seconds summed over the devices that train: a resume may have more of them, or fewer."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0

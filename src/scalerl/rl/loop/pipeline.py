@@ -55,15 +55,15 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class WeightSync:
-    """The hand-over of the weights of a step to the generators; zeros where the schedule publishes none."""
+    """The weight sync of a step; zeros where the schedule publishes no weights."""
 
     bytes: int = 0
-    """Of all tensors, in their own dtype."""
+    """Size of all tensors, in their own dtype."""
     seconds: float = 0.0
-    """Time in which the trainer handed them over."""
-    install_seconds: float = math.nan
-    """From the start of that until all generators had installed the newest version that they were found to
-    have all since the step before; NaN where there is none."""
+    """Time in which the trainer sent them."""
+    update_seconds: float = math.nan
+    """From the start of that until all generators had the newest version that they were found to have since
+    the step before; NaN where there is none."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Step:
     batch: Batch
     stats: StepStats
     trained_at: float
-    """When training started, in Unix seconds."""
+    """Start of the training, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
     """Time in which the trainer waited for groups to be generated."""
@@ -117,8 +117,8 @@ class Pipeline:
         self._waited = 0.0
         """Seconds since the last step in which the trainer waited for groups to be generated."""
         self._published = deque[tuple[int, float]]()
-        """Versions that not all generators are known to have installed, and when their hand-over began."""
-        self._install_seconds = math.nan
+        """Versions that not all generators are known to have, and when their sync began."""
+        self._update_seconds = math.nan
 
     @property
     def admitted(self) -> int:
@@ -176,7 +176,7 @@ class Pipeline:
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
 
     def _admit(self) -> None:
-        installed = self._installed()
+        installed = self._version_everywhere()
         while (
             self._admission.allows(installed, self._verified.replaced)
             and (drawn := self._pool.draw()) is not None
@@ -278,8 +278,8 @@ class Pipeline:
             raise
         seconds = time.perf_counter() - started
         sync = self._publish() if recipe.schedule.publishes(learner.version) else WeightSync()
-        sync = replace(sync, install_seconds=self._install_seconds)
-        waited, self._waited, self._install_seconds = self._waited, 0.0, math.nan
+        sync = replace(sync, update_seconds=self._update_seconds)
+        waited, self._waited, self._update_seconds = self._waited, 0.0, math.nan
         return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, sync)
 
     def _unmake(self, groups: list[Group]) -> None:
@@ -288,11 +288,11 @@ class Pipeline:
         self._begun -= 1
         self._batch = None
 
-    def _installed(self) -> int:
-        """Return the version that all generators have; note the seconds since its hand-over began."""
+    def _version_everywhere(self) -> int:
+        """Return the version that all generators have; note the seconds since its sync began."""
         installed = self._generator.installed
         while self._published and self._published[0][0] <= installed:
-            self._install_seconds = time.perf_counter() - self._published.popleft()[1]
+            self._update_seconds = time.perf_counter() - self._published.popleft()[1]
         return installed
 
     def _publish(self) -> WeightSync:
@@ -301,7 +301,7 @@ class Pipeline:
         weights = self._learner.weights()
         self._generator.update(weights, self._learner.version)
         self._published.append((self._learner.version, started))
-        self._installed()
+        self._version_everywhere()
         return WeightSync(sum(map(bytes_of, weights.plan)), time.perf_counter() - started)
 
 

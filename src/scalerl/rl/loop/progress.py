@@ -94,11 +94,11 @@ class Progress:
 
     step: int = 0
     share: float = 0.0
-    """Of the budget."""
+    """Share of the budget."""
     tokens_per_second: float = math.nan
     """Sampled tokens per second of generating and training."""
     pass_rate: float = math.nan
-    """Of the last evaluation."""
+    """Pass rate of the last evaluation."""
     forecast: Mapping[str, Any] | None = None
     """The last row of forecasts.jsonl."""
     evaluated: bool = False

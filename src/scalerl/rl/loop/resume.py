@@ -114,7 +114,7 @@ def drop_final(folder: Path) -> None:
     """Remove the final weights of a run that goes on; the checkpoint that it goes on from has them too."""
     if (final := final_folder(folder)).is_dir():
         gone = final.with_name(".final.part")
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)  # what an earlier removal left that was killed
         final.rename(gone)  # whole or absent, whenever this is killed
         sync(final.parent)
         shutil.rmtree(gone, ignore_errors=True)
@@ -135,6 +135,7 @@ def is_finished(folder: Path) -> bool:
     if not final.is_dir():
         return False
     step = final_step(folder)
+    # Both: a run that ended has a line of its last step in either, so that one of them was edited or cut.
     for name in ("steps.jsonl", "evals.jsonl"):
         last = read_last(folder / name).get("step", 0)
         if last != step:
@@ -194,6 +195,7 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
     """
     checkpoints = folder / "checkpoints"
     for step, path, state in newest_checkpoints(checkpoints):
+        # A file that was shortened, or whose line at the cut was rewritten, cannot be cut to this checkpoint.
         changed = [name for name, end in state["lengths"].items() if not ends_at(folder / name, end)]
         if changed:
             what = f"{changed[0]} is not what it was"
@@ -244,6 +246,7 @@ def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
         raise InputError(
             f"the prompts of suite {other[0]} have changed since the run began: give it another name"
         )
+    # Also the prompts drawn before: the curriculum goes by their history.
     here = {prompt.id for prompt in task.prompts("train")}
     queued = {prompt for deck in saved["pool"]["decks"].values() for prompt in deck["queue"]}
     if gone := sorted({*queued, *saved["pool"]["epochs"]} - here):
@@ -260,6 +263,7 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
     code = codes_in(config)
     for kind, now in code_of(recipe.to_dict()).items():
         codes = code.setdefault(kind, [now])
+        # Only the last: code that is changed back counts as a change again.
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
@@ -276,6 +280,7 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         return
     before, now = _trained(recipe_of_run(path)), _trained(plain(recipe.to_json()))
+    # Apart from the other keys: its amount may change within bounds.
     check_budget(folder, before.pop("budget", {}), recipe)
     del now["budget"]
     different = next(_differences(before, now, ""), None)
@@ -341,6 +346,7 @@ def _shown(value: Any) -> str:
 def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield the keys whose values differ, with both values; tables key by key."""
     if isinstance(before, dict) and isinstance(now, dict):
+        # A dict, not a set: the first difference is named, and must be the same one every time.
         for name in {**now, **before}:
             yield from _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
     elif before != now:

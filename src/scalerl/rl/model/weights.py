@@ -1,7 +1,7 @@
 """A model's weights as a stream of named tensors, on their own device and in their own dtype.
 
 weights_of(model)      the stream of a model, adapters merged: nothing is copied
-install_weights        copies a stream into the parameters of a model, in place
+load_weights           copies a stream into the parameters of a model, in place
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,7 +61,7 @@ def weights_of(model: nn.Module) -> WeightStream:
 
 
 @torch.no_grad()
-def install_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy `weights` into the parameters of `model`, in place.
 
     Raises:

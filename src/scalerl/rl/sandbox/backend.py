@@ -56,13 +56,13 @@ class SandboxBackend:
 
     name: BackendName
     version: str
-    """Of bubblewrap; of the kernel for `namespaces`."""
+    """Version of bubblewrap; for `namespaces`, of the kernel."""
     landlock: int
     """The kernel's version of Landlock; 0 for none."""
 
     @property
     def description(self) -> str:
-        """What is recorded of it, as `bwrap 0.8.0, user namespace, seccomp, landlock 7`."""
+        """Description for config.json, as `bwrap 0.8.0, user namespace, seccomp, landlock 7`."""
         user = "own user" if is_privileged() else "user namespace"
         landlock = f"landlock {self.landlock}" if self.landlock else "no landlock"
         return f"{self.name} {self.version}, {user}, seccomp, {landlock}"

@@ -52,10 +52,10 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program did."""
+    """Result of a program."""
 
     status: int
-    """Its exit status; 128 and more for a signal."""
+    """Exit status of the program; 128 and more for a signal."""
     output: bytes
     errors: bytes
     """The beginning of what it printed to stderr."""

@@ -25,7 +25,7 @@ from scalerl.rl.tasks.verifiers import Math, Verifier, answer_of
 from scalerl.rl.types import FAILED, Prompt, Reward
 
 _SHARE = 0.8
-"""Of `limits.seconds`, for the tests: what takes longer is wrong, and not a verification that failed."""
+"""Share of `limits.seconds` for the tests: code that takes longer is wrong, not a failed verification."""
 _PROGRAMS = 4
 """Programs that `limits.memory_gib` is shared out to: two run at once, beside what verifies."""
 _MORE = 1 << 16  # bytes that a program may print beyond what is expected

@@ -107,7 +107,7 @@ class Environment(Dataset):
 
     @cached_property
     def _loaded(self) -> tuple[Callable[[], Any], bool]:
-        """What makes an environment, and whether that has a reward of its own."""
+        """Return the factory of environments, and whether they have a reward of their own."""
         name = self.environment
         try:
             make = load(name)

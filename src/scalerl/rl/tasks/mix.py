@@ -31,7 +31,7 @@ class Mix(Task):
     weights: Mapping[str, float] = field(default_factory=dict)
     """How often prompts of each task are drawn, relative to the others; all alike where there are none."""
     limits: Limits = field(default_factory=Limits)
-    """Of verifications, whatever the task."""
+    """Limits of verifications, whatever the task."""
     turns: int = field(default=1, init=False)
     """The most that a task has."""
     kind: Literal["mix"] = "mix"

@@ -36,9 +36,9 @@ class VerifiersTaskset(Task):
     """
 
     id: str
-    """Of the taskset, as verifiers' own commands take it."""
+    """ID of the taskset, as verifiers' own commands take it."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What the taskset's config takes."""
+    """Settings of the taskset."""
     heldout: int = 100
     size: int | None = None
     """All that there are where it is not given."""
@@ -186,7 +186,7 @@ class VerifiersTaskset(Task):
 
 
 def _why(error: Exception) -> str:
-    """In a line; pydantic's first line only counts what is wrong."""
+    """Return the reason in a line; pydantic's first line only counts what is wrong."""
     found = error.errors() if hasattr(error, "errors") else ()  # pyright: ignore[reportAttributeAccessIssue]
     return "; ".join(f"config.{one['loc'][0]}: {one['msg']}" for one in found) or brief_error(error)
 

@@ -44,7 +44,7 @@ FORECAST_SECONDS = 5.0
 GRACE = 5.0
 """Seconds beyond those for forecasts and for closing, after which the process is killed."""
 KEPT = "tracking.json"
-"""In the run folder: what trackers need to resume a run."""
+"""File in the run folder with what trackers need to resume a run."""
 
 
 @dataclass(frozen=True)

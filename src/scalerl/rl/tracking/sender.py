@@ -50,6 +50,7 @@ class TrackingSender:
         self._pool = None
         if setup.trackers:
             self._pool = _TrackerPool(setup)
+            # A daemon: a tracker that hangs must not keep the interpreter from its end.
             self._thread = threading.Thread(target=self._run, args=[self._pool], daemon=True)
             self._thread.start()
 
@@ -60,12 +61,14 @@ class TrackingSender:
         if self._pool is None:
             return
         stopped = kind is not None and issubclass(kind, KeyboardInterrupt | PausedError)
+        # The deadline before the end: the thread may see that at once.
         self._ends = time.monotonic() + self._seconds
         self._queue.put(End("stopped" if stopped else "failed" if kind else "finished"))
         try:
             self._thread.join()
         finally:  # a second Ctrl-C, too
             self._pool.kill()
+        # Safe without a lock: the thread that takes rows has ended.
         left = [self._queue.get() for _ in range(self._queue.qsize())]
         rows = [*self._pool.untaken, *left]
         if lost := self._dropped + sum(not isinstance(row, End) for row in rows):
@@ -93,6 +96,7 @@ class TrackingSender:
         self._put(point)
 
     def _put(self, item: TrackedRow | EvalPoint) -> None:
+        # Bounded, and dropped beyond: a tracker that hangs must cost no memory, and training never waits.
         if self._pool is not None and self._queue.qsize() < MOST_ROWS:
             self._queue.put(item)
         else:
@@ -104,6 +108,7 @@ class TrackingSender:
         try:
             pool.start()
             while not pool.ended:
+                # So many are in the pool at most, that a lost process leaves no more to be sent again.
                 for _ in range(min(MOST_ROWS - len(pool.untaken), self._queue.qsize())):
                     pool.add(number, self._queue.get())
                     number += 1

@@ -27,7 +27,7 @@ COLUMNS = (
     *("step", "prompt", "epoch", "sample", "prompt_text", "completion", "reward", "correct"),
     *("finish", "versions", "length"),
 )
-"""Of the tables of completions: fields of samples.jsonl."""
+"""Columns of the tables of completions: fields of samples.jsonl."""
 
 
 class WandbTracker:

@@ -78,7 +78,7 @@ class AuditFinding:
     result: str
     level: Level
     share: float | None = None
-    """Of the answers that were accepted, or of the prompts that the check is about."""
+    """Share of the answers that were accepted, or of the prompts that the check is about."""
     example: str = ""
 
 
@@ -245,10 +245,10 @@ def _of_prompts(task: Task) -> Iterator[AuditFinding]:
     check = f"held-out prompts that share {N_GRAM} words"
     yield _counted(check, _overlaps(heldout, train), len(heldout), "note")
     long = [(p, a) for p in (*heldout, *train) if (a := task.reference(p)) and len(a) >= _LONG_ANSWER]
-    told = [prompt.id for prompt, answer in long if answer.casefold() in prompt.text.casefold()]
+    in_prompt = [prompt.id for prompt, answer in long if answer.casefold() in prompt.text.casefold()]
     if long:
         check = f"answers of {_LONG_ANSWER} letters or more in the prompt"
-        yield _counted(check, told, len(long), "note")
+        yield _counted(check, in_prompt, len(long), "note")
 
 
 def _counted(check: str, found: Sequence[str], of: int, level: Level) -> AuditFinding:

@@ -34,9 +34,9 @@ Wait = Callable[[socket.socket, float], bool]
 """Returns whether a channel has something to read within some seconds."""
 
 START_SECONDS = 120.0
-"""For a template to start Python and to load what the task needs."""
+"""Seconds for a template to start Python and to load what the task needs."""
 MAX_FAILED_STARTS = 3
-"""In a row; then nothing can be verified any more."""
+"""Failed starts in a row that end the run: nothing can be verified any more."""
 _LOOK = 0.1  # seconds between two looks at the memory of what a completion has started
 _MAX_ANSWER = 1 << 16  # bytes
 _ANSWER = re.compile(

@@ -101,8 +101,10 @@ class VerifierPool(WorkerPool[VerifierWorker]):
     def _received(self, worker: VerifierWorker, message: Message) -> None:
         if message.kind != "done":
             return
+        # One share at a time (`capacity`): so a message without a number answers that one.
         (number,) = worker.in_flight
         jobs, share = self.complete(worker, number)
+        # Not strict: a supervisor returns after a second with the outcomes so far.
         jobs.outcomes.update(zip(share, message.value, strict=False))
         if rest := share[len(message.value) :]:
             self._wait_again(jobs, rest)
@@ -117,10 +119,11 @@ class VerifierPool(WorkerPool[VerifierWorker]):
                 self._wait_again(jobs, share)
                 continue
             jobs.losses.update(share)
+            # One by one from now on: of a share it is not known which job ended the worker.
             for job in share:
                 if len(share) == 1 and jobs.losses[job] >= MAX_LOST:
                     jobs.outcomes[job] = dict(_LOST)
-                    worker.losses = 0
+                    worker.losses = 0  # the job was at fault, not the worker
                 else:
                     self._wait_again(jobs, [job])
 
@@ -184,6 +187,7 @@ class SupervisedVerifiers(VerifierPool):
             return min(math.ceil(n_jobs / limits.workers), MAX_SHARE)
 
         super().__init__(workers, FreshPython(), list, share, main, arguments)
+        # Random: processes with this mark are killed, and those of another run here must not have it.
         self._limits, self._failed_starts, self._secret = limits, 0, secrets.token_hex(16)
         try:
             self.start()

@@ -29,11 +29,11 @@ from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, WorkerAns
 from scalerl.rl.workers.processes import ChildChannel
 
 TURN_SECONDS = 1.0
-"""After which a share goes back, with the outcomes that there are."""
+"""Seconds after which a share is returned with the outcomes that there are."""
 RENEW_AFTER = 1024
 """Completions that a worker verifies at most."""
 FIRST_SECONDS, CAUTION_SECONDS = 4.0, 1.0
-"""Spent on forks, about: at first, until two answers are known; and after anything odd."""
+"""Seconds spent on forks, about: at first, until two answers are known; and after anything odd."""
 SLOW = 1.25
 """Completions are verified apart where that takes at most so many times as long as together.
 
@@ -112,7 +112,7 @@ class Supervisor:
         self._apart = self._forks_in(FIRST_SECONDS)
         """Completions that are yet to be verified apart."""
         self._warm_seconds, self._apart_seconds = 0.0, math.inf
-        """Of a completion that is not a worker's first; of one apart, its fork included."""
+        """Seconds of a completion that is not a worker's first; of one apart, its fork included."""
         self._known: dict[bool, tuple[Job, Outcome]] = {}
         """A wrong and a right answer, and their outcomes by new workers."""
         self._guesses, self._unsteady = MAX_GUESSES, 0

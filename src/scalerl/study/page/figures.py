@@ -62,7 +62,7 @@ _FOREST = (
     "Against the base. Thin line: interval over seeds. Thick: of these very runs, the variance between seeds "
     "left out. Filled: a verdict that holds for all arms together; hollow: not significant; diamond: "
     "inconclusive. Right of each line: the verdict, its p corrected for all questions, and how many seeds of "
-    "each side would tell a difference of this size."
+    "each side would detect a difference of this size."
 )
 _FOREST_PANELS = (
     ("measured", "measured at the budget, difference"),
@@ -195,11 +195,11 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
 
 def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]:
     """Forecasts with an outcome, under the nearest of the shares by which they are scored."""
-    told = [judged for judged in verdict.forecasts if judged.outcome.inside is not None]
+    known = [judged for judged in verdict.forecasts if judged.outcome.inside is not None]
     shares = sorted({score.share for score in verdict.scores})
-    shares = shares or sorted({round(judged.forecast.share, 2) for judged in told})
+    shares = shares or sorted({round(judged.forecast.share, 2) for judged in known})
     groups: dict[float, list[JudgedForecast]] = {}
-    for judged in told:
+    for judged in known:
         nearest = min(shares, key=lambda share, made=judged.forecast.share: abs(share - made))
         groups.setdefault(nearest, []).append(judged)
     return sorted(groups.items())

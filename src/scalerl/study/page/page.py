@@ -119,12 +119,12 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
 
 
 def study_name(verdict: StudyVerdict) -> str:
-    """What the study is called."""
+    """Name of the study."""
     return str(verdict.study.plan.get("name") or verdict.study.path.name)
 
 
 def assumptions(verdict: StudyVerdict) -> str:
-    """What the verdicts take for granted, in words; empty where nothing is compared."""
+    """Sentences on the verdicts' assumptions; empty where nothing is compared."""
     return verdict.comparison.priors() if verdict.comparison else ""
 
 
@@ -195,7 +195,7 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
 
 
 def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
-    """Where the page of each run is, in the order of the table of runs; empty where there is none."""
+    """Return the link to each run's page, in the order of the table of runs; empty where there is none."""
     targets = [
         verdict.study.path / run.run.plan.folder / "report.html" for arm in verdict.arms for run in arm.runs
     ]
@@ -203,7 +203,7 @@ def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
 
 
 def _sentence(verdict: StudyVerdict) -> str:
-    """What the study says of its arms, in one sentence."""
+    """Return one sentence on the arms."""
     groups = [
         f"{heading.lower()}: {', '.join(arm for arm, _ in found)}"
         for heading, found, _ in _grouped(answers(verdict))

@@ -72,8 +72,8 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. "
         "Measured: the mean difference over seeds that both have, without a curve, its variance moderated by "
         "those of the other arms. p is corrected (Holm): over the arms of what was measured, over three "
-        "questions about every arm of the curves; beside it, how many seeds of each side would tell the "
-        "difference observed (power .8)."
+        "questions about every arm of the curves; beside it, how many seeds of each side would detect "
+        "the observed difference (power .8)."
     )
     return Table("verdict", "Verdicts", tuple(headers), rows, note, ("arm", "verdict"))
 
@@ -172,7 +172,7 @@ def forecasts_table(verdict: StudyVerdict) -> Table:
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:
-    """What the study decided while it ran."""
+    """Return the table of decisions that the study took while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
     prose = ("arm", "decision", "why")
     rows = []
@@ -195,7 +195,7 @@ def _why_decided(made: Mapping[str, Any], unit: Unit) -> str:
         listed = ", ".join(f"{arm} {signed(gain)}" for arm, gain in gains)
         return f"pass rate at the budget, less that of the base: {listed}"
     budget, probability = unit.show(made.get("budget")), as_float(made.get("probability"))
-    known = "not told" if math.isnan(probability) else f"{probability:.3f}"
+    known = "not known" if math.isnan(probability) else f"{probability:.3f}"
     return f"at {budget}: probability that its ceiling is below that of the best arm {known}"
 
 
@@ -252,14 +252,14 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell | str:
 
 
 def changes_table(verdict: StudyVerdict) -> Table:
-    """What every arm changes of the base recipe."""
+    """Return the table of each arm's changes of the base recipe."""
     headers = ("arm", "changes of the base")
     rows = tuple(row(arm.name, changes_in_words(arm.changes) or "none") for arm in verdict.study.arms)
     return Table("changes", "Arms", headers, rows, prose=headers)
 
 
 def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
-    """What was planned, as (label, text)."""
+    """Return the plan as rows (label, text)."""
     plan = verdict.study.plan
     unit = unit_for(verdict.axis, max(plan["budgets"]))
     seeds = sorted({run.plan.seed for run in verdict.study.runs})

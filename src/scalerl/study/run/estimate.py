@@ -27,7 +27,7 @@ class ArmCost:
     arm: str
     runs: int
     compute: float
-    """In the unit of the study's budgets."""
+    """Compute in the unit of the study's budgets."""
     gpu_hours: float
     """Device-hours of training; NaN where no run has shown how long that takes."""
     evaluation_hours: float
@@ -46,13 +46,13 @@ class StudyCost:
     gpu_hours: float
     evaluation_hours: float
     wall_hours: float
-    """With as many runs at once as the cores allow, the evaluations included."""
+    """Hours with as many runs at once as the cores allow, evaluations included."""
     dollars: float
     """The evaluations included; NaN without a price."""
 
 
 @dataclass(frozen=True)
-class _Pace:
+class _HoursPerUnit:
     """Hours that a run trained for a unit of compute and evaluated a completion, and its held-out prompts."""
 
     hours_per_unit: float
@@ -60,7 +60,7 @@ class _Pace:
     n_prompts: int
 
     @classmethod
-    def of(cls, record: RunRecord, axis: str) -> _Pace:
+    def of(cls, record: RunRecord, axis: str) -> _HoursPerUnit:
         hours, compute = record.compute("gpu_hours")[-1], record.compute(axis)[-1]
         if not (hours > 0 and compute > 0):
             raise InputError(f"{record.path}: nothing was trained yet, so it shows no time")
@@ -88,9 +88,9 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     Raises:
         InputError: a run of `like` cannot be read, or has another axis.
     """
-    shown = [_Pace.of(RunRecord.read(path), plan.axis) for path in like]
-    own = {arm.name: _paces(plan, folder, arm.name) for arm in plan.arms}
-    general = shown or [pace for paces in own.values() for pace in paces]
+    shown = [_HoursPerUnit.of(RunRecord.read(path), plan.axis) for path in like]
+    own = {arm.name: _measured(plan, folder, arm.name) for arm in plan.arms}
+    general = shown or [one for measured in own.values() for one in measured]
     arms = [_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms]
     if plan.study.combine:
         arms.append(_of_combination(plan, arms))
@@ -112,19 +112,19 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     )
 
 
-def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
+def _of_arm(plan: Plan, arm: Arm, measured: Sequence[_HoursPerUnit]) -> ArmCost:
     last, seeds = plan.budgets[-1], len(plan.seeds)
     tried = sum(of.name == arm.name for _, of in plan.trials())
     tuning = plan.study.learning_rate.budget if plan.study.learning_rate else 0.0
     compute = seeds * last + tried * tuning
     hours = evaluation = math.nan
-    if paces:
+    if measured:
         # The median: one run on a busy machine must not double the estimate.
-        hours = compute * median(pace.hours_per_unit for pace in paces)
+        hours = compute * median(one.hours_per_unit for one in measured)
         each = arm.recipe
         evaluation = median(
-            seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
-            for pace in paces
+            seeds * one.evaluation_hours(each, 1.0) + tried * one.evaluation_hours(each, tuning / last)
+            for one in measured
         )
     return ArmCost(arm.name, seeds + tried, compute, hours, evaluation, _memory(_first_recipe(plan, arm)))
 
@@ -184,11 +184,11 @@ def _flops_of_step(recipe: Recipe) -> float:
     return 4 * recipe.batch.prompts * cost.forward(tokens, positions)
 
 
-def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
+def _measured(plan: Plan, folder: Path, arm: str) -> list[_HoursPerUnit]:
     """Measure the runs of an arm that are in the folder."""
     paths = [folder / run.folder for run in plan.runs if run.arm == arm]
     records = [RunRecord.read(path) for path in paths if (path / "evals.jsonl").is_file()]
-    return [_Pace.of(record, plan.axis) for record in records if len(record.evals) > 1]
+    return [_HoursPerUnit.of(record, plan.axis) for record in records if len(record.evals) > 1]
 
 
 def _memory(recipe: Recipe) -> int | None:

@@ -54,7 +54,7 @@ class Job(PoolWorker):
     progress: tuple[float, float] = (0.0, math.nan)
     """Share of the work that is done, and the last pass rate."""
     outcome: tuple[str, str] | None = None
-    """Of its last process, and the cause."""
+    """Outcome of the last process, and its cause."""
     done: bool = False
 
     @property

@@ -58,7 +58,7 @@ from scalerl.study.run.jobs import Job, JobPool, when_stopped, work
 
 _POLL_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 120.0
-"""For the checkpoints of runs that are stopped."""
+"""Seconds for runs that are stopped to write their checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class ArmSummary:
     """Runs whose ceiling is identified."""
     stability: Stability
     draws: Draws | None = field(default=None, repr=False)
-    """Its curves, the effects of its seeds included; None where no run could be fitted."""
+    """Draws of the arm's curves, seed effects included; None where no run could be fitted."""
 
     @property
     def fits(self) -> list[Fit]:

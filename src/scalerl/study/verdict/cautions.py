@@ -25,7 +25,7 @@ _OF_STEPS = ("step", "reward_mean", "loss", "mean_length")
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
     """Return the cautions that apply to a study; what was never solved and the losses come first."""
     unsolved = [name for name, pass_rate in unmoved(study).items() if pass_rate == 0]
-    told = [arm for arm in arms if arm.name not in unsolved]
+    solved = [arm for arm in arms if arm.name not in unsolved]
     found = []
     if unsolved:
         found.append(
@@ -40,9 +40,9 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_made_otherwise(study),
         *_combined(study),
         *_unlike_before(study),
-        *_off_known(arms, told),
+        *_off_known(arms, solved),
         *_inert(study),
-        *(text for arm in told for text in _short(arm, axis)),
+        *(text for arm in solved for text in _short(arm, axis)),
     )
 
 
@@ -91,7 +91,7 @@ def _of_ratios(study: StudyRecord) -> Iterator[str]:
         ]
         yield (
             f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: "
-            "arms that differ in their loss or its bound alone cannot be told apart"
+            "arms that differ in their loss or its bound alone cannot be distinguished"
             f"{f', as {_listed(alike)} do' if alike else ''}."
         )
     losses = {arm.name: as_mapping(arm.recipe.get("loss")) for arm in study.arms}
@@ -105,7 +105,7 @@ def _missing(arms: Sequence[ArmSummary]) -> Iterator[str]:
     if few := [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]:
         yield (
             f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests "
-            "on a prior, and a difference has to be large to be told."
+            "on a prior, and a difference has to be large to be detected."
         )
     lost = [
         f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
@@ -183,23 +183,23 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
         if model == first_model and pass_rate != first_rate:
             unlike[arm] = pass_rate - first_rate
     if unlike:
-        told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
+        shown = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
         yield (
-            f"Before any training, from one base model, these differ from {first}: {_listed(told)}. They are "
-            "evaluated otherwise (lengths, temperature or precision), or the model's files were changed, and "
-            "what is said of them has that in it."
+            f"Before any training, from one base model, these differ from {first}: {_listed(shown)}. They "
+            "are evaluated otherwise (lengths, temperature or precision), or the model's files were changed, "
+            "and what is said of them has that in it."
         )
 
 
-def _off_known(arms: Sequence[ArmSummary], told: Sequence[ArmSummary]) -> Iterator[str]:
-    """Name the arms whose fitted ceiling is above the one known beforehand, and of those `told` of, below."""
+def _off_known(arms: Sequence[ArmSummary], solved: Sequence[ArmSummary]) -> Iterator[str]:
+    """Name the arms whose fitted ceiling is above the one known beforehand, and `solved` ones below it."""
     above = [arm for arm in arms if arm.above]
     if found := [f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in above]:
         yield (
             f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of "
             "the families, and nothing is claimed of its ceiling."
         )
-    below = [arm for arm in told if "A" in arm.quantities]
+    below = [arm for arm in solved if "A" in arm.quantities]
     below = [arm for arm in below if arm.quantities["A"].interval[1] < arm.known_ceiling]
     if found := [
         f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
@@ -207,7 +207,7 @@ def _off_known(arms: Sequence[ArmSummary], told: Sequence[ArmSummary]) -> Iterat
     ]:
         yield (
             f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, "
-            "or creep on as no family of curves does, which only longer runs can tell."
+            "or creep on as no family of curves does, which only longer runs can show."
         )
 
 
@@ -264,7 +264,7 @@ def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
     text = f"{arm.name}: the runs reach {reach:.2g} C_mid"
     text += f", less than {ENOUGH_C_MID:g}" if reach < ENOUGH_C_MID else ""
     text += f"; the ceiling is identified in {len(sound) - len(open_runs)} of {len(sound)}"
-    known = sorted(fit.compute_to_tell for fit in open_runs if fit.compute_to_tell is not None)
+    known = sorted(fit.compute_to_identify for fit in open_runs if fit.compute_to_identify is not None)
     if not open_runs:
         yield f"{text}."
     elif 2 * len(known) <= len(open_runs):

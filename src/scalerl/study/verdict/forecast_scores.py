@@ -52,7 +52,7 @@ class ForecastScore:
     rms: float
     bias: float
     rivals_rms: Mapping[str, float]
-    """By rival, over the forecasts for which it has an answer."""
+    """Root mean square error of each rival, over the forecasts for which it has an answer."""
 
 
 def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:

@@ -79,9 +79,9 @@ class StudyVerdict:
     budget: float
     """Compute at which pass rates are compared."""
     arms: tuple[ArmSummary, ...]
-    """As planned; the one that the others are compared with is `study.plan["base"]`."""
+    """Arms in the order of the plan; the others are compared with `study.plan["base"]`."""
     comparison: Comparison | None
-    """Of the arms that could be fitted, with the base."""
+    """Comparison of the arms that could be fitted with the base."""
     not_compared: Mapping[str, str]
     """Arms that are not in the comparison, and why."""
     still: Mapping[str, str]

@@ -42,10 +42,10 @@ def answer_rows(
     ]
     if result.identification.waits and not result.misfit and not result.reservation:
         place = "more than 8 times the compute so far, by a rough guess"
-        if tell := result.compute_to_tell:
+        if needed := result.compute_to_identify:
             moves = result.identification.ratio >= 1
             sure = "it moves as the run goes on" if moves else "a rough guess"
-            place = f"about {_shown(float(f'{tell:.2g}'))} {unit}; {sure}"
+            place = f"about {_shown(float(f'{needed:.2g}'))} {unit}; {sure}"
         rows.append(("identified from", place))
     asked_at = [budget] if target is not None and budget is not None and budget not in at else []
     for amount in (*at, *asked_at):
@@ -63,7 +63,7 @@ def answer_rows(
 
 
 def basis_rows(result: Fit) -> list[tuple[str, str]]:
-    """What was fitted, the metric first, and the other statistics of the fit."""
+    """Return what was fitted, the metric first, and the other statistics of the fit."""
     median, intervals = result.median, result.intervals
     left_out = result.left_out
     cut = f", {len(left_out) or 'none'} left out"
@@ -79,7 +79,7 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
         ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')} {unit}"),
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
-        ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
+        ("noise sd", f"{result.noise.sd:.4f}{known}, autocorrelation {result.noise.phi:.2f}"),
     ]
     if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
         rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
@@ -103,7 +103,7 @@ def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = (
 
 
 def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
-    """Where to stop, if a further unit of compute has to gain `worth`."""
+    """Return where to stop, if a further unit of compute has to gain `worth`."""
     now = float(result.points.compute_N[-1])
     gain, stop = result.gain_per_unit(now), result.stop_at(worth)
     place = f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute"

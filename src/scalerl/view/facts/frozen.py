@@ -44,7 +44,7 @@ class FrozenForecast:
     """Compute spent when it was made, in units of `axis`."""
     target_compute: float
     median: float
-    """Of the mean curve at `target_compute`."""
+    """Median of the mean curve at `target_compute`."""
     prediction: tuple[float, float]
     """Interval of one evaluation at `target_compute`, its noise included."""
     rerun: tuple[float, float] = (math.nan, math.nan)
@@ -103,7 +103,7 @@ class Outcome:
 
     measured: EvalPoint | None
     inside: bool | None
-    """None where nothing is measured yet or the forecast has no interval."""
+    """Whether the interval covered what was measured; None without a measurement or an interval."""
     progress: float
     """Compute of the run's last evaluation, as a share of the target."""
 
@@ -114,7 +114,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """What was measured, and whether it lies inside; or how far the run is."""
+        """Text of what was measured, and whether it lies inside; or of the run's progress."""
         if self.measured is None:
             return f"not yet: the run stands at {percent(self.progress)} of the target"
         return f"{rate(self.measured.pass_rate)}: {self.word}"

@@ -75,9 +75,9 @@ def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.na
     """
     identified = fit_json.get("identified") is not False
     ending = as_mapping(fit_json.get("left_out")).get("ending")
-    if identified or fit_json.get("lack_of_fit") or ending or "compute_to_tell" not in fit_json:
+    if identified or fit_json.get("lack_of_fit") or ending or "compute_to_identify" not in fit_json:
         return ""
-    compute = as_float(fit_json["compute_to_tell"])
+    compute = as_float(fit_json["compute_to_identify"])
     if not math.isfinite(compute):
         return "not expected within 8 times the compute so far"
     times = f" ({plain(compute / spent)} times the compute so far)" if spent > 0 else ""
@@ -197,7 +197,7 @@ def pair_text(pair: Pair, measured: str = "") -> str:
 
 
 def question_text(what: str, difference: Difference | None, claim: Claim) -> str:
-    """Return one answer: `ceiling A +0.062 [−0.022, +0.147], not significant (p 0.206; 49 seeds would tell)`.
+    """Return one answer: `ceiling A +0.06 [−0.02, +0.15], not significant (p 0.2; 49 seeds would detect it)`.
 
     Of an inconclusive one the number is what is known all the same.
     """
@@ -206,7 +206,7 @@ def question_text(what: str, difference: Difference | None, claim: Claim) -> str
         return f"{shown}, inconclusive{f' ({_p(claim)})' if claim.p is not None else ''}: {claim.why}"
     if is_made(claim):
         return f"{shown}, {MOVED[claim.verdict]} ({_p(claim)})"
-    return f"{shown}, not significant ({_p(claim)}; {_seeds(claim)} would tell)"
+    return f"{shown}, not significant ({_p(claim)}; {_seeds(claim)} would detect it)"
 
 
 def claim_text(claim: Claim) -> str:

@@ -92,7 +92,7 @@ class Standing:
 
     @property
     def pass_rate(self) -> float:
-        """Of the last evaluation; NaN before the first."""
+        """Pass rate of the last evaluation; NaN before the first."""
         return float(self.points.pass_rate_N[-1]) if len(self.points) else math.nan
 
     @property
@@ -126,23 +126,23 @@ class Standing:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was said of the run while it was read and fitted, and `beyond`."""
+        """Warnings of reading and fitting the run, and `beyond`."""
         found = self.fit.warnings if self.fit is not None else self.points.warnings
         return (*found, self.beyond) if self.beyond else found
 
     @property
     def where(self) -> str:
-        """What `end` is, in words."""
+        """Text that says what `end` is: the budget, or twice the compute so far."""
         return "at the end" if math.isfinite(self.budget) else "at twice the compute so far"
 
     @property
     def share(self) -> float:
-        """Of the budget, at the last evaluation; NaN where there is none."""
+        """Share of the budget at the last evaluation; NaN without a budget."""
         return self.compute / self.budget if self.budget > 0 else math.nan
 
     @functools.cached_property
     def forecast(self) -> Forecast | None:
-        """Of one evaluation at `end`; None where there is no fit."""
+        """Forecast of one evaluation at `end`; None where there is no fit."""
         return self.fit.forecast(self.end) if self.fit is not None else None
 
     @functools.cached_property
@@ -220,7 +220,7 @@ class Standing:
         return then.fitted()
 
     def fitted(self) -> Standing:
-        """The same with a fit of all evaluations, or with the reason why there is none."""
+        """Return this with a fit of all evaluations, or with the reason why there is none."""
         from scalerl.curve import fit
 
         asked = self.asked

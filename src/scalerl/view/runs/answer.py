@@ -1,4 +1,4 @@
-"""The sentence that a page begins with: what a run will reach, or why that cannot be told yet."""
+"""The sentence that a page begins with: what a run will reach, or why that is not known yet."""
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
@@ -113,8 +113,8 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
     fit = run.fit
     if fit is None:
         return f"No curve is fitted: {run.reason}."
-    if view.budget is None and view.target is None and (told := _frozen(run)):
-        return told
+    if view.budget is None and view.target is None and (frozen := _frozen(run)):
+        return frozen
     if fit.misfit is not None:
         why = misfit_in_words(fit.lack_of_fit)
         return f"No saturating curve describes it: {why}. Its ceiling is withheld."
@@ -122,25 +122,25 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
         return _verdict(fit, view.target, view.end, view.unit)
     forecast = fit.forecast(view.end)
     about = f"about {rate(forecast.median)} {rate_interval(forecast.prediction)}"
-    told = f"At {view.unit.show(view.end)} ({view.where}) {about}. "
+    forecast_text = f"At {view.unit.show(view.end)} ({view.where}) {about}. "
     if fit.identified:
-        return f"{told}Its ceiling is {ceiling_text(fit.to_json())}."
+        return f"{forecast_text}Its ceiling is {ceiling_text(fit.to_json())}."
     more = more_text(fit, view.end, view.unit)
-    tell = fit.compute_to_tell
-    doubt = ", and is not expected to be by then" if tell is None or tell > view.end else ""
-    return f"{told}Its ceiling is not known yet{doubt}. {more}".rstrip()
+    needed = fit.compute_to_identify
+    doubt = ", and is not expected to be by then" if needed is None or needed > view.end else ""
+    return f"{forecast_text}Its ceiling is not known yet{doubt}. {more}".rstrip()
 
 
 def more_text(fit: Fit, end: float, unit: Unit) -> str:
-    """Return how much more compute would tell the ceiling, `About 20 more GPU-hours would tell.`
+    """Return how much more compute would identify the ceiling, `About 20 more GPU-hours would identify it.`
 
     Empty where that is beyond the compute `end`, or not expected.
     """
-    tell, spent = fit.compute_to_tell, float(fit.points.compute_N[-1])
-    if tell is None or not spent < tell <= end:
+    needed, spent = fit.compute_to_identify, float(fit.points.compute_N[-1])
+    if needed is None or not spent < needed <= end:
         return ""
-    amount, _, name = unit.show(tell - spent).partition(" ")
-    return f"About {amount} more {name} would tell."
+    amount, _, name = unit.show(needed - spent).partition(" ")
+    return f"About {amount} more {name} would identify it."
 
 
 def _question(view: RunsView) -> str:

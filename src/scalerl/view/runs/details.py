@@ -30,7 +30,7 @@ _CURVE = (
 
 
 def run_sections(run: OverlayRun, end: float) -> list[PageSection]:
-    """What `scalerl fit` prints of a run, forecast at `end`, and all that its folder has beside the curve."""
+    """Return what `scalerl fit` prints of a run, forecast at `end`, and the rest that its folder has."""
     fits = [PagePart(text=f"No fit: {run.reason}.")]
     if run.fit is not None:
         fits = [PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE)]
@@ -68,9 +68,9 @@ def _completions(run: RunRecord) -> list[PagePart]:
     for step in dict.fromkeys((*steps[-1:], *steps[:1])):
         items = []
         for one in by_step[step]:
-            told = f"reward {one.get('reward')}, {one.get('finish')}, {one.get('length')} tokens"
+            about = f"reward {one.get('reward')}, {one.get('finish')}, {one.get('length')} tokens"
             shown = f"{one.get('prompt_text')} → {one.get('completion')}"
-            items.append((f"{one.get('prompt')} ({told})", shown))
+            items.append((f"{one.get('prompt')} ({about})", shown))
         parts.append(PagePart(f"Evaluation at step {step}", items=items))
     return parts
 

@@ -88,7 +88,7 @@ class RunsView:
 
     @property
     def where(self) -> str:
-        """What `end` is, in words."""
+        """Text that says what `end` is: the budget, or twice the compute so far."""
         return self._end[1]
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class RunsView:
 
     @functools.cached_property
     def parts(self) -> dict[str, OverlayRun]:
-        """By name, of one run alone: the tasks of its mixture and its suites, each with its own curve."""
+        """Tasks and suites of a run that is alone on the page, by name, each with its own curve."""
         run, record = self.runs[0], self.runs[0].record
         if len(self.runs) > 1 or record is None or record.task:
             return {}
@@ -266,7 +266,7 @@ START = {
     "measured": "measured; the evaluation enters the fit as the others do",
     "fitted": "fitted, as no evaluation before training is used",
 }
-"""Where the pass rate before training comes from, by `Fit.r0_source`."""
+"""Source of the pass rate before training, by `Fit.r0_source`."""
 
 
 def _starts(view: RunsView) -> list[str]:

@@ -62,7 +62,7 @@ class RunGroup:
     name: str
     runs: tuple[OverlayRun, ...]
     draws: Draws | None = None
-    """Its mean curves; None with one run, with none that is fitted, or where no curve describes one."""
+    """Draws of the mean curve; None with one run, with none fitted, or where no curve describes one."""
 
     @property
     def fits(self) -> list[Fit]:

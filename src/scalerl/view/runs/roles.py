@@ -24,7 +24,7 @@ _ROLES = (("generate", "generators"), ("train", "trainer"))
 
 
 def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
-    """What became of every group that was admitted; nothing where the steps hold no ledger.
+    """Return the fates of all groups that were admitted; nothing where the steps hold no ledger.
 
     `lost` are the lines of lost.jsonl that say what a resumed run had cost in vain.
     """
@@ -102,16 +102,16 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
 
 
 def _weight_rows(steps: Steps) -> Rows:
-    """How large the weights are that generators are handed, and how long that takes."""
+    """Return the size of a weight update, and its time."""
     sent_N = field(steps, "weight_sync.bytes") > 0
     if not sent_N.any():
         return []
-    bytes_N, seconds_N, installed_N = (
-        field(steps, f"weight_sync.{key}")[sent_N] for key in ("bytes", "seconds", "install_seconds")
+    bytes_N, seconds_N, updated_N = (
+        field(steps, f"weight_sync.{key}")[sent_N] for key in ("bytes", "seconds", "update_seconds")
     )
-    text = f"{plain(bytes_N[-1] / 1e6)} MB a version, handed over in {plain(seconds_N.mean())} s"
-    if np.isfinite(installed_N).any():
-        text += f", installed everywhere after {plain(np.nanmean(installed_N))} s"
+    text = f"{plain(bytes_N[-1] / 1e6)} MB a version, sent in {plain(seconds_N.mean())} s"
+    if np.isfinite(updated_N).any():
+        text += f", at every generator after {plain(np.nanmean(updated_N))} s"
     return [("weights", f"{text} on average; {duration(seconds_N.sum())} of the trainer's time")]
 
 

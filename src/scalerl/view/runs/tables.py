@@ -141,7 +141,7 @@ def comparison_table(view: RunsView) -> Table:
 
 
 def _how_to_compare(view: RunsView, found: Comparison) -> str:
-    """What the columns of the comparison mean, and which way they go."""
+    """Return a note on the columns of the comparison, and which way they go."""
     ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
     sought = "from the first evaluation to well beyond the last"
     if len(ends) == 1:
@@ -153,8 +153,8 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         f"Each interval holds with {percent(found.level)} by itself and includes seed variance, except the "
         "rows 'these runs'. p is corrected (Holm) over three questions about every recipe, "
         f"{3 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
-        "stand beside 'not significant'. How many seeds of each would tell the difference observed is "
-        f"at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
+        "stand beside 'not significant'. How many seeds of each would detect the observed difference "
+        f"is at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
         "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
         "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these "
         "differ from the table above."

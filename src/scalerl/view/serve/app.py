@@ -49,7 +49,7 @@ _TICK = 0.25
 _SLICE = 0.25
 """Seconds for which changed runs are read at a stretch, before all are looked at again."""
 _DIGITS = 20
-"""Of a version, at most."""
+"""Most digits of a version."""
 _MOST_STREAMS = 100
 _FIRST_LOOK = 1.0
 """Seconds that the list waits for the first look at the folder to be done."""
@@ -214,7 +214,7 @@ async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
 
 
 class Guard:
-    """Which requests are answered, and the headers of every answer: read-only, local names, or a token.
+    """Guards requests and sets the headers of every answer: read-only, local names, or a token.
 
     Without a token only requests to a name of this machine are answered: a page elsewhere that has its own
     name point here (DNS rebinding) asks under that name. With a token any name will do. `hosts` are the names

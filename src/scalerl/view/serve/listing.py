@@ -30,7 +30,7 @@ _SETTLED = 2.0
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
 _SUFFIXES = (".jsonl", ".csv", ".db", ".parquet", *CONSOLE_SUFFIXES)
-"""Of files that may be logs."""
+"""Suffixes of files that may be logs."""
 _JSONL, _PROCESSES = "metrics.jsonl", ("trainer", "orchestrator")
 """What prime-rl writes: in the folder of a run, or in those of its processes in there."""
 _BESIDE = ("-wal", "-journal", "-shm")
@@ -79,7 +79,7 @@ class Listing:
         return {entry.id: _refuse_links(entry, self.root, self._folders) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
-        """The same entry, refused if its links lead out of the folder by now."""
+        """Return the entry itself, refused if its links lead out of the folder by now."""
         return _refuse_links(entry, self.root, _Folders())
 
     def _entry(self, folder: str, format: str, unread: str) -> Entry:
@@ -153,7 +153,7 @@ class _Folders:
         self._current: dict[str, _Folder] = {}
 
     def of(self, path: str) -> _Folder:
-        """What is in a folder.
+        """Return the entries of a folder.
 
         Raises:
             OSError: it is not there, or cannot be read.
@@ -206,7 +206,7 @@ class _LogFiles:
 
 
 def _refuse_links(entry: Entry, root: Path, folders: _Folders) -> Entry:
-    """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
+    """Refuse links that lead out of the folder; looked up every time, as their targets may change."""
     if not entry.format:
         return entry
     place = str(entry.path)
@@ -265,7 +265,7 @@ def _ends_whole(state: Path) -> bool:
 
 
 def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:
-    """What a folder is, by names alone; empty where it is none."""
+    """Return the format of a folder by names alone; empty where it has none."""
     if "evals.jsonl" in names:
         return "run"
     states = (Path(folder, name, "trainer_state.json") for name in below if _CHECKPOINT.fullmatch(name))

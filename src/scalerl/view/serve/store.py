@@ -40,7 +40,7 @@ _TYPED = (
 
 
 class UnknownRunError(InputError):
-    """No run has the id that was asked for."""
+    """The id that was asked for is no run's."""
 
 
 @dataclass(eq=False)
@@ -49,14 +49,14 @@ class Run:
 
     id: str
     row: dict[str, Any]
-    """For the page; without "version"."""
+    """The run's row of the page, without "version"."""
     record: RunRecord | None = None
     version: int = 0
-    """When `row` was changed last."""
+    """Version at which `row` was changed last."""
     stale: bool = False
     """Whether the row's fit is not of all evaluations."""
     fitted: float = -math.inf
-    """When it was fitted last, by the monotonic clock."""
+    """Time of the last fit, by the monotonic clock."""
 
 
 _Answer = Callable[["_Chosen"], dict[str, Any]]
@@ -379,7 +379,7 @@ class RunStore:
         return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
     def _plain(self, text: str) -> str:
-        """Without the folder that is served, as a page may be read elsewhere; and what an option in it is."""
+        """Return a message without the folder that is served, and with what an option in it is."""
         text = text.replace(f"{self.root}/", "")
         return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
 

@@ -1,4 +1,4 @@
-"""Which runs in a folder have changed, found out cheaply: of 2,000 runs within a second or two of the change.
+"""Find the runs of a folder that have changed, cheaply: of 2,000 runs within a second or two of the change.
 
 all runs       8 `stat` of each, as often as costs a fifth of the time: 2,000 take .1 s from a local disk
 active runs    those that were written to last, at shorter intervals where a look at all takes long
@@ -33,9 +33,9 @@ class FolderSweep:
     def __init__(self, root: Path) -> None:
         self._listing = Listing(root)
         self._sources: dict[str, tuple[Changing, float]] = {}
-        """Of each entry, with the time before which it is not read."""
+        """Sources of each entry, with the time before which it is not read."""
         self._waiting: dict[str, Entry] = {}
-        """What is to be read, the last of it first."""
+        """Entries to be read, the last first."""
         self._active: list[Entry] = []
         self._due = self._active_due = float("-inf")
 
@@ -67,7 +67,7 @@ class FolderSweep:
         return self._waiting.popitem()[1] if self._waiting else None
 
     def read(self, entry: Entry, reader: Callable[[Entry], _T]) -> _T | None:
-        """What `reader` returns, or raises, of an entry as it is now; None where it has not changed."""
+        """Return or raise what `reader` does for an entry as it is now; None where it has not changed."""
         source, _ = self._sources[entry.id]
         watch = _Stopwatch()
         try:
@@ -95,7 +95,7 @@ class _Stopwatch:
         self.started, self._cpu = time.monotonic(), time.thread_time()
 
     def next_time(self, least: float = _EVERY) -> float:
-        """When what has just ended may be done again."""
+        """Return the time at which what has just ended may be done again."""
         now = time.monotonic()
         cpu = time.thread_time() - self._cpu
         return now + max(least, _REST * cpu, now - self.started)

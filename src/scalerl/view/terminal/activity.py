@@ -1,4 +1,4 @@
-"""What a run is doing right now, in a line."""
+"""Show the current activity of a run in a line."""
 
 import math
 from collections.abc import Sequence

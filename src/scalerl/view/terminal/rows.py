@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLOURS = {"GO,": "green", "NO-GO,": "red", "open:": "bold yellow"}
-"""Of texts by how they begin: verdicts, and alarms that go on."""
+"""Colours of texts by how they begin: verdicts, and alarms that go on."""
 
 
 def print_table(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LABELS = 14
 """Characters of the labels, and what is between them and the values."""
 _LEAST_ROWS, _MOST_ROWS = 7, 18
-"""Of the plot."""
+"""Least and most rows of the plot."""
 _SAMPLE_LINES = {"prompt": 2, "completion": 4}
 """The most lines of the texts of a completion."""
 _SPARE = (
@@ -87,7 +87,7 @@ def title(run: Standing) -> str:
 
 
 def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
-    """What stands below the plot, as rows (label, value)."""
+    """Return what stands below the plot, as rows (label, value)."""
     count = len(run.points)
     measured = f"{rate(run.pass_rate)}  evaluation {count}, at {run.unit.show(run.compute)}"
     rows = [
@@ -216,7 +216,7 @@ def line(run: Standing, now: float = math.nan) -> str:
 
 
 def _written(run: Standing, now: float) -> str:
-    """By the time of its files: what was written last need not be an evaluation."""
+    """Return the time of the last write to its files, which need not be an evaluation."""
     return f"log written {ago(now - run.written)}"
 
 

@@ -17,7 +17,7 @@ function scalerlBelow(element, controls) {
   controls.append(selectLabel, smoothLabel);
   element.append(plot);
 
-  /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last pace. */
+  /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last rate. */
   function computes(run, { axis, unit }) {
     if (run.step.filter((step) => step !== null).length < 2 || !run.compute[axis]) return null;
     const at = clock(run.step, run.compute[axis], true);

@@ -434,7 +434,7 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
         assert generator.counters.flops > flops
         collect(generator, 1)
     assert generator.counters.tokens == 3 + 4 * len(TOKENS)
-    assert (len(generator.install_seconds), generator.counters.restarted) == (2, 1)
+    assert (len(generator.update_seconds), generator.counters.restarted) == (2, 1)
     came, lost, again, span, _ = lines.lines(1, 0.0, 0.0)
     assert came["event"] == again["event"] == f"vLLM at {peer.url} takes part from version 0"
     assert lost["event"].startswith(f"vLLM at {peer.url} is lost: ")

@@ -193,7 +193,7 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     print(f"\n{tokens} tokens in {seconds:.1f} s; ", end="")
     print(f"{len(several)} of {len(rollouts)} completions across updates; ", end="")
     print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
-    print("updates in ms:", [round(1e3 * seconds) for seconds in generator.install_seconds])
+    print("updates in ms:", [round(1e3 * seconds) for seconds in generator.update_seconds])
 
 
 @pytest.mark.parametrize("over", ["connect", "connect_over_http"])

@@ -68,7 +68,7 @@ class DictRows(ConsoleForm):
         r"(?:^|[\s|-])(?P<what>eval|rollout|perf|multi_turn|passrate|(?:critic-)?step) (?P<n>\d{1,15}): ?$"
     )
     _bare = re.compile(r"\s*(?:\[[\w,. ]{0,60}\](?:<std(?:out|err)>)?:?|\d{1,6}:)?\s*")
-    """Nothing, or the rank, as torchrun, mpirun and srun put it there."""
+    """Text before a dict: none, or the rank, as torchrun, mpirun and srun print it."""
 
     def __init__(self) -> None:
         self._rollout = math.nan

@@ -40,9 +40,9 @@ class ConsoleLine:
     source: str
     number: int
     text: str
-    """Without colours, NUL bytes, and what Ray puts before and behind it."""
+    """The line without colours, NUL bytes, and what Ray puts before and behind it."""
     process: str
-    """As Ray names it; empty where it does not."""
+    """Name of the process, by Ray; empty without one."""
     whole: bool
     """Whether it ended: the last line of a run that was killed may not."""
 
@@ -66,9 +66,9 @@ class ConsoleRow:
     step: float
     """NaN where the form has none."""
     values: Mapping[str, object] | None
-    """None where there is a row that cannot be parsed."""
+    """Values by metric; None for a row that cannot be parsed."""
     line: ConsoleLine
-    """Its first line."""
+    """First line of the row."""
     is_closed: bool = True
     """Whether its end is marked, so that it is known to be whole."""
 

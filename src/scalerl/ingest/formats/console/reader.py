@@ -207,7 +207,7 @@ class _Gathered:
         """Return the log of all rows.
 
         Raises:
-            InputError: their steps cannot be told.
+            InputError: their steps are not known.
         """
         is_bare = not self._with.n_rows and len(self._bars) > 0
         trainer = next((one for one, _ in self.trainers.most_common() if is_bare or one != "trl"), "")

@@ -86,7 +86,7 @@ class VllmGenerator(Generator):
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
         self._counters = Counters()
-        self.install_seconds: list[float] = []
+        self.update_seconds: list[float] = []
         """Seconds of each update, from the pause to the end of it, in the order of installation."""
         self.cached = 0
         """Tokens of prompts that were found in the prefix cache."""
@@ -294,7 +294,7 @@ class VllmGenerator(Generator):
             self._installed[event.server] = event.version
             # It takes part again with the newest weights, as any other.
             self._lost.discard(event.server)
-            self.install_seconds.append(event.seconds)
+            self.update_seconds.append(event.seconds)
         elif isinstance(event, LostTokens):
             self._count(event.prompt, event.tokens, 0, event.tokens)
         elif isinstance(event, Restarted):

@@ -21,6 +21,7 @@ LENGTH_CONTROL = "scalerl.rl.engine.vllm.served:LengthProcessor"
 def rule_to_json(rule: LengthRule) -> dict[str, Any]:
     """Return the rule as JSON, for `rule_from_json`."""
     marker = rule.end_of_thinking
+    # Sorted: JSON has no sets, and one rule must be one text.
     return {
         "thinking": rule.thinking,
         "answer": rule.answer,
@@ -71,6 +72,7 @@ class Requirements:
         return [
             *("--dtype", self.precision),
             *("--max-num-seqs", str(self.slots), "--max-model-len", str(self.positions)),
+            # Log-probabilities after the temperature; and no top-p or top-k of generation_config.json.
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", WORKER, "--logits-processors", LENGTH_CONTROL),
             *(("--hf-overrides", json.dumps(head)) if head else ()),
@@ -111,6 +113,7 @@ async def check_server(client: VllmClient, required: Requirements, seconds: floa
             f"{client.name}: {name} takes {longest} tokens, the recipe needs {required.positions} "
             "(--max-model-len)"
         )
+    # Prompts are sent as tokens: another tokenizer would be no error, but another prompt.
     for text in required.texts:
         ours = required.tokenizer(text, add_special_tokens=False)["input_ids"]
         if await client.call("tokenize", text, seconds=seconds) != ours:

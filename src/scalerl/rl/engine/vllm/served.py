@@ -9,7 +9,7 @@
 The package's root and `scalerl.rl.algo.length` are all that it imports of scalerl; both need no more than
 numpy.
 
-Shapes in names: V vocabulary, R rows of a `LengthState`.
+Shapes in names: V vocabulary, R decode slots of a `LengthState`.
 """
 
 # pyright: reportMissingImports=false
