@@ -232,7 +232,7 @@ def test_the_tables_of_the_pages_are_those_of_a_recipe(here, page):
     block, *of_package = blocks(page, "toml")
     assert len(of_package) == (page == "index")
     (here / "mine.toml").write_text(f'base = "demo"\n{block}')
-    key = {"index": "loss", "verifier": "task"}.get(page, page)
+    key = {"index": "loss", "verifier": "task"}.get(page) or page
     made = getattr(load_recipe("mine.toml"), key)
     assert "kinds" in type(made.verifier if page == "verifier" else made).__module__
 

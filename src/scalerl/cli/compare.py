@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> None:
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
     rules = [_paper_rule(*pair) for pair in pairs]
     whole = [run for runs in recipes.values() for run in runs]
-    told = [(name_among(found, data), text) for data, fit in whole for text in fit.warnings]
+    by_name = [(name_among(found, data), text) for data, fit in whole for text in fit.warnings]
     warnings = [*filter(None, [result.doubt]), *far]
-    warnings += [text if text.startswith(name) else f"{name}: {text}" for name, text in told]
+    warnings += [text if text.startswith(name) else f"{name}: {text}" for name, text in by_name]
     if args.json:
         answer = result.to_json()
         answer["sources"] = {name: [data.path for data, _ in runs] for name, runs in recipes.items()}

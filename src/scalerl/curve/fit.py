@@ -9,10 +9,9 @@ import numpy as np
 
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
-from scalerl.curve.failed import find_failed
 from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
-from scalerl.curve.misfit import IN_WORDS, Misfit, find_fall, find_misfit
+from scalerl.curve.misfit import IN_WORDS, Misfit, find_failed, find_fall, find_misfit
 from scalerl.curve.own_families import with_extra
 from scalerl.curve.points import Points, place_on
 from scalerl.curve.posterior import Posterior, posterior

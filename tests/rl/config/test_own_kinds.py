@@ -144,6 +144,7 @@ def test_the_kinds_of_a_study_may_stand_beside_it(here, recipes):
     text = 'base = "mine.toml"\nseeds = 1\n[arms]\nkind = "axis"\nfields = "loss.kind"\n'
     (recipes / "study.toml").write_text(text + 'values = ["dapo", "near.py:Topr"]\n')
     study = load_study(recipes / "study.toml")
+    assert isinstance(study.base, str)
     arms = {name: changes["loss"]["kind"] for name, changes in study.rule.changes(load_recipe(study.base))}
     assert arms == {"loss.kind=dapo": "dapo", "loss.kind=Topr": f"{recipes}/near.py:Topr"}
 

@@ -6,6 +6,7 @@ import pickle
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,8 @@ def ipc(monkeypatch):
 
 
 def test_an_update_by_ipc_takes_one_buffer_of_a_gpu_which_stays_until_it_is_finished(ipc):
-    source, peer = hold(weights()), Peer()
+    source = hold(weights())
+    peer: Any = Peer()
     asyncio.run(IpcTransport(weights(), 0).load(peer, source, 60.0))
     for uuid in ("GPU-1", "GPU-2"):
         assert peer.read[uuid].keys() == dict(source).keys()
