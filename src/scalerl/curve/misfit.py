@@ -1,4 +1,4 @@
-"""Lack of fit: a decline, a jump, a change of slope or waves that no curve has; and single failed evaluations.
+"""Lack of fit: a decline, a jump, a change of slope or waves that no curve has; single failed evaluations.
 
 A misfit is a Bayes factor against a healthy run (the models are in `scalerl.curve.evidence`), averaged over
 all changes (which corrects for looking in many places), above a threshold that simulated healthy runs set

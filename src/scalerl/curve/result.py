@@ -14,7 +14,6 @@ from scalerl._views import view
 from scalerl.curve.answers import (
     FAR,
     GO,
-    MIN_EVALUATIONS,
     NO_GO,
     Chance,
     Forecast,
@@ -251,8 +250,8 @@ class Fit:
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
         the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
-        the newest evaluations have no number or may have failed, or there are fewer than `MIN_EVALUATIONS`;
-        and for a budget beyond `FAR` times the compute, unless the ceiling is identified.
+        or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
+        compute, unless the ceiling is identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
@@ -293,8 +292,6 @@ class Fit:
             return self.reservation
         if self.misfit:
             return self.misfit.why
-        if len(self.sample) < MIN_EVALUATIONS:
-            return self.why
         now = float(self.points.compute_N[-1])
         if not self.identified and budget > FAR * now * (1 + 1e-9):
             far = f"{budget:g} is beyond {FAR:g} times the compute so far"
