@@ -278,3 +278,33 @@ def test_a_run_has_a_page_of_its_own_that_is_live(browser, original, tmp_path):
         until(page, f"{points} === 12")
         growing.grow()
         until(page, f"{points} === 13")
+
+
+def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    growing = Growing(folder / "young", 12, 5)
+    with server(folder) as (_, address), opened(browser, address) as page:
+        ids = page.evaluate("fetch('api/runs').then((found) => found.json()).then(({ ids }) => ids.join())")
+        page.evaluate("localStorage.setItem('scalerl names', JSON.stringify({ young: 'renamed' }))")
+        page.goto(f"{address.rstrip('/')}/run/{ids}")
+        page.wait_for_selector("#chart[data-drawn]")
+        names = "[...document.querySelectorAll('.curves tbody td:first-child')].map((cell) => cell.innerText)"
+        heads = "document.querySelectorAll('.curves th.sortable').length"
+        sortable = page.evaluate(heads)
+        page.locator(".curves th").first.click()
+        page.locator(".curves th").first.click()
+        page.locator("details.section summary").first.click()
+        before = page.evaluate(names)
+        assert before == sorted(before)
+        assert "renamed" in before
+        assert page.locator(".cautions", has_text="truncated").count() == 0
+        page.evaluate("document.getElementById('chart').same = true")
+        growing.alarm(100)
+        growing.grow()
+        until(page, "[...document.querySelectorAll('.cautions')].some((one) => /trunc/i.test(one.innerText))")
+        points = "document.querySelector('.sc-plot').data.some((t) => t.meta && t.x.length === 13)"
+        until(page, points)
+        assert page.evaluate(heads) == sortable > 0
+        assert page.evaluate(names) == before
+        assert page.locator("details.section[open]").count() == 1
+        assert page.evaluate("document.getElementById('chart').same")
