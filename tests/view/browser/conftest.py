@@ -87,6 +87,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str
         "several": _written(shown, folder / "several.html"),
         "hundred": _written(_hundred(shown), folder / "hundred.html"),
         "long": _written(_long(folder), folder / "long.html"),
+        "one": _written(replace(shown, runs=shown.runs[:1], groups={}, comparison=None), folder / "one.html"),
         "run": write_report(record, out=folder / "run.html"),
         "study": folder / "study.html",
         "groups": _written(_groups(folder), folder / "groups.html"),

@@ -12,10 +12,10 @@ FOUND = """async () => (await axe.run()).violations
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: npm install axe-core")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 @pytest.mark.parametrize("kind", ["run", "several", "study"])
-def test_nothing_serious_keeps_anyone_from_reading_a_page(visit, pages, kind, scheme):
-    page = visit(pages[kind], scheme=scheme)
+def test_nothing_serious_keeps_anyone_from_reading_a_page(visit, pages, kind, width, scheme):
+    page = visit(pages[kind], width, scheme)
     page.wait_for_selector("#chart[data-drawn]")
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.evaluate(AXE.read_text())

@@ -23,7 +23,7 @@ LINES = """() => document.querySelector('.sc-plot').data
 SYMBOLS = dict(
     zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )
-KINDS = ("several", "hundred", "long", "run", "study", "groups", "mixed")
+KINDS = ("several", "hundred", "long", "one", "run", "study", "groups", "mixed")
 
 
 @pytest.fixture
@@ -65,6 +65,47 @@ def test_every_table_is_seen_whole(visit, pages, kind, width):
         cell = page.locator("table.cards td[data-label]").nth(1)
         label = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
         assert label == {"several": '"last pass rate"', "run": '"compute spent"'}[kind]
+
+
+OVERLAPS = """() => {
+  const plot = document.querySelector('.sc-plot'), { xaxis, yaxis } = plot._fullLayout;
+  const { left, top } = plot.getBoundingClientRect();
+  const text = [...document.querySelectorAll('.annotation-text, .sc-labels span')]
+    .map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const [x, y] = [(at) => left + xaxis._offset + xaxis.d2p(at), (at) => top + yaxis._offset + yaxis.d2p(at)];
+  const bars = plot.data.filter((one) => one.marker && one.marker.symbol === 'line-ew-open').map((one) => ['a forecast', {
+    left: x(one.x[0]) - 7, right: x(one.x[0]) + 7,
+    top: y(one.y[0] + one.error_y.array[0]), bottom: y(one.y[0] - one.error_y.array[0]) }]);
+  const lines = plot.layout.shapes.filter((one) => one.xref === 'paper' && one.type === 'line').map((one) => ['a line', {
+    left: left + xaxis._offset, right: left + xaxis._offset + xaxis._length, top: y(one.y0), bottom: y(one.y0) + 1 }]);
+  const [all, found] = [[...text, ...bars, ...lines], []];
+  text.forEach(([name, a], i) => all.slice(i + 1).forEach(([other, b]) => {
+    const [wide, high] = [Math.min(a.right, b.right) - Math.max(a.left, b.left),
+      Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
+    if (wide > 1 && high > (other === 'a line' ? 0 : 1)) found.push([name, other, wide, high]);
+  }));
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+@pytest.mark.parametrize("kind", ["one", "run", "several", "study", "mixed"])
+def test_no_label_of_a_chart_lies_on_another(visit, pages, kind, width):
+    page = visit(pages[kind], width)
+    page.wait_for_selector("#chart[data-drawn]")
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("kind", ["several", "run", "study"])
+def test_paper_shows_tables_and_figures_whole(visit, pages, kind):
+    page = visit(pages[kind], 794)
+    page.wait_for_selector("#chart[data-drawn]")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.emulate_media(media="print")
+    cut = "(one) => [one.scrollWidth - one.clientWidth, getComputedStyle(one).backgroundImage]"
+    for one in page.locator(".scroll, figure").all():
+        assert one.evaluate(cut) in ([0, "none"], [1, "none"])
 
 
 def test_a_table_that_scrolls_shows_that_it_does(visit, pages):

@@ -294,6 +294,8 @@ var scalerlChart = (() => {
     }
 
     const CLEAR = { bgcolor: "rgba(0,0,0,0)" };
+    /* At the left end of a line, above or below it. */
+    const beside = (below) => ({ xref: "paper", x: 0, xanchor: "left", yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2 });
     const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
     const changeOf = ({ runs, fit }) => (known(fit.change) ? along(runs)(fit.change) : null);
 
@@ -301,13 +303,12 @@ var scalerlChart = (() => {
       const only = alone();
       if (!only || !only.fit) return [];
       const { A, identified, misfit } = only.fit;
-      const ceiling = knownCeiling(only);
       const found = [];
-      // At the left, where the curve is far below it, beside the text of a target, and off its own line.
-      const below = known(ceiling) && ceiling > A?.[0];
-      if (A) found.push({ ...look, ...CLEAR, xref: "paper", x: data.target === null ? 0 : 0.1, xanchor: "left", y: A[0],
-        yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2, font: { color: palette.ceiling, size: 12 },
-        text: `ceiling A ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}` });
+      // At the left, where the curve is far below it, and off the lines and texts of a target or a known ceiling.
+      const [nearest] = [data.target, knownCeiling(only)].filter(known).sort((a, b) => Math.abs(a - A?.[0]) - Math.abs(b - A?.[0]));
+      const below = nearest > A?.[0];
+      if (A) found.push({ ...look, ...CLEAR, ...beside(below), y: A[0], font: { color: palette.ceiling, size: 12 },
+        text: "ceiling A" + (plot.clientWidth < 560 ? "" : ` ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}`) });
       const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
         x: state.log ? Math.log10(at / unit().size) : at / unit().size, text: plain(misfit), font: { color: palette.later, size: 12 } });
@@ -326,7 +327,7 @@ var scalerlChart = (() => {
         found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
-        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", ...CLEAR });
+        found.push({ ...look, ...CLEAR, ...beside(alone()?.fit?.A?.[0] >= data.target), y: data.target, text: `target ${rate(data.target)}` });
       }
       return [...found, ...ceilingNotes(palette, look)];
     }
