@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from browser_tools import needs_axe, serious
 from growing import Growing
 from serve_client import logs_of_trl
 from serve_process import server
@@ -223,6 +224,13 @@ def test_a_telephone_shows_all_of_it(browser, served, scheme):
         )
         light = [sum(map(int, colour[4:-1].split(","))) for colour in (ink, paper)]
         assert (light[0] < light[1]) == (scheme == "light")
+
+
+@needs_axe
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_serious_keeps_anyone_from_reading_a_list(browser, served, width):
+    with opened(browser, served[0], width=width) as page:
+        assert serious(page) == []
 
 
 def test_the_token_leaves_the_address_and_stays_good(browser, original):
