@@ -125,8 +125,9 @@ def test_runs_are_chosen_overlaid_and_compared(browser, served):
         page.go_back()
         until(page, "document.querySelectorAll('.sc-legend li').length === 2")
         assert page.locator("#runs input:checked").count() == 3
-        page.fill("#find", "b-0")
-        assert page.locator("#runs tbody tr:visible").count() == 1
+        for wanted in ("b-0", "kind=b"):
+            page.fill("#find", wanted)
+            assert page.locator("#runs tbody tr:visible").count() == 1
 
 
 def test_every_forecast_says_of_what_it_is(browser, original, tmp_path):
@@ -293,9 +294,13 @@ def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path)
     growing = Growing(folder / "young", 12, 5)
     with server(folder) as (_, address), opened(browser, address) as page:
         ids = page.evaluate("fetch('api/runs').then((found) => found.json()).then(({ ids }) => ids.join())")
-        page.evaluate("localStorage.setItem('scalerl names', JSON.stringify({ young: 'renamed' }))")
         page.goto(f"{address.rstrip('/')}/run/{ids}")
         page.wait_for_selector("#chart[data-drawn]")
+        page.get_by_label("Rename young").focus()
+        page.keyboard.press("Enter")
+        page.keyboard.type("other")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.ariaLabel") == "Rename young"
         names = "[...document.querySelectorAll('.curves tbody td:first-child')].map((cell) => cell.innerText)"
         heads = "document.querySelectorAll('.curves th.sortable').length"
         sortable = page.evaluate(heads)
@@ -304,7 +309,7 @@ def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path)
         page.locator("details.section summary").first.click()
         before = page.evaluate(names)
         assert before == sorted(before)
-        assert "renamed" in before
+        assert "other" in before
         assert page.locator(".cautions", has_text="truncated").count() == 0
         page.evaluate("document.getElementById('chart').same = true")
         growing.alarm(100)
@@ -316,3 +321,7 @@ def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path)
         assert page.evaluate(names) == before
         assert page.locator("details.section[open]").count() == 1
         assert page.evaluate("document.getElementById('chart').same")
+        page.goto(address)
+        row(page, "other").locator("a").click()
+        page.wait_for_selector("#chart[data-drawn]")
+        assert page.locator("h1").inner_text() == "other"

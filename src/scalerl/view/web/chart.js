@@ -479,6 +479,8 @@ var scalerlChart = (() => {
 
     function regroup() {
       entries = grouped();
+      for (const { name, key } of data.runs) names.know(name, key);
+      for (const { name, runs: [first] } of entries) names.know(name, `${first.key} ${name}`);
       const found = JSON.stringify(entries.map((entry) => [entry.name, entry.runs.length, entry.reason]));
       if (found !== state.names) fillLegend();
       state.names = found;
@@ -532,7 +534,7 @@ var scalerlChart = (() => {
     }
 
     function renaming(entry, name) {
-      const button = node("button", { type: "button", class: "sc-rename", title: "Rename", tabindex: "-1", "aria-label": `Rename ${entry.name}` }, "✎");
+      const button = node("button", { type: "button", class: "sc-rename", title: "Rename", "aria-label": `Rename ${entry.name}` }, "✎");
       button.addEventListener("click", () => {
         const box = node("input", { value: names.of(entry.name), "aria-label": `Name of ${entry.name}` });
         const done = (keep) => {
@@ -542,10 +544,13 @@ var scalerlChart = (() => {
         };
         name.replaceChildren(box);
         box.addEventListener("keydown", (event) => {
-          if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); done(event.key === "Enter"); }
+          if (event.key !== "Enter" && event.key !== "Escape") return;
+          event.preventDefault();
+          done(event.key === "Enter");
+          button.focus();
         });
         box.addEventListener("blur", () => { if (box.isConnected) done(true); });
-        box.focus();
+        box.select();
       });
       return button;
     }
