@@ -20,6 +20,7 @@ from scalerl.view.style import run_look
 POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
 LINES = """() => document.querySelector('.sc-plot').data
   .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
+SHAPES = "() => document.querySelector('.sc-plot').layout.shapes"
 SYMBOLS = dict(
     zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )
@@ -152,9 +153,12 @@ def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
         several.locator("#chart select").first.select_option("tokens")
     tokens = np.array(points_of(several, "base")["x"])
     np.testing.assert_allclose(tokens / tokens[-1], tokens_at(np.array(hours)) / tokens_at(BUDGET), rtol=1e-4)
-    # Curves go to the budget, and along the clock no further than their run.
-    ends = several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))
-    assert max(ends) == pytest.approx(tokens[-1], rel=1e-6)
+    # Curves go to the budget of 16,000 GPU-hours, beyond the run at the pace of its last two evaluations.
+    pace = (tokens[-1] - tokens[-2]) / (hours[-1] - hours[-2])
+    budget = pytest.approx(tokens[-1] + pace * (16_000 - hours[-1]), rel=1e-3)
+    assert max(several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))) == budget
+    assert [one["x0"] for one in several.evaluate(SHAPES) if one["yref"] == "paper" and "x0" in one][-1] == budget
+    assert several.evaluate("document.querySelector('.sc-plot')._fullLayout.xaxis.range[1]") >= tokens[-1]
     assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
     assert "tokens" in several.locator(".sc-plot .xtitle").text_content()
 

@@ -1,8 +1,8 @@
 """Several runs in one chart, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
 
 A run is fitted on one compute axis. On another axis the chart draws its curve along the run's clock: its
-evaluations have both computes, and between two of them it is linear. Beyond the last evaluation the
-conversion is not known, and nothing is drawn.
+evaluations have both computes, and between two of them it is linear. Beyond the last evaluation it goes on at
+the pace of the last two.
 """
 
 from __future__ import annotations

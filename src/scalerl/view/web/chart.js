@@ -315,8 +315,14 @@ var scalerlChart = (() => {
       return found;
     }
 
+    /* Compute on the axis of the fits as it is shown, along the mean clock of all runs. */
+    function ofAll(compute) {
+      const at = along(data.runs.filter(has))(compute);
+      return known(at) ? at / unit().size : null;
+    }
+
     function budgetAt() {
-      return data.budget !== null && state.axis === data.axis ? data.budget / unit().size : null;
+      return data.budget === null ? null : ofAll(data.budget);
     }
 
     function annotations(palette) {
@@ -413,7 +419,7 @@ var scalerlChart = (() => {
 
     /* The chart always extends to the budget, or to twice the compute so far. */
     function included() {
-      return state.axis === data.axis && data.end > 0 ? { include: [data.end / unit().size] } : {};
+      return data.end > 0 ? { include: [ofAll(data.end)].filter(known) } : {};
     }
 
     const config = { displaylogo: false, responsive: true, showTips: false, doubleClick: "reset", plotlyServerURL: "",
@@ -443,7 +449,7 @@ var scalerlChart = (() => {
       const found = [];
       if (state.axis !== data.axis) {
         const of = data.axes.find((axis) => axis.key === data.axis);
-        found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, as far as that is known.`);
+        found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, beyond its last evaluation at its last pace.`);
         const without = data.runs.filter((run) => !has(run)).length;
         if (without) found.push(`Not drawn, as this axis was not logged: ${without} of ${data.runs.length} runs.`);
       }

@@ -52,16 +52,17 @@ var scalerlMarks = (() => {
     });
   }
 
-  /* From the values of `from` to those of `to`, linear between two of them, from 0 on; null beyond the last, or
-     with `goesOn` as between the last two. */
-  function clock(from, to, goesOn = false) {
+  /* From the values of `from` to those of `to`, linear between two of them, from 0 on; beyond the last at the last
+     pace. Null where nothing is known. */
+  function clock(from, to) {
     const known = [[0, 0], ...from.map((value, i) => [value, to[i]])]
       .filter(([one, other]) => one !== null && other !== null).sort((a, b) => a[0] - b[0]);
+    const last = known.at(-1);
+    const before = known.findLast(([one]) => one < last[0]);
     return (value) => {
-      const beyond = value > known.at(-1)[0] * (1 + 1e-9);
-      if (known.length < 2 || (beyond && !goesOn)) return null;
+      if (!before) return null;
       const place = known.findIndex(([one], i) => i && one >= value);
-      const [[a, b], [c, d]] = known.slice(place < 0 ? -2 : place - 1).slice(0, 2);
+      const [[a, b], [c, d]] = place < 0 ? [before, last] : known.slice(place - 1, place + 1);
       return c > a ? b + ((value - a) / (c - a)) * (d - b) : d;
     };
   }
