@@ -71,21 +71,21 @@ def test_every_table_is_seen_whole(visit, pages, kind, width):
 OVERLAPS = """() => {
   const plot = document.querySelector('.sc-plot'), { xaxis, yaxis } = plot._fullLayout;
   const { left, top } = plot.getBoundingClientRect();
-  const text = [...document.querySelectorAll('.annotation-text, .sc-labels span')]
-    .map((one) => [one.textContent, one.getBoundingClientRect()]);
   const [x, y] = [(at) => left + xaxis._offset + xaxis.d2p(at), (at) => top + yaxis._offset + yaxis.d2p(at)];
-  const bars = plot.data.filter((one) => one.marker && one.marker.symbol === 'line-ew-open').map((one) => ['a forecast', {
-    left: x(one.x[0]) - 7, right: x(one.x[0]) + 7,
-    top: y(one.y[0] + one.error_y.array[0]), bottom: y(one.y[0] - one.error_y.array[0]) }]);
-  const lines = plot.layout.shapes.filter((one) => one.xref === 'paper' && one.type === 'line').map((one) => ['a line', {
-    left: left + xaxis._offset, right: left + xaxis._offset + xaxis._length, top: y(one.y0), bottom: y(one.y0) + 1 }]);
-  const [all, found] = [[...text, ...bars, ...lines], []];
-  text.forEach(([name, a], i) => all.slice(i + 1).forEach(([other, b]) => {
-    const [wide, high] = [Math.min(a.right, b.right) - Math.max(a.left, b.left),
-      Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
-    if (wide > 1 && high > (other === 'a line' ? 0 : 1)) found.push([name, other, wide, high]);
-  }));
-  return found;
+  const texts = [...document.querySelectorAll('.annotation-text, .sc-labels span')]
+    .map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const forecasts = plot.data.filter((one) => one.marker && one.marker.symbol === 'line-ew-open')
+    .map(({ x: [at], y: [middle], error_y: { array: [half] } }) => ['a forecast',
+      { left: x(at) - 7, right: x(at) + 7, top: y(middle + half), bottom: y(middle - half) }]);
+  const start = left + xaxis._offset;
+  const lines = plot.layout.shapes.filter((one) => one.xref === 'paper' && one.type === 'line')
+    .map(({ y0 }) => ['a line',
+      { left: start, right: start + xaxis._length, top: y(y0), bottom: y(y0) + 1 }]);
+  const all = [...texts, ...forecasts, ...lines];
+  return texts.flatMap(([name, a], i) => all.slice(i + 1).filter(([other, b]) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > (other === 'a line' ? 0 : 1)
+  ).map(([other]) => [name, other]));
 }"""
 
 
@@ -157,7 +157,9 @@ def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
     pace = (tokens[-1] - tokens[-2]) / (hours[-1] - hours[-2])
     budget = pytest.approx(tokens[-1] + pace * (16_000 - hours[-1]), rel=1e-3)
     assert max(several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))) == budget
-    assert [one["x0"] for one in several.evaluate(SHAPES) if one["yref"] == "paper" and "x0" in one][-1] == budget
+    assert [one["x0"] for one in several.evaluate(SHAPES) if one["yref"] == "paper" and "x0" in one][
+        -1
+    ] == budget
     assert several.evaluate("document.querySelector('.sc-plot')._fullLayout.xaxis.range[1]") >= tokens[-1]
     assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
     assert "tokens" in several.locator(".sc-plot .xtitle").text_content()

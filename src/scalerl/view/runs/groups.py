@@ -136,7 +136,7 @@ def recipe_values(runs: Sequence[OverlayRun]) -> dict[str, list[str]]:
 
 
 def run_key(record: RunRecord) -> str:
-    """Return what tells a run from others of its name, without the path in it, as a page is read elsewhere."""
+    """Return what tells a run from others of its name; it hides the path, as a page is read elsewhere."""
     return _hashed(record.path, record.config.get("name"), record.task)
 
 
