@@ -1,10 +1,14 @@
 """`scalerl report` of several runs: a page whose numbers are those of `fit` and `compare`, and its files."""
 
+import io
+import itertools
 import json
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hostile_study import check_latex
@@ -394,3 +398,19 @@ def test_the_numbers_of_the_json_are_those_of_fit(runs, tmp_path, capsys):
     assert main(["fit", str(runs / "a0"), "--at", str(BUDGET), "--json"]) == 0
     assert answer["runs"][0]["fit"] == json.loads(capsys.readouterr().out)
     assert plain(answer["runs"][0]["fit"]["forecast"][0]["compute"]) == "12,000"
+
+
+def test_a_terminal_sees_how_many_runs_are_fitted(runs, tmp_path, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    ticks = itertools.count(step=2.0)  # a bar comes after a second, and here every look at the clock is later
+    monkeypatch.setattr(
+        "scalerl.cli.console.time", SimpleNamespace(monotonic=lambda: next(ticks), time=time.time)
+    )
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert report(runs, "-o", tmp_path / "page.html", sources=("a0", "a1")) == 0
+    assert re.search(r"report.*100%", terminal.getvalue())
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")

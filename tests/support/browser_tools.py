@@ -1,8 +1,10 @@
 """What tests in a browser share."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +29,18 @@ def redrawn(page: Any) -> Iterator[None]:
     page.evaluate("() => { delete document.getElementById('chart').dataset.drawn; }")
     yield
     page.wait_for_selector("#chart[data-drawn]")
+
+
+_AXE = Path(os.environ.get("AXE", "node_modules/axe-core/axe.min.js"))
+_FOUND = """async () => (await axe.run()).violations
+  .filter(({ impact }) => ["serious", "critical"].includes(impact))
+  .map(({ id, nodes }) => [id, ...nodes.map((one) => one.html.slice(0, 120))])"""
+needs_axe = pytest.mark.skipif(not _AXE.is_file(), reason="needs axe-core: npm install axe-core")
+
+
+def serious(page: Any) -> list[list[str]]:
+    """What axe (WCAG) calls serious or critical in a page, all of it unfolded."""
+    page.wait_for_selector("#chart[data-drawn]")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.evaluate(_AXE.read_text())
+    return page.evaluate(_FOUND)

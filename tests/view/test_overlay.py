@@ -15,7 +15,7 @@ from scalerl.view.facts.sampled import thin
 from scalerl.view.numbers import plain
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.runs.groups import OverlayRun, run_key
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import curves_table
 
@@ -170,3 +170,9 @@ def test_json_in_a_page_cannot_end_its_script():
     text = script_json({"name": "</script><!--&", "nan": float("nan")})
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"name": "</script><!--&", "nan": None}
+
+
+def test_a_name_that_a_browser_keeps_is_of_one_run_alone(tmp_path):
+    paths = [write_run(tmp_path / folder, "same") for folder in ("a", "b")]
+    first, other, again = [RunRecord.read(path) for path in (*paths, paths[0])]
+    assert run_key(first) == run_key(again) != run_key(other)

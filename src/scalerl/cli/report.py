@@ -148,6 +148,7 @@ def _several(args: argparse.Namespace) -> None:
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
+    from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.groups import OverlayRun
@@ -163,10 +164,12 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     names = distinct([run_name(data.record, data.path) for data in found], paths)
     options = {**fit_options(args), "max_compute": end_of(args), "level": args.level}
     runs = []
-    for name, data in zip(names, found, strict=True):
-        run = OverlayRun(name, data.points, data.record)
-        fit, reason = fit_or_reason(run, **options)
-        runs.append(replace(run, fit=fit, reason=reason))
+    with share_shown("report", "of the runs fitted") as shown:
+        for name, data in zip(names, found, strict=True):
+            run = OverlayRun(name, data.points, data.record)
+            fit, reason = fit_or_reason(run, **options)
+            runs.append(replace(run, fit=fit, reason=reason))
+            shown(len(runs) / len(found))
     pairs = list(zip(found, runs, strict=True))
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}
     view = RunsView(tuple(runs), budget=args.budget, target=args.target, price=args.price, **options)

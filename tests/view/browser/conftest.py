@@ -83,10 +83,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str
     arms = dict(list(hostile_study.ARMS.items())[::2])  # the base, and a name that is a script
     study = hostile_study.build(folder / "study", arms)
     (folder / "study.html").write_text(study_document(study, folder, study_figures(study)).html())
+    assert shown.runs[0].fit is not None
+    near = float(shown.runs[0].fit.median.A) - 0.008  # a target whose text is beside that of the ceiling
     return {
         "several": _written(shown, folder / "several.html"),
         "hundred": _written(_hundred(shown), folder / "hundred.html"),
         "long": _written(_long(folder), folder / "long.html"),
+        "one": _written(RunsView(shown.runs[:1], budget=16_000.0, target=near), folder / "one.html"),
         "run": write_report(record, out=folder / "run.html"),
         "study": folder / "study.html",
         "groups": _written(_groups(folder), folder / "groups.html"),

@@ -20,10 +20,11 @@ from scalerl.view.style import run_look
 POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
 LINES = """() => document.querySelector('.sc-plot').data
   .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
+SHAPES = "() => document.querySelector('.sc-plot').layout.shapes"
 SYMBOLS = dict(
     zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
 )
-KINDS = ("several", "hundred", "long", "run", "study", "groups", "mixed")
+KINDS = ("several", "hundred", "long", "one", "run", "study", "groups", "mixed")
 
 
 @pytest.fixture
@@ -65,6 +66,47 @@ def test_every_table_is_seen_whole(visit, pages, kind, width):
         cell = page.locator("table.cards td[data-label]").nth(1)
         label = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
         assert label == {"several": '"last pass rate"', "run": '"compute spent"'}[kind]
+
+
+OVERLAPS = """() => {
+  const plot = document.querySelector('.sc-plot'), { xaxis, yaxis } = plot._fullLayout;
+  const { left, top } = plot.getBoundingClientRect();
+  const [x, y] = [(at) => left + xaxis._offset + xaxis.d2p(at), (at) => top + yaxis._offset + yaxis.d2p(at)];
+  const texts = [...document.querySelectorAll('.annotation-text, .sc-labels span')]
+    .map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const forecasts = plot.data.filter((one) => one.marker && one.marker.symbol === 'line-ew-open')
+    .map(({ x: [at], y: [middle], error_y: { array: [half] } }) => ['a forecast',
+      { left: x(at) - 7, right: x(at) + 7, top: y(middle + half), bottom: y(middle - half) }]);
+  const start = left + xaxis._offset;
+  const lines = plot.layout.shapes.filter((one) => one.xref === 'paper' && one.type === 'line')
+    .map(({ y0 }) => ['a line',
+      { left: start, right: start + xaxis._length, top: y(y0), bottom: y(y0) + 1 }]);
+  const all = [...texts, ...forecasts, ...lines];
+  return texts.flatMap(([name, a], i) => all.slice(i + 1).filter(([other, b]) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > (other === 'a line' ? 0 : 1)
+  ).map(([other]) => [name, other]));
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+@pytest.mark.parametrize("kind", ["one", "run", "several", "study", "mixed"])
+def test_no_label_of_a_chart_lies_on_another(visit, pages, kind, width):
+    page = visit(pages[kind], width)
+    page.wait_for_selector("#chart[data-drawn]")
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("kind", ["several", "run", "study"])
+def test_paper_shows_tables_and_figures_whole(visit, pages, kind):
+    page = visit(pages[kind], 794)
+    page.wait_for_selector("#chart[data-drawn]")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.emulate_media(media="print")
+    cut = "(one) => [one.scrollWidth - one.clientWidth, getComputedStyle(one).backgroundImage]"
+    for one in page.locator(".scroll, figure").all():
+        assert one.evaluate(cut) in ([0, "none"], [1, "none"])
 
 
 def test_a_table_that_scrolls_shows_that_it_does(visit, pages):
@@ -111,9 +153,14 @@ def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
         several.locator("#chart select").first.select_option("tokens")
     tokens = np.array(points_of(several, "base")["x"])
     np.testing.assert_allclose(tokens / tokens[-1], tokens_at(np.array(hours)) / tokens_at(BUDGET), rtol=1e-4)
-    # Curves go to the budget, and along the clock no further than their run.
-    ends = several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))
-    assert max(ends) == pytest.approx(tokens[-1], rel=1e-6)
+    # Curves go to the budget of 16,000 GPU-hours, beyond the run at the pace of its last two evaluations.
+    pace = (tokens[-1] - tokens[-2]) / (hours[-1] - hours[-2])
+    budget = pytest.approx(tokens[-1] + pace * (16_000 - hours[-1]), rel=1e-3)
+    assert max(several.evaluate(LINES.replace("trace.y", "trace.x.at(-1)"))) == budget
+    assert [one["x0"] for one in several.evaluate(SHAPES) if one["yref"] == "paper" and "x0" in one][
+        -1
+    ] == budget
+    assert several.evaluate("document.querySelector('.sc-plot')._fullLayout.xaxis.range[1]") >= tokens[-1]
     assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
     assert "tokens" in several.locator(".sc-plot .xtitle").text_content()
 
@@ -143,7 +190,7 @@ def test_hovering_shows_what_was_measured(several, shown):
 
 def test_every_control_is_reached_and_works_by_keyboard(several):
     reached = []
-    for _ in range(12):
+    for _ in range(15):
         several.keyboard.press("Tab")
         reached.append(several.evaluate("document.activeElement.outerHTML.slice(0, 70)"))
         if "Logarithmic" in reached[-1]:
@@ -151,7 +198,7 @@ def test_every_control_is_reached_and_works_by_keyboard(several):
                 several.keyboard.press("Enter")
     found = " ".join(reached)
     assert found.count("<select") == 2
-    assert found.count('type="checkbox"') == 3
+    assert found.count('type="checkbox"') == found.count("sc-rename") == 3
     for control in ("Logarithmic", "Whole view", 'class="sc-plot', "modebar-btn"):
         assert control in found
     assert several.locator("#chart").get_attribute("data-drawn") == "gpu_hours log"

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from browser_tools import needs_axe, serious
 from growing import Growing
 from serve_client import logs_of_trl
 from serve_process import server
@@ -124,8 +125,9 @@ def test_runs_are_chosen_overlaid_and_compared(browser, served):
         page.go_back()
         until(page, "document.querySelectorAll('.sc-legend li').length === 2")
         assert page.locator("#runs input:checked").count() == 3
-        page.fill("#find", "b-0")
-        assert page.locator("#runs tbody tr:visible").count() == 1
+        for wanted in ("b-0", "kind=b"):
+            page.fill("#find", wanted)
+            assert page.locator("#runs tbody tr:visible").count() == 1
 
 
 def test_every_forecast_says_of_what_it_is(browser, original, tmp_path):
@@ -225,6 +227,13 @@ def test_a_telephone_shows_all_of_it(browser, served, scheme):
         assert (light[0] < light[1]) == (scheme == "light")
 
 
+@needs_axe
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_serious_keeps_anyone_from_reading_a_list(browser, served, width):
+    with opened(browser, served[0], width=width) as page:
+        assert serious(page) == []
+
+
 def test_the_token_leaves_the_address_and_stays_good(browser, original):
     with (
         server(original, "--token") as (_, address),
@@ -278,3 +287,41 @@ def test_a_run_has_a_page_of_its_own_that_is_live(browser, original, tmp_path):
         until(page, f"{points} === 12")
         growing.grow()
         until(page, f"{points} === 13")
+
+
+def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    growing = Growing(folder / "young", 12, 5)
+    with server(folder) as (_, address), opened(browser, address) as page:
+        ids = page.evaluate("fetch('api/runs').then((found) => found.json()).then(({ ids }) => ids.join())")
+        page.goto(f"{address.rstrip('/')}/run/{ids}")
+        page.wait_for_selector("#chart[data-drawn]")
+        page.get_by_label("Rename young").focus()
+        page.keyboard.press("Enter")
+        page.keyboard.type("other")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.ariaLabel") == "Rename young"
+        names = "[...document.querySelectorAll('.curves tbody td:first-child')].map((cell) => cell.innerText)"
+        heads = "document.querySelectorAll('.curves th.sortable').length"
+        sortable = page.evaluate(heads)
+        page.locator(".curves th").first.click()
+        page.locator(".curves th").first.click()
+        page.locator("details.section summary").first.click()
+        before = page.evaluate(names)
+        assert before == sorted(before)
+        assert "other" in before
+        assert page.locator(".cautions", has_text="truncated").count() == 0
+        page.evaluate("document.getElementById('chart').same = true")
+        growing.alarm(100)
+        growing.grow()
+        until(page, "[...document.querySelectorAll('.cautions')].some((one) => /trunc/i.test(one.innerText))")
+        points = "document.querySelector('.sc-plot').data.some((t) => t.meta && t.x.length === 13)"
+        until(page, points)
+        assert page.evaluate(heads) == sortable > 0
+        assert page.evaluate(names) == before
+        assert page.locator("details.section[open]").count() == 1
+        assert page.evaluate("document.getElementById('chart').same")
+        page.goto(address)
+        row(page, "other").locator("a").click()
+        page.wait_for_selector("#chart[data-drawn]")
+        assert page.locator("h1").inner_text() == "other"

@@ -7,6 +7,7 @@ Shapes: N evaluations, M computes of a curve.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class OverlayRun:
     reason: str = ""
     budget: float = math.nan
     """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
+
+    @property
+    def key(self) -> str:
+        """What a browser keeps its name by."""
+        return run_key(self.record) if self.record is not None else _hashed(self.points.source, self.name)
 
     @functools.cached_property
     def part(self) -> Fit | None:
@@ -122,14 +128,24 @@ def groupings(
 
 def recipe_values(runs: Sequence[OverlayRun]) -> dict[str, list[str]]:
     """Return the values of every key in which the recipes of runs differ, one for each run."""
-    recipes = [_recipe(run.record) for run in runs]
+    recipes = [recipe_of(run.record) for run in runs]
     keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
     found = {key: [recipe.get(key, DASH) for recipe in recipes] for key in keys}
     varying = {key: text_R for key, text_R in found.items() if len(set(text_R)) > 1}
     return dict(list(varying.items())[:_MOST_KEYS])
 
 
-def _recipe(record: RunRecord | None) -> dict[str, str]:
+def run_key(record: RunRecord) -> str:
+    """Return what tells a run from others of its name; it hides the path, as a page is read elsewhere."""
+    return _hashed(record.path, record.config.get("name"), record.task)
+
+
+def _hashed(path: str | Path, *names: Any) -> str:
+    text = repr((str(Path(path).absolute()), *names))
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def recipe_of(record: RunRecord | None) -> dict[str, str]:
     """Return the recipe of a run as dotted keys and texts; of a foreign run its trainer's configuration."""
     config = record.config if record is not None else {}
     tree = as_mapping(config.get("recipe")) or as_mapping(config.get("trainer_config"))

@@ -1,8 +1,8 @@
 """Several runs in one chart, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
 
 A run is fitted on one compute axis. On another axis the chart draws its curve along the run's clock: its
-evaluations have both computes, and between two of them it is linear. Beyond the last evaluation the
-conversion is not known, and nothing is drawn.
+evaluations have both computes, and between two of them it is linear. Beyond the last evaluation it goes on at
+the pace of the last two.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def overlay(
         groupings[].groups[].{name, runs, fit}    a group, the names of its runs, and its mean curve: None, or
                               as the `fit` of a run, of which it has A, identified, window and curve
         runs[].name, .reason  as given; the tasks come last
+        runs[].key            what a browser keeps the name that is given to it by
         runs[].task           whether it is a task of the run
         runs[].recipe         the values of the keys in which recipes differ, as texts
         runs[].logged         {step, values: {METRIC: [...]}}: means over blocks of steps
@@ -188,6 +189,7 @@ def _run(
     used_N = np.isin(points.compute_N, () if fit is None else fit.points.compute_N)
     return {
         "name": run.name,
+        "key": run.key,
         "reason": run.reason,
         "evaluations": len(points),
         "compute": {axis: short_numbers(clock_N[chosen]) for axis, clock_N in clocks.items()},

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { node, rate } = scalerlMarks;
+  const { node, rate, names, matches } = scalerlMarks;
   const MOST = 40;  // as the server has it
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#runs tbody");
@@ -50,7 +50,7 @@
     made.run = run;
     made.box.disabled = !run.evaluations;
     const shown = run.path === run.name ? "" : run.path;
-    const name = node("span", { class: "name" }, run.name, node("small", {}, shown));
+    const name = node("span", { class: "name" }, names.of(run.name, run.key), node("small", {}, shown));
     const head = node("th", { scope: "row" }, node("label", {}, made.box, name),
       ...(run.evaluations ? [node("a", { href: `run/${run.id}`, "aria-label": `Page of ${run.name}` }, "page")] : []), ...notes(run, made));
     made.line.replaceChildren(head, ...cells(run));
@@ -150,10 +150,7 @@
   }
 
   function filter() {
-    const wanted = at("find").value.toLowerCase();
-    for (const { run, line: shown } of rows.values()) {
-      shown.hidden = !`${run.name} ${run.path}`.toLowerCase().includes(wanted);
-    }
+    for (const { run, line: shown } of rows.values()) shown.hidden = !matches(run, at("find").value.trim());
   }
 
   async function refresh() {
@@ -294,6 +291,7 @@
   }
 
   at("find").addEventListener("input", filter);
+  document.addEventListener("renamed", () => { for (const { run } of rows.values()) line(run); });
   at("order").addEventListener("change", () => { backwards = false; order(); });
   for (const head of document.querySelectorAll("#runs thead button")) {
     head.addEventListener("click", () => {

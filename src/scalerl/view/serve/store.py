@@ -337,6 +337,7 @@ class RunStore:
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
         from scalerl.view.facts.facts import imported, notes
+        from scalerl.view.runs.groups import recipe_of, run_key
 
         now = time.time()
         found = standing.to_json(now)
@@ -351,6 +352,7 @@ class RunStore:
             "as_of": now,
         }
         if standing.record is not None:
+            row |= {"key": run_key(standing.record), "recipe": recipe_of(standing.record)}
             said = map(self._plain, notes(standing.record))
             row["notes"] = list(filter(None, [*said, standing.beyond]))
             if imported(standing.record):  # such a log does not say whether its run has ended

@@ -20,7 +20,7 @@ function scalerlBelow(element, controls) {
   /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last rate. */
   function computes(run, { axis, unit }) {
     if (run.step.filter((step) => step !== null).length < 2 || !run.compute[axis]) return null;
-    const at = clock(run.step, run.compute[axis], true);
+    const at = clock(run.step, run.compute[axis]);
     return run.logged.step.map((step) => Math.max(at(step), 0) / unit.size);
   }
 

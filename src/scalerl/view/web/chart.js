@@ -294,6 +294,8 @@ var scalerlChart = (() => {
     }
 
     const CLEAR = { bgcolor: "rgba(0,0,0,0)" };
+    /* At the left end of a line, above or below it. */
+    const beside = (below) => ({ xref: "paper", x: 0, xanchor: "left", yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2 });
     const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
     const changeOf = ({ runs, fit }) => (known(fit.change) ? along(runs)(fit.change) : null);
 
@@ -301,21 +303,26 @@ var scalerlChart = (() => {
       const only = alone();
       if (!only || !only.fit) return [];
       const { A, identified, misfit } = only.fit;
-      const ceiling = knownCeiling(only);
       const found = [];
-      // At the left, where the curve is far below it, beside the text of a target, and off its own line.
-      const below = known(ceiling) && ceiling > A?.[0];
-      if (A) found.push({ ...look, ...CLEAR, xref: "paper", x: data.target === null ? 0 : 0.1, xanchor: "left", y: A[0],
-        yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2, font: { color: palette.ceiling, size: 12 },
-        text: `ceiling A ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}` });
+      // At the left, where the curve is far below it, and off the lines and texts of a target or a known ceiling.
+      const [nearest] = [data.target, knownCeiling(only)].filter(known).sort((a, b) => Math.abs(a - A?.[0]) - Math.abs(b - A?.[0]));
+      const below = nearest > A?.[0];
+      if (A) found.push({ ...look, ...CLEAR, ...beside(below), y: A[0], font: { color: palette.ceiling, size: 12 },
+        text: "ceiling A" + (plot.clientWidth < 560 ? "" : ` ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}`) });
       const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
         x: state.log ? Math.log10(at / unit().size) : at / unit().size, text: plain(misfit), font: { color: palette.later, size: 12 } });
       return found;
     }
 
+    /* Compute on the axis of the fits as it is shown, along the mean clock of all runs. */
+    function ofAll(compute) {
+      const at = along(data.runs.filter(has))(compute);
+      return known(at) ? at / unit().size : null;
+    }
+
     function budgetAt() {
-      return data.budget !== null && state.axis === data.axis ? data.budget / unit().size : null;
+      return data.budget === null ? null : ofAll(data.budget);
     }
 
     function annotations(palette) {
@@ -326,7 +333,7 @@ var scalerlChart = (() => {
         found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
-        found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", ...CLEAR });
+        found.push({ ...look, ...CLEAR, ...beside(alone()?.fit?.A?.[0] >= data.target), y: data.target, text: `target ${rate(data.target)}` });
       }
       return [...found, ...ceilingNotes(palette, look)];
     }
@@ -412,7 +419,7 @@ var scalerlChart = (() => {
 
     /* The chart always extends to the budget, or to twice the compute so far. */
     function included() {
-      return state.axis === data.axis && data.end > 0 ? { include: [data.end / unit().size] } : {};
+      return data.end > 0 ? { include: [ofAll(data.end)].filter(known) } : {};
     }
 
     const config = { displaylogo: false, responsive: true, showTips: false, doubleClick: "reset", plotlyServerURL: "",
@@ -442,7 +449,7 @@ var scalerlChart = (() => {
       const found = [];
       if (state.axis !== data.axis) {
         const of = data.axes.find((axis) => axis.key === data.axis);
-        found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, as far as that is known.`);
+        found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, beyond its last evaluation at its last pace.`);
         const without = data.runs.filter((run) => !has(run)).length;
         if (without) found.push(`Not drawn, as this axis was not logged: ${without} of ${data.runs.length} runs.`);
       }
@@ -478,6 +485,8 @@ var scalerlChart = (() => {
 
     function regroup() {
       entries = grouped();
+      for (const { name, key } of data.runs) names.know(name, key);
+      for (const { name, runs: [first] } of entries) names.know(name, `${first.key} ${name}`);
       const found = JSON.stringify(entries.map((entry) => [entry.name, entry.runs.length, entry.reason]));
       if (found !== state.names) fillLegend();
       state.names = found;
@@ -531,7 +540,7 @@ var scalerlChart = (() => {
     }
 
     function renaming(entry, name) {
-      const button = node("button", { type: "button", class: "sc-rename", title: "Rename", tabindex: "-1", "aria-label": `Rename ${entry.name}` }, "✎");
+      const button = node("button", { type: "button", class: "sc-rename", title: "Rename", "aria-label": `Rename ${entry.name}` }, "✎");
       button.addEventListener("click", () => {
         const box = node("input", { value: names.of(entry.name), "aria-label": `Name of ${entry.name}` });
         const done = (keep) => {
@@ -541,10 +550,13 @@ var scalerlChart = (() => {
         };
         name.replaceChildren(box);
         box.addEventListener("keydown", (event) => {
-          if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); done(event.key === "Enter"); }
+          if (event.key !== "Enter" && event.key !== "Escape") return;
+          event.preventDefault();
+          done(event.key === "Enter");
+          button.focus();
         });
         box.addEventListener("blur", () => { if (box.isConnected) done(true); });
-        box.focus();
+        box.select();
       });
       return button;
     }

@@ -52,16 +52,17 @@ var scalerlMarks = (() => {
     });
   }
 
-  /* From the values of `from` to those of `to`, linear between two of them, from 0 on; null beyond the last, or
-     with `goesOn` as between the last two. */
-  function clock(from, to, goesOn = false) {
+  /* From the values of `from` to those of `to`, linear between two of them, from 0 on; beyond the last at the last
+     pace. Null where nothing is known. */
+  function clock(from, to) {
     const known = [[0, 0], ...from.map((value, i) => [value, to[i]])]
       .filter(([one, other]) => one !== null && other !== null).sort((a, b) => a[0] - b[0]);
+    const last = known.at(-1);
+    const before = known.findLast(([one]) => one < last[0]);
     return (value) => {
-      const beyond = value > known.at(-1)[0] * (1 + 1e-9);
-      if (known.length < 2 || (beyond && !goesOn)) return null;
+      if (!before) return null;
       const place = known.findIndex(([one], i) => i && one >= value);
-      const [[a, b], [c, d]] = known.slice(place < 0 ? -2 : place - 1).slice(0, 2);
+      const [[a, b], [c, d]] = place < 0 ? [before, last] : known.slice(place - 1, place + 1);
       return c > a ? b + ((value - a) / (c - a)) * (d - b) : d;
     };
   }
@@ -88,35 +89,39 @@ var scalerlMarks = (() => {
     return { colour: COLOURS[place % COLOURS.length], symbol: SYMBOLS[symbol], glyph: GLYPHS[symbol], dash, dashes };
   }
 
-  /* Names that were given to runs and recipes in this browser, kept for its next visit. */
+  /* Names that were given to runs and recipes in this browser, kept for its next visit by the keys of runs. */
   const names = (() => {
     let kept = {};
     try { kept = JSON.parse(localStorage.getItem("scalerl names") || "{}"); } catch { /* no storage for this page */ }
+    const keys = new Map();  // by the names that this page shows
+    const keyOf = (name) => keys.get(name) ?? name;
     return {
-      of: (name) => (Object.hasOwn(kept, name) ? kept[name] : name),
+      know: (name, key) => { if (!keys.has(name)) keys.set(name, key); },
+      of: (name, key = keyOf(name)) => (Object.hasOwn(kept, key) ? kept[key] : name),
       set(name, shown) {
         const before = names.of(name);
-        if (shown.trim() && shown !== name) kept[name] = shown.trim();
-        else delete kept[name];
+        if (shown.trim() && shown !== name) kept[keyOf(name)] = shown.trim();
+        else delete kept[keyOf(name)];
         try { localStorage.setItem("scalerl names", JSON.stringify(kept)); } catch { /* for this visit, then */ }
         show(before, names.of(name));
+        document.dispatchEvent(new Event("renamed"));
       },
-      all: () => Object.entries(kept).forEach(([name, shown]) => show(name, shown)),
+      all: () => keys.forEach((_, name) => show(name, names.of(name))),
     };
   })();
 
   /* In tables and answers, where a name stands alone. */
   function show(before, after) {
-    for (const one of document.querySelectorAll("td:first-child, td:first-child a, .said b, .pick .name")) {
+    for (const one of document.querySelectorAll("h1, td:first-child, td:first-child a, .said b, .pick .name")) {
       const first = one.firstChild;
       if (first && first.nodeType === Node.TEXT_NODE && first.textContent.trim() === before) first.textContent = after;
     }
   }
 
-  /* Whether a run has every word of a filter: in its name or recipe, or as KEY=VALUE of the recipe. */
+  /* Whether a run has every word of a filter: in its name, path or recipe, or as KEY=VALUE of the recipe. */
   function matches(run, filter) {
-    const recipe = Object.entries(run.recipe).map(([key, value]) => `${key}=${value}`.toLowerCase());
-    const name = `${run.name} ${names.of(run.name)}`.toLowerCase();
+    const recipe = Object.entries(run.recipe || {}).map(([key, value]) => `${key}=${value}`.toLowerCase());
+    const name = `${run.name} ${names.of(run.name, run.key)} ${run.path || ""}`.toLowerCase();
     return filter.toLowerCase().split(/\s+/).every((word) => name.includes(word) || recipe.some((one) =>
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }

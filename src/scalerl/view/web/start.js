@@ -1,4 +1,6 @@
-/* Draws the chart of a page and its small multiples, and makes its tables sortable. Needs all other scripts. */
+/* Draws the chart of a page and its small multiples, and makes its tables sortable. Needs all other scripts.
+
+   scalerlPage();   prepares what stands around the chart, also after it was replaced (live.js) */
 "use strict";
 
 /* The health of a run over its steps (scalerl/view/runs/panels.py says what a panel holds), drawn when the section
@@ -55,23 +57,21 @@ function scalerlPanels() {
     draw();
   }
 
-  for (const place of document.querySelectorAll(".sc-panels")) {
-    const fold = place.closest("details");
-    if (!fold || fold.open) unfold(place);
-    else fold.addEventListener("toggle", () => unfold(place), { once: true });
-  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
   window.addEventListener("beforeprint", () => draw(true));
   window.addEventListener("afterprint", () => draw());
+  return () => {
+    drawn.length = 0;
+    for (const place of document.querySelectorAll(".sc-panels")) {
+      const fold = place.closest("details");
+      if (!fold || fold.open) unfold(place);
+      else fold.addEventListener("toggle", () => unfold(place), { once: true });
+    }
+  };
 }
 
-(() => {
-  const data = document.getElementById("runs");
-  const place = document.getElementById("chart");
-  if (data && data.type === "application/json") {
-    scalerlChart.ofPage = scalerlChart(place, JSON.parse(data.textContent), { label: document.title });
-    scalerlPanels();
-  } else if (!place) scalerlPanels();
+const scalerlPage = (() => {
+  const panels = scalerlPanels();
 
   /* The number that a cell begins with, else its text; what is missing comes last. */
   function valueOf(row, place) {
@@ -91,11 +91,25 @@ function scalerlPanels() {
     table.tBodies[0].append(...rows.map(([row]) => row));
   }
 
-  for (const head of document.querySelectorAll(".sheet thead th")) {
-    if (head.closest("table").tBodies[0].rows.length < 3) continue;
+  function sortable(head) {
+    if (head.closest("table").tBodies[0].rows.length < 3) return;
     head.tabIndex = 0;
     head.classList.add("sortable");
     head.addEventListener("click", () => sort(head));
     head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(head); });
   }
+
+  return () => {
+    panels();
+    document.querySelectorAll(".sheet thead th").forEach(sortable);
+    scalerlMarks.names.all();
+  };
+})();
+
+(() => {
+  const data = document.getElementById("runs");
+  if (data && data.type === "application/json") {
+    scalerlChart.ofPage = scalerlChart(document.getElementById("chart"), JSON.parse(data.textContent), { label: document.title });
+  }
+  scalerlPage();
 })();
