@@ -166,8 +166,10 @@ def test_a_page_of_half_a_run_says_what_fit_says_of_it(runs, tmp_path, capsys):
         fitted = json.loads(capsys.readouterr().out)
         assert shown["fit"]["intervals"] == fitted["intervals"]
         assert shown["fit"]["forecast"] == fitted["forecast"]
+        # One meaning of "so far", and a count of the fitted.
         (drawn,) = data_of(page.read_text())["runs"]
         assert 0 < sum(drawn["used"]) < len(drawn["used"])
+        assert f"{fitted['points']} of {len(drawn['used'])}<" in page.read_text()
         assert "are not fitted." in page.read_text()
 
 
@@ -361,6 +363,34 @@ def test_groups_name_the_seeds_of_a_recipe(runs, tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["recipes"][0] == {"name": "tables", "runs": ["tab", "again"]}
     assert answer["comparison"]["runs"]["tables"] == 2
+
+
+def test_seeds_of_one_recipe_are_answered_as_one(runs, tmp_path, capsys):
+    table = write_table(tmp_path / "again.csv", 30, 0.59)
+    words = ["--group", f"A={runs / 'tab.csv'},{table}"]
+    page = tmp_path / "p.html"
+    assert main(["report", *words, "-o", str(page), "--markdown", str(tmp_path / "p.md")]) == 0
+    assert "A: At " in (text := (tmp_path / "p.md").read_text())
+    assert " over 2 seeds." in text
+    assert "is forecast highest" not in text
+    more = ["--target", "0.7", "--budget", "16000", "-o", str(page), "--markdown", str(tmp_path / "p.md")]
+    assert main(["report", *words, *more]) == 0
+    assert "No: A." in (text := (tmp_path / "p.md").read_text())
+    assert " over 2 seeds; chance of 0.700: under 1 %." in text
+    assert "**tab**" not in text
+
+
+def test_a_target_is_asked_at_the_budget_of_the_run(runs, tmp_path, capsys):
+    words = [str(runs / "b"), "--target", "0.5", "-o", str(tmp_path / "p.html"), "--json"]
+    config = runs / "b" / "config.json"
+    before = config.read_text()
+    try:
+        config.write_text(json.dumps(json.loads(before) | {"budget": {"kind": "gpu_hours", "amount": 12000}}))
+        assert main(["report", *words, "--x", "gpu_hours"]) == 0
+    finally:
+        config.write_text(before)
+    (shown,) = json.loads(capsys.readouterr().out)["runs"]
+    assert shown["fit"]["target"]["budget"] == 12000
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_target_is_answered_with_the_probability_and_the_forecast(shown):
 
 
 def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
-    view = RunsView(tuple(replace(shown, name=f"run {n}") for n in range(8)), 0.95, 6000.0, 0.5)
+    view = RunsView(tuple(replace(shown, name=f"run {n}", record=None) for n in range(8)), 0.95, 6000.0, 0.5)
     ((_, items, _),) = answers_of(view)
     assert [name for name, _ in items] == [*(f"run {n}" for n in range(6)), "And more."]
     assert items[-1][1] == "2 further runs: the tables have them."

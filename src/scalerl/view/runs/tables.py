@@ -82,15 +82,17 @@ def curves_table(view: RunsView) -> Table:
 
 
 def _curve_row(view: RunsView, run: OverlayRun) -> Row:
-    fit, rates_N = run.fit, run.points.pass_rate_N
-    last = float(rates_N[run.points.compute_N.argmax()]) if len(rates_N) else math.nan
+    fit, fitted = run.fit, run.points if run.fit is None else run.fit.points
+    last = float(fitted.pass_rate_N[fitted.compute_N.argmax()]) if len(fitted) else math.nan
     found: dict[str, Estimate] = {}
     if fit is not None:
         names = ("B", "C_mid") if fit.misfit else ("A", "B", "C_mid")
         found = {n: Estimate(getattr(fit.median, n), getattr(fit.intervals, n)) for n in names}
     cells: list[Cell | str] = [
         run.name,
-        f"{len(run.points):,}",
+        f"{len(run.points):,}"
+        if len(fitted) == len(run.points)
+        else f"{len(fitted):,} of {len(run.points):,}",
         rate(last),
         rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
         amount_cell(found.get("B")),
