@@ -22,12 +22,12 @@ from scalerl.view.numbers import (
     Unit,
     as_float,
     as_mapping,
+    chance_text,
     p_value,
     pair,
     percent,
     plain,
     plus_minus,
-    probability,
     rate,
     rate_interval,
     unit_for,
@@ -114,9 +114,9 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
 
 def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     chance = fit.chance(target, budget)
-    beside = f"probability {probability(chance.probability)}"
+    beside = f"probability {chance_text(chance.probability)}"
     if chance.verdict_rerun != chance.verdict:
-        beside += f"; another seed: {chance.verdict_rerun}, {probability(chance.probability_rerun)}"
+        beside += f"; another seed: {chance.verdict_rerun}, {chance_text(chance.probability_rerun)}"
     return Cell(chance.verdict, beside)
 
 
@@ -150,16 +150,12 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         first, last = ends.pop()
         sought = f"between {view.unit.show(first)} and {view.unit.show(last)}"
     return (
-        f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
-        f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
-        f"Each interval holds with {percent(found.level)} by itself and includes seed variance, except the "
-        "rows 'these runs'. p is corrected (Holm) over three questions about every recipe, "
-        f"{3 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
-        "stand beside 'not significant'. How many seeds of each would detect the observed difference "
-        f"is at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
-        "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
-        "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these "
-        "differ from the table above."
+        f"Difference: the recipe less {found.base}; ratio: its compute over that of {found.base} (×2: twice "
+        f"the compute); own gain: from R_0 to its A. Intervals, {percent(found.level)} each, include seed "
+        "variance, except 'these runs'. p is corrected (Holm) over three questions about every recipe, "
+        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would tell the "
+        "difference observed, at power .8. The compute seen is the largest that all runs of both sides "
+        f"reached; the rest is extrapolated. Curves cross: the probability that the lead changes {sought}."
     )
 
 
@@ -180,7 +176,7 @@ def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -
     claims = pair.claims.values()
     is_open = any(claim.verdict == "inconclusive" for claim in claims)
     mark = "moved" if any(map(is_made, claims)) else "open" if is_open else ""
-    return row(*cells, percent(crossing.probability if crossing else math.nan), mark=mark)
+    return row(*cells, chance_text(crossing.probability if crossing else math.nan), mark=mark)
 
 
 def forecasts_table(view: RunsView) -> Table:
