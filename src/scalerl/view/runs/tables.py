@@ -153,8 +153,8 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         f"Difference: the recipe less {found.base}; ratio: its compute over that of {found.base} (×2: twice "
         f"the compute); own gain: from R_0 to its A. Intervals, {percent(found.level)} each, include seed "
         "variance, except 'these runs'. p is corrected (Holm) over three questions about every recipe, "
-        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would tell the "
-        "difference observed, at power .8. The compute seen is the largest that all runs of both sides "
+        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would detect "
+        "the difference observed, at power .8. The compute seen is the largest that all runs of both sides "
         f"reached; the rest is extrapolated. Curves cross: the probability that the lead changes {sought}."
     )
 
