@@ -108,6 +108,9 @@ def test_the_statuses_are_those_of_the_errors():
     [
         (["ftt", "log.csv"], "'ftt', did you mean 'fit'?"),
         (["compair"], "did you mean 'compare'?"),
+        (["forecast", "log.csv"], "'forecast', did you mean 'fit'?"),
+        (["fit", "x", "--goal", ".5"], "did you mean '--target R'?"),
+        (["compare", "a", "b", "--names", "a,b"], "did you mean '--group NAME=RUN,RUN'?"),
         (["xyz"], "choose from fit, compare, "),
         (
             ["fit", "x", "--crosscheck"],

@@ -304,3 +304,10 @@ def test_a_pattern_names_a_column(tmp_path):
 def test_a_table_without_an_evaluation_is_no_disorder(tmp_path):
     points = read_table(write(tmp_path, "gpu_hours,step,pass_rate\n0,0,\n1,5,\n"))
     assert len(points) == 0
+
+
+@pytest.mark.parametrize("word", ["step", "steps", "time"])
+def test_another_word_for_compute_has_the_column_of_compute_as_a_hint(tmp_path, word):
+    path = write(tmp_path, "gpu_hours,pass_rate\n1,.5\n")
+    with pytest.raises(InputError, match=f"no column '{word}'; did you mean 'gpu_hours'\\?"):
+        read_table(path, x=word)

@@ -62,7 +62,7 @@ def test_a_budget_that_is_too_small_is_named_with_what_would_tell(studies, tmp_p
     assert [text.partition(":")[0] for text in said] == ["base", "x"]
     for text in said:
         assert ", less than 3; the ceiling is identified in " in text
-        needed = float(text.partition("about ")[2].split()[0])
+        needed = float(text.partition("about ")[2].split()[0].replace(",", ""))
         assert 3000 < needed < 24_000
 
 

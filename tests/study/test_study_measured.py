@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.study.page.tables import study_tables
+from scalerl.study.page.page import study_document
+from scalerl.study.page.tables import study_tables, verdict_table
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.differences import moderated, polygamma, standard_error, t_quantile, t_tail
 from scalerl.study.verdict.verdict import judge_study
@@ -93,8 +94,16 @@ def test_arms_behind_by_a_small_sure_amount_are_no_noise_and_twins_never_acted(s
     assert behind.difference.median == pytest.approx(-0.024)
     assert behind.claim.verdict == "lower as measured"
     assert behind.difference.interval[1] < 0
-    assert verdict.kind("behind") not in ("noise", "inconclusive")
+    assert verdict.kind("behind") == "lower as measured"
     assert verdict.measured["level"].claim.verdict == "not significant"
     assert verdict.kind("twin") == "never acted"
+    # A difference of nothing is no result: blank cells, and one line in the list.
+    page = study_document(verdict, path, ())
+    assert page.sentence.startswith("Lower at 10,000 FLOP, as measured: behind by 0.024 [0.02")
+    said = {name: text for _, items, _ in page.answers for name, text in items}
+    assert set(said) == set(names) - {"base"}
+    assert said["twin"].startswith("the runs of the base")
+    (twin,) = [row for row in verdict_table(verdict).rows if row.cells[0].text == "twin"]
+    assert [cell.whole for cell in twin.cells[1:5]] == ["never acted", *["–"] * 3]
     (arm,) = [one for one in verdict.to_json()["arms"] if one["arm"] == "behind"]
     assert arm["measured"]["difference"] == pytest.approx(-0.024)

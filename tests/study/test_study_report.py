@@ -1,6 +1,7 @@
 """The report of a study: what its tables, figures and files say is what its verdict says."""
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hostile_study import ARMS, build, check_latex
 from scalerl.curve import LOG_LOGISTIC, Curve, Points
 from scalerl.study.page.figures import forest_figure, study_chart, study_figures
 from scalerl.study.page.page import print_study, study_document, write_study_report
+from scalerl.study.page.tables import verdict_table
 from scalerl.study.verdict.answers import answers
 from scalerl.view.runs.figures import linearised
 from scalerl.view.style import short_names
@@ -69,7 +71,7 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(verdict, tmp_path):
     (link,) = [link for link in checker.links if not link.startswith("#")]
     assert (tmp_path / unquote(link)).read_text() == "a page"
     order = [
-        "Differs at the compute seen",
+        "Lower at the compute seen",
         "Pass rate against compute",
         "Verdicts",
         "Differences to the base",
@@ -113,7 +115,7 @@ def test_a_study_before_its_first_evaluation_has_a_page(tmp_path):
     (tmp_path / "runs" / "0" / "seed0").mkdir(parents=True)
     found = build(tmp_path, {"base": None, "other": None})
     assert study_figures(found) == []
-    assert [one.kind for one in answers(found)] == ["base", "not compared"]
+    assert [one.kind for one in answers(found)] == ["the base", "not compared"]
     document = study_document(found, tmp_path, [])
     checked(document.html())
     check_latex(document.latex())
@@ -168,10 +170,29 @@ def test_the_terminal_shows_verdicts_and_no_control(verdict):
     odd = replace(verdict, cautions=("red \x1b[31m text\nnext",))
     print_study(odd, stream)
     text = stream.getvalue()
-    assert "differs at the compute seen" in text
+    assert "lower at the compute seen" in text
     assert "caution: red  [31m text next" in text
     assert "\x1b" not in text
-    assert max(map(len, text.partition("\nbase: ")[0].splitlines())) < 180
+    assert max(map(len, text.partition("\nbase: ")[0].splitlines())) < 210
+
+
+def test_a_narrow_terminal_loses_no_digit(verdict):
+    """80 columns are too few for the table: then every arm has a block of lines."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        print_study(verdict, stream)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    table = verdict_table(verdict)
+    lines = [
+        f"  {name}  {cell.whole}"
+        for one in table.rows
+        for name, cell in zip(table.headers[1:], one.cells[1:], strict=True)
+    ]
+    assert [line for line in lines if " ".join(line.split()) not in " ".join(text.split())] == []
+    assert all(f"\n{one.cells[0].text}\n" in text for one in table.rows)
+    assert "…" not in text
 
 
 def test_what_a_report_needs_loads_neither_torch_nor_pydantic():

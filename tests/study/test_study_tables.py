@@ -61,7 +61,13 @@ def test_a_cell_shows_its_number_in_the_unit_of_its_heading(verdict):
 def test_what_moves_what_is_told_apart_from_noise(verdict):
     base, seen, efficiency, noise, failed = answers(verdict)
     kinds = [one.kind for one in (base, seen, efficiency, noise, failed)]
-    assert kinds == ["base", "seen", "efficiency", "noise", "not compared"]
+    assert kinds == [
+        "the base",
+        "lower at the compute seen",
+        "reaches it sooner",
+        "not significant",
+        "not compared",
+    ]
     for one in (seen, efficiency, noise):  # three questions, each with its number
         measured, ceiling, own = (
             one.text.split("; ceiling A ")[0],
@@ -117,15 +123,15 @@ def test_forecasts_stand_beside_what_was_measured(verdict):
     assert "not measured" in {row["outcome"].text for row in rows}  # of the run that was cut short
     scores = by_header(scores_table(verdict.scores))
     for row, score in zip(scores, verdict.scores, strict=True):
-        assert float(row["rms error"].text) == pytest.approx(score.rms, abs=5e-5)
+        assert float(row["rms error"].text) == pytest.approx(score.rms, abs=5e-4)
         rival = score.rivals_rms.get("power law")
-        assert row["rms: power law"].text == ("–" if rival is None else f"{rival:.4f}".removeprefix("0"))
+        assert row["rms: power law"].text == rate(rival)
 
 
 def test_decisions_say_what_was_saved(verdict):
     stopped, chosen = decisions_table(verdict).rows
     assert "at 6,000 GPU-hours: probability that its ceiling is below" in stopped.cells[2].text
-    assert stopped.cells[2].text.endswith("0.970")
+    assert stopped.cells[2].text.endswith("97 %")
     assert stopped.cells[3].text == "9,000"
     assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: 0.410, 2e-4: 0.450)"
     unsaved = {"decision": "stopped", "arm": "dapo", "budget": 6000.0}

@@ -16,8 +16,9 @@ from scalerl.study.page.page import study_document
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.arm_fits import below_best, summarise
+from scalerl.study.verdict.differences import MeasuredDifference
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
-from scalerl.study.verdict.verdict import WORDS, judge_study, kind_of
+from scalerl.study.verdict.verdict import judge_study, kind_of
 from scalerl.view.facts.frozen import FrozenForecast, Outcome
 
 
@@ -49,8 +50,8 @@ def test_what_moved_is_told_from_what_did_not(verdict):
     assert pairs["sooner"].differences["C_mid"].median == pytest.approx(0.64, abs=0.06)
     assert {pair.common_seeds for pair in pairs.values()} == {4}
     assert verdict.not_compared == {}
-    assert WORDS[kind_of(pairs["higher"])] == "differs at the compute seen"
-    assert WORDS[kind_of(pairs["sooner"])] == "moves the efficiency"
+    assert kind_of(pairs["higher"]) == "higher at the compute seen"
+    assert kind_of(pairs["sooner"]) == "reaches it sooner"
 
 
 def test_the_plan_says_what_is_compared(study, verdict):
@@ -280,18 +281,23 @@ PEAKED = replace(OPEN, verdict="inconclusive", why="peaked")
 @pytest.mark.parametrize(
     ("seen", "ceiling", "efficiency", "words"),
     [
-        (OPEN, HIGHER, OPEN, "moves the ceiling"),
-        (AHEAD, OPEN, SOONER, "moves the efficiency"),
-        (AHEAD, HIGHER, SOONER, "moves the ceiling and the efficiency"),
+        (OPEN, HIGHER, OPEN, "higher ceiling"),
+        (AHEAD, OPEN, SOONER, "reaches it sooner"),
+        (AHEAD, HIGHER, SOONER, "higher ceiling"),
         (OPEN, OPEN, FAR, "not significant"),
-        (OPEN, VAGUE, SOONER, "moves the efficiency"),
-        (AHEAD, VAGUE, OPEN, "differs at the compute seen"),
+        (OPEN, VAGUE, SOONER, "reaches it sooner"),
+        (AHEAD, VAGUE, OPEN, "higher at the compute seen"),
         (OPEN, VAGUE, OPEN, "inconclusive"),
         (PEAKED, PEAKED, PEAKED, "inconclusive"),
     ],
 )
 def test_words(seen, ceiling, efficiency, words):
-    assert WORDS[kind_of(Pair("x", "base", {}, 1.0, seen, ceiling, efficiency, 1.0, {}, None))] == words
+    pair = Pair("x", "base", {}, 1.0, seen, ceiling, efficiency, 1.0, {}, None)
+    assert kind_of(pair) == words
+    # What was measured leads, and says which way.
+    lower = MeasuredDifference(4, None, replace(OPEN, verdict="lower as measured"))  # type: ignore[arg-type]
+    assert kind_of(pair, lower) == "lower as measured"
+    assert kind_of(pair, replace(lower, claim=OPEN)) == words
 
 
 def test_a_ceiling_above_what_is_known_to_be_possible_is_claimed_of_nobody(studies, tmp_path):

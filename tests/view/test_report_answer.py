@@ -12,7 +12,7 @@ from scalerl.view.numbers import percent, rate, rate_interval
 from scalerl.view.runs.answer import answers_of, more_text, plain_pair, sentence_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun
-from scalerl.view.table import difference_cell
+from scalerl.view.table import Estimate, amount_cell, difference_cell
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_target_is_answered_with_the_probability_and_the_forecast(shown):
 
 
 def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
-    view = RunsView(tuple(replace(shown, name=f"run {n}") for n in range(8)), 0.95, 6000.0, 0.5)
+    view = RunsView(tuple(replace(shown, name=f"run {n}", record=None) for n in range(8)), 0.95, 6000.0, 0.5)
     ((_, items, _),) = answers_of(view)
     assert [name for name, _ in items] == [*(f"run {n}" for n in range(6)), "And more."]
     assert items[-1][1] == "2 further runs: the tables have them."
@@ -86,7 +86,12 @@ def test_a_ratio_without_end_is_said_in_words():
 
     assert text(math.inf) == "never reaches it"
     assert text(0.0) == "the other never reaches it"
-    assert text(2.0) == "×2 [0, ∞]"
+    assert text(2.0) == "either may never reach it"
+    computes = {
+        (math.inf, math.inf): "never reaches it",
+        (694.0, math.inf): "reached by under half [694, never]",
+    }
+    assert {ends: amount_cell(Estimate(math.inf, ends)).whole for ends in computes} == computes
 
 
 def test_a_pair_is_answered_in_one_sentence_without_statistics():

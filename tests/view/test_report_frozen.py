@@ -36,7 +36,7 @@ def test_inside_or_outside(prediction, word):
 
 def test_the_sentence():
     assert sentence(HALF, judge(RUN, HALF)) == (
-        "Forecast at half of the compute: 0.800 [0.770, 0.830]; measured 0.805: inside. Width 0.060."
+        "Forecast at half of the compute: 0.800 [0.770, 0.830]; measured 0.805: inside."
     )
     early = dataclasses.replace(HALF, compute=240.0, prediction=(0.4, 0.7))
     assert sentence(early, judge(RUN, early)).startswith(
@@ -116,14 +116,14 @@ def test_the_interval_of_a_rerun_is_read_where_it_was_stored():
     fit = {"forecast": [{"compute": 1000.0, "rerun": [0.74, 0.86]}]}
     forecast = FrozenForecast.from_row({**row, "fit_json": fit})
     assert forecast.rerun == (0.74, 0.86)
-    assert sentence(forecast, judge(RUN, forecast)).endswith("Width 0.060. Another seed: [0.740, 0.860].")
+    assert sentence(forecast, judge(RUN, forecast)).endswith(" inside.")
     for older in (None, {}, {"forecast": []}, {"forecast": [{"rerun": None}]}, {"forecast": 3}):
         forecast = FrozenForecast.from_row({**row, "fit_json": older})
         assert math.isnan(sum(forecast.rerun))
-        assert sentence(forecast, judge(RUN, forecast)).endswith("Width 0.060.")
+        assert sentence(forecast, judge(RUN, forecast)).endswith(" inside.")
 
 
 def test_a_forecast_made_where_no_curve_fitted_says_so():
     doubtful = dataclasses.replace(HALF, fit={"lack_of_fit": "jump", "intervals": {"A": None}})
     text = sentence(doubtful, judge(RUN, doubtful))
-    assert text.endswith("Width 0.060. No saturating curve described the run then: the pass rate jumps.")
+    assert text.endswith("inside. No saturating curve described the run then: the pass rate jumps.")

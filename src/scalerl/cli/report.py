@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(report, "--figure FILE", "write only the main figure of a run folder: .svg, .png, .pdf", type=Path)
     several = report.add_argument_group("several runs")
     option(several, "--budget", "forecast every run at this compute", type=amount(True))
-    option(several, "--target", "pass rate to reach at --budget")
+    option(several, "--target", "pass rate to reach at --budget (the budget of the runs)")
     option(several, "--base", "recipe to compare the others with (the first)")
     option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
     option(several, "--markdown FILE", "also write the tables in Markdown", type=Path)
@@ -104,8 +105,6 @@ def _several(args: argparse.Namespace) -> None:
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document
 
-    if args.target is not None and args.budget is None:
-        raise InputError("--target needs --budget, the compute at which to reach it")
     view, paths, unread = _view(args)
     document = runs_document(view)
     written = [write_text(args.output or Path("runs.html"), document.html())]
@@ -150,6 +149,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
+    from scalerl.view.facts.standing import own_budget
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.groups import OverlayRun
 
@@ -160,6 +160,11 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     found = _on_one_axis(read, args)
     check_one_axis(found)
     settle_amounts(args, found)
+    if args.target is not None and args.budget is None:
+        own = {own_budget(data.record, data.points.axis) for data in found}
+        args.budget = own.pop() if len(own) == 1 else math.nan
+        if math.isnan(args.budget):
+            raise InputError("--target needs --budget, the compute at which to reach it")
     paths = [data.path for data in found]
     names = distinct([run_name(data.record, data.path) for data in found], paths)
     options = {**fit_options(args), "max_compute": end_of(args), "level": args.level}

@@ -158,14 +158,8 @@ def percent(value: Any) -> str:
     return f"{number:.0f} %" if number == 0 or number >= 9.95 else f"{number:.1f} %"
 
 
-def probability(value: Any) -> str:
-    """A probability, `> 0.99` or `< 0.01` at its ends, as draws of a posterior tell no more."""
-    number = as_float(value)
-    return "> 0.99" if number > 0.99 else "< 0.01" if number < 0.01 else rate(number)
-
-
 def chance_text(value: Any) -> str:
-    """A probability as a sentence has it: `77 %`, `over 99 %`, `under 1 %`."""
+    """A probability: `77 %`; `over 99 %` or `under 1 %` at its ends, as draws of a posterior tell no more."""
     number = as_float(value)
     return "over 99 %" if number > 0.99 else "under 1 %" if number < 0.01 else percent(number)
 

@@ -82,12 +82,14 @@ def rate_cell(found: Estimate | None, without: str = DASH) -> Cell:
 
 
 def amount_cell(found: Estimate | None, unit: Unit | None = None) -> Cell:
-    """An amount with its interval, shown in `unit`; infinite is `never`, as amounts are computes then."""
+    """An amount with its interval, shown in `unit`; infinite is a target never reached."""
     if found is None:
         return Cell(DASH)
     size = unit.size if unit else 1.0
-    shown = "never" if found.median == math.inf else plain(found.median / size)
-    return Cell(shown, interval(found.interval, lambda end: plain(end / size)))
+    if found.interval[0] == math.inf:
+        return Cell("never reaches it")
+    shown = "reached by under half" if found.median == math.inf else plain(found.median / size)
+    return Cell(shown, interval(found.interval, lambda end: _or_never(end / size)))
 
 
 def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
@@ -98,7 +100,13 @@ def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
         return Cell(signed(found.median), interval(found.interval, signed))
     if found.median in (0.0, math.inf):  # one of the two ends below the target
         return Cell("never reaches it" if found.median else "the other never reaches it")
-    return Cell(f"×{plain(found.median)}", interval(found.interval, plain))
+    if found.interval == (0.0, math.inf):
+        return Cell("either may never reach it")
+    return Cell(f"×{plain(found.median)}", interval(found.interval, _or_never))
+
+
+def _or_never(end: float) -> str:
+    return "never" if end == math.inf else plain(end)
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            near = _nearest(str(value), choices)
+            near = _nearest(_COMMANDS.get(str(value), str(value)), choices)
             raise argparse.ArgumentError(
                 action, f"invalid choice: {value!r}{near} (choose from {', '.join(choices)})"
             )
@@ -69,6 +69,9 @@ def examples(text: str) -> str:
     """Return the epilog of a command: its examples, one a line, each with a comment."""
     return f"examples:\n{text.strip(chr(10))}"
 
+
+_COMMANDS = {"forecast": "fit", "predict": "fit"}
+"""What a command may be called elsewhere."""
 
 _MEANT = {
     "--metric": ("--y NAME",),
@@ -83,6 +86,8 @@ _MEANT = {
     "--gpu-hours": ("--x gpu_hours", "--budget C"),
     "--confidence": ("--level 0.95",),
     "--forecast": ("--at C",),
+    "--goal": ("--target R",),
+    "--names": ("--group NAME=RUN,RUN",),
 }
 """What other tools call an option: how it is given here; of several the first that the command has."""
 

@@ -35,6 +35,8 @@ from scalerl.record.metric import Metric, is_named_for_correctness, scaled_by
 from scalerl.record.reader import RunRecord
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
+_CLOCKS = ("step", "steps", "time", "hours", "compute")
+"""Words for compute, of which a table may have another column."""
 _STEP = "step"
 _LOOK = 2**20
 """Bytes from which the kind of a table is recognised."""
@@ -124,7 +126,8 @@ class _Table:
             return
         if count > 1:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
-        near = nearest(column, self.columns)
+        axes = [name for name in AXES if name in self.columns]
+        near = axes[0] if axes and column in _CLOCKS else nearest(column, self.columns)
         hint = f"did you mean '{near}'? " if near else ""
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "

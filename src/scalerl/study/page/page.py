@@ -9,6 +9,7 @@ All of it is made from the verdict alone (`scalerl.study.verdict.verdict`).
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from io import StringIO
@@ -17,15 +18,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import counted
 from scalerl.study.page.figures import study_chart
-from scalerl.study.page.tables import MARKS, plan_rows, study_tables, verdict_table
-from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
+from scalerl.study.page.tables import mark_of, plan_rows, study_tables, verdict_table
+from scalerl.study.verdict.answers import answers, budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.verdict import KINDS, StudyVerdict
 from scalerl.tty import console_for
 from scalerl.view import formats
 from scalerl.view.assets import link, without_folders, write_text
 from scalerl.view.document import Document, PagePart, PageSection
-from scalerl.view.table import Cell, Table
+from scalerl.view.facts.notices import is_made
+from scalerl.view.numbers import rate, rate_interval
+from scalerl.view.table import Cell
 
 if TYPE_CHECKING:
     from scalerl.study.page.figures import StudyFigure
@@ -35,8 +38,8 @@ _CHART = (
     "seeds with its interval, the variance between seeds included; thin where no run has been. At the "
     "right edge: the ceiling A."
 )
-_WIDTH = 160
-"""Characters of the table in a pipe."""
+_HEADING = 24
+"""Characters after which a heading of the table in a terminal wraps."""
 _IN_TERMINAL = 7
 """Columns of the table of verdicts that a terminal shows: the questions, the ceiling and the pass rate."""
 
@@ -90,18 +93,27 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     stream = sys.stdout if file is None else file
     terminal = console_for(stream)
     plain = StringIO()
-    console = terminal or Console(file=plain, width=_WIDTH, color_system=None, force_terminal=False)
-    made = _short(verdict)
+    console = terminal or Console(file=plain, color_system=None, force_terminal=False)
+    made = verdict_table(verdict)
+    names = [textwrap.fill(name, _HEADING) for name in made.headers[:_IN_TERMINAL]]
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in made.headers:
-        side = "left" if header in made.prose else "right"
-        table.add_column(Text(header), justify=side, no_wrap=header == "verdict")
+    for header, name in zip(made.headers, names, strict=False):
+        table.add_column(Text(name), justify="left" if header in made.prose else "right", no_wrap=True)
     colours = {"moved": "green", "open": "yellow", "base": "bold", "": ""}
+    blocks = []
     for row in made.rows:
         # `Text` takes brackets as they are: an interval is no markup.
-        cells = [Text(formats.one_line(cell.whole)) for cell in row.cells]
-        cells[1].stylize(colours[row.mark])
-        table.add_row(*cells)
+        arm, kind, *numbers = (Text(_in_terminal(cell)) for cell in row.cells[:_IN_TERMINAL])
+        kind.stylize(colours[row.mark])
+        table.add_row(arm, kind, *numbers)
+        blocks += [Text(), Text(arm.plain, style="bold")]
+        blocks += [
+            Text(f"  {name}  {cell.whole}") for name, cell in zip(made.headers, row.cells, strict=True)
+        ][1:]
+    needed = console.measure(table, options=console.options.update(width=1000)).maximum
+    if terminal is None:
+        console.width = needed
+    shown = [table] if needed <= console.width else blocks[1:]
     lines = [Text.assemble((formats.one_line(one.arm), "bold"), ": ", one.text) for one in answers(verdict)]
     doubts = [("caution", text) for text in verdict.cautions]
     doubts += [("warning", text) for text in _warnings(verdict)]
@@ -109,7 +121,7 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     if text := assumptions(verdict):
         lines.append(Text(text, style="dim"))
     head = Text(study_name(verdict), style="bold"), Text(_head(verdict)), Text()
-    for part in (*head, table, Text(), *lines):
+    for part in (*head, *shown, Text(), *lines):
         if isinstance(part, Text):
             part.plain = formats.one_line(part.plain)
         # In a pipe a line is a line, however long.
@@ -136,18 +148,11 @@ def _head(verdict: StudyVerdict) -> str:
     )
 
 
-def _short(verdict: StudyVerdict) -> Table:
-    """The verdicts on one screen: claims, which stand below numbers, are said in the answers."""
-    table = verdict_table(verdict)
-    rows = []
-    for row in table.rows:
-        # Of what stands below a number the interval, its first line; reasons and claims are none.
-        besides = (
-            cell.beside.partition("\n")[0] if cell.beside.startswith("[") else "" for cell in row.cells
-        )
-        cells = (Cell(cell.text, beside) for cell, beside in zip(row.cells, besides, strict=True))
-        rows.append(replace(row, cells=(*cells,)[:_IN_TERMINAL]))
-    return replace(table, headers=table.headers[:_IN_TERMINAL], rows=tuple(rows))
+def _in_terminal(cell: Cell) -> str:
+    """A cell of numbers with its interval, and below it what is claimed; reasons are said in the answers."""
+    interval, _, claim = cell.beside.partition("\n")
+    lines = [f"{cell.text} {interval}", claim] if interval.startswith("[") else [cell.text]
+    return "\n".join(formats.one_line(line) for line in lines if line)
 
 
 def _warnings(verdict: StudyVerdict) -> list[str]:
@@ -175,7 +180,7 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
         kind="Study of reinforcement learning recipes",
         name=study_name(verdict),
         sentence=_sentence(verdict),
-        answers=[group for group in _grouped(answers(verdict)) if group[2]],
+        answers=_grouped(verdict),
         chart=study_chart(verdict),
         chart_note=_CHART,
         cautions=[("", text) for text in verdict.cautions],
@@ -203,20 +208,28 @@ def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
 
 
 def _sentence(verdict: StudyVerdict) -> str:
-    """Return one sentence on the arms."""
+    """What the study says of its arms, in one sentence: which way, and by how much as measured."""
+
+    def named(arm: str) -> str:
+        measured = verdict.measured.get(arm)
+        if measured is None or not is_made(measured.claim):
+            return arm
+        ends = sorted(map(abs, measured.difference.interval))
+        return f"{arm} by {rate(abs(measured.difference.median))} {rate_interval(ends)}"
+
     groups = [
-        f"{heading.lower()}: {', '.join(arm for arm, _ in found)}"
-        for heading, found, _ in _grouped(answers(verdict))
-        if heading != HEADINGS["base"]
+        f"{heading[0].lower()}{heading[1:]}: {', '.join(named(arm) for arm, _ in found)}"
+        for heading, found, _ in _grouped(verdict)
     ]
     said = "; ".join(groups)
     return f"{said[:1].upper()}{said[1:]}. {_head(verdict)}" if said else _head(verdict)
 
 
-def _grouped(found: Sequence[Answer]) -> list[tuple[str, list[tuple[str, str]], str]]:
-    """Answers under the heading of their kind, in the order of `HEADINGS`; the base last."""
+def _grouped(verdict: StudyVerdict) -> list[tuple[str, list[tuple[str, str]], str]]:
+    """Answers under the heading of their verdict, in the order of `KINDS`, without the base."""
+    at = f"at {budget_text(verdict)}, as measured"
     made = []
-    for kind, heading in sorted(HEADINGS.items(), key=lambda item: item[0] == "base"):
-        look = "" if kind == "base" else MARKS[kind]
-        made.append((heading, [(one.arm, one.text) for one in found if one.kind == kind], look))
-    return [group for group in made if group[1]]
+    for kind in KINDS[:-1]:
+        if found := [(one.arm, one.text) for one in answers(verdict) if one.kind == kind]:
+            made.append((kind.capitalize().replace("as measured", at), found, mark_of(kind)))
+    return made

@@ -9,13 +9,14 @@ from scalerl.forecast.comparison import Pair
 from scalerl.study.verdict.answers import budget_text, measured_table
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
-from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import question_cell
 from scalerl.view.numbers import (
     DASH,
     Unit,
     as_float,
     as_mapping,
+    chance_text,
     percent,
     plain,
     rate,
@@ -27,11 +28,12 @@ from scalerl.view.runs.tables import frozen_table
 from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
-MARKS: dict[Kind, Mark] = {
-    **{"base": "base", "noise": "", "never acted": "", "inconclusive": "open", "not compared": "open"},
-    **dict.fromkeys(("both", "ceiling", "efficiency", "measured", "seen"), "moved"),
-}
-"""How the row and the answers of an arm stand out, by its verdict."""
+
+
+def mark_of(kind: str) -> Mark:
+    """Return how the row and the answer of an arm stand out, by its verdict."""
+    marks: dict[str, Mark] = {"the base": "base", "not significant": "", "never acted": ""}
+    return marks.get(kind, "open" if kind in ("inconclusive", "not compared") else "moved")
 
 
 def study_tables(verdict: StudyVerdict) -> list[Table]:
@@ -86,10 +88,12 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     # Where not all runs came to the budget, the pass rate there is extrapolated.
     reached = arm.reached(verdict.budget)
     measured = verdict.measured.get(arm.name)
-    without = "base" if kind == "base" else DASH
+    if kind == "never acted":  # a difference of nothing is none that was found
+        pair = measured = None
+    without = "base" if kind == "the base" else DASH
     cells: list[Cell | str] = [
         arm.name,
-        Cell(WORDS[kind], verdict.not_compared.get(arm.name, "") or _reason(pair)),
+        Cell(kind, verdict.not_compared.get(arm.name, "") or _reason(pair)),
         question_cell(measured and measured.difference, measured and measured.claim, without),
         question_cell(
             pair and pair.differences.get("A"), pair and pair.ceiling, "withheld" if pair else without
@@ -102,7 +106,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), unit),
     ]
-    return row(*cells, mark=MARKS[kind])
+    return row(*cells, mark=mark_of(kind))
 
 
 def _reason(pair: Pair | None) -> str:
@@ -145,9 +149,9 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
             percent(score.share),
             *map(str, (score.forecasts, score.open)),
             percent(score.coverage),
-            *map(_fine, (score.width, score.score, score.rms)),
+            *map(rate, (score.width, score.score, score.rms)),
             signed(score.bias),
-            *(_fine(score.rivals_rms.get(name)) for name in rivals),
+            *(rate(score.rivals_rms.get(name)) for name in rivals),
         )
         for score in scores
     ]
@@ -195,7 +199,7 @@ def _why_decided(made: Mapping[str, Any], unit: Unit) -> str:
         listed = ", ".join(f"{arm} {signed(gain)}" for arm, gain in gains)
         return f"pass rate at the budget, less that of the base: {listed}"
     budget, probability = unit.show(made.get("budget")), as_float(made.get("probability"))
-    known = "not known" if math.isnan(probability) else f"{probability:.3f}"
+    known = "not known" if math.isnan(probability) else chance_text(probability)
     return f"at {budget}: probability that its ceiling is below that of the best arm {known}"
 
 
@@ -276,9 +280,3 @@ def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
     if plan["price"] is not None:
         rows.append(("price", f"{plain(plan['price'])} dollars per GPU-hour"))
     return rows
-
-
-def _fine(value: float | None) -> str:
-    """Four decimals: errors of forecasts are small."""
-    known = value is not None and math.isfinite(value)
-    return f"{value:.4f}".removeprefix("0") if known else DASH

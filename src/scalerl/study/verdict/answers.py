@@ -11,13 +11,10 @@ import numpy as np
 
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
 from scalerl.study.verdict.differences import models_of, rates_at, standard_error
-from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import pair_text, question_text
 from scalerl.view.numbers import DASH, rate, signed, unit_for
 from scalerl.view.table import Cell, Row, Table, rate_cell, row
-
-HEADINGS: dict[Kind, str] = {kind: f"{text[0].upper()}{text[1:]}" for kind, text in WORDS.items()}
-"""The verdicts as headings, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Answer:
     """The verdict on one arm; `text` stands after its name."""
 
     arm: str
-    kind: Kind
+    kind: str
     text: str
 
     def __str__(self) -> str:
@@ -44,7 +41,7 @@ def budget_text(verdict: StudyVerdict) -> str:
 
 def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     kind, pair = verdict.kind(arm.name), verdict.pairs.get(arm.name)
-    if kind == "base":
+    if kind == "the base":
         return Answer(arm.name, kind, _base_text(verdict, arm))
     if kind == "never acted":
         return Answer(

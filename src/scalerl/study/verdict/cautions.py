@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from scalerl.kinds import codes_in
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
-from scalerl.view.numbers import as_float, as_mapping, rate_interval
+from scalerl.view.numbers import as_float, as_mapping, rate, rate_interval, signed, unit_for
 
 RATIO_IS_ONE = 1.01
 """The largest importance ratio that is taken for 1: by float32 kernels alone it differs from 1 by 1e-5."""
@@ -183,7 +183,7 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
         if model == first_model and pass_rate != first_rate:
             unlike[arm] = pass_rate - first_rate
     if unlike:
-        shown = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
+        shown = [f"{arm} ({signed(difference)})" for arm, difference in unlike.items()]
         yield (
             f"Before any training, from one base model, these differ from {first}: {_listed(shown)}. They "
             "are evaluated otherwise (lengths, temperature or precision), or the model's files were changed, "
@@ -194,7 +194,7 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
 def _off_known(arms: Sequence[ArmSummary], solved: Sequence[ArmSummary]) -> Iterator[str]:
     """Name the arms whose fitted ceiling is above the one known beforehand, and `solved` ones below it."""
     above = [arm for arm in arms if arm.above]
-    if found := [f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in above]:
+    if found := [f"{a.name} ({rate(a.quantities['A'].median)}, known {rate(a.above)})" for a in above]:
         yield (
             f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of "
             "the families, and nothing is claimed of its ceiling."
@@ -202,7 +202,7 @@ def _off_known(arms: Sequence[ArmSummary], solved: Sequence[ArmSummary]) -> Iter
     below = [arm for arm in solved if "A" in arm.quantities]
     below = [arm for arm in below if arm.quantities["A"].interval[1] < arm.known_ceiling]
     if found := [
-        f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
+        f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {rate(arm.known_ceiling)})"
         for arm in below
     ]:
         yield (
@@ -270,7 +270,7 @@ def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
     elif 2 * len(known) <= len(open_runs):
         yield f"{text}, and eight times the compute may not identify it."
     else:
-        needed = f"{statistics.median(known):.3g} {axis}"
+        needed = unit_for(axis, statistics.median(known)).show(statistics.median(known))
         yield f"{text}, and about {needed} is expected to identify it in the others."
 
 

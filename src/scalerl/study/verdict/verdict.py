@@ -6,7 +6,7 @@ It is made from the folder of the study alone, without torch.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
@@ -26,48 +26,21 @@ from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.notices import is_made
 from scalerl.view.numbers import rate
 
-Kind = Literal[
-    "base",
-    "both",
-    "ceiling",
-    "efficiency",
-    "measured",
-    "seen",
-    "noise",
-    "never acted",
-    "inconclusive",
-    "not compared",
-]
-
-WORDS: dict[Kind, str] = {
-    "base": "the base",
-    "both": "moves the ceiling and the efficiency",
-    "ceiling": "moves the ceiling",
-    "efficiency": "moves the efficiency",
-    "measured": "differs as measured",
-    "seen": "differs at the compute seen",
-    "noise": "not significant",
-    "never acted": "never acted",
-    "inconclusive": "inconclusive",
-    "not compared": "not compared",
-}
-"""The verdict on an arm in a few words, in the order of the page."""
+KINDS = (
+    *("lower as measured", "higher as measured", "lower ceiling", "higher ceiling"),
+    *("reaches it later", "reaches it sooner", "lower at the compute seen", "higher at the compute seen"),
+    *("not significant", "inconclusive", "never acted", "not compared", "the base"),
+)
+"""The verdicts on an arm, in the order of the page. One that something moved says which way."""
 
 
-def kind_of(pair: Pair, measured: MeasuredDifference | None = None) -> Kind:
-    """Return the verdict on a pair from its claims, and from what was measured at the budget."""
-    ceiling, efficiency = is_made(pair.ceiling), is_made(pair.efficiency)
-    if ceiling and efficiency:
-        return "both"
-    if ceiling or efficiency:
-        return "ceiling" if ceiling else "efficiency"
-    if measured is not None and is_made(measured.claim):
-        return "measured"
-    if is_made(pair.seen):
-        return "seen"
+def kind_of(pair: Pair, measured: MeasuredDifference | None = None) -> str:
+    """Return the verdict on a pair: what was measured at the budget, else the first claim of the curves."""
+    asked = [pair.ceiling, pair.efficiency, pair.seen]
+    made = [claim.verdict for claim in ([measured.claim] if measured else []) + asked if is_made(claim)]
     # Not significant only if all questions could be answered.
     is_open = any(claim.verdict == "inconclusive" for claim in pair.claims.values())
-    return "inconclusive" if is_open else "noise"
+    return made[0] if made else "inconclusive" if is_open else "not significant"
 
 
 @dataclass(frozen=True)
@@ -95,11 +68,11 @@ class StudyVerdict:
     measured: Mapping[str, MeasuredDifference] = field(default_factory=dict)
     """The paired difference of every arm to the base at the budget, as measured."""
 
-    def kind(self, arm: str) -> Kind:
-        """Return the class of the verdict on an arm."""
+    def kind(self, arm: str) -> str:
+        """Return the verdict on an arm, one of `KINDS`."""
         base = str(self.study.plan["base"])
         if arm == base:
-            return "base"
+            return "the base"
         if arm in self._never_acted:
             return "never acted"
         pair = self.pairs.get(arm)
@@ -144,7 +117,7 @@ class StudyVerdict:
         kind, measured = self.kind(arm.name), self.measured.get(arm.name)
         return {
             "arm": arm.name,
-            "verdict": None if kind in ("base", "not compared") else WORDS[kind],
+            "verdict": None if kind in ("the base", "not compared") else kind,
             "measured": measured
             and {
                 "seeds": measured.seeds,

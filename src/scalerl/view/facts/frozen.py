@@ -156,9 +156,7 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
     """The result in one sentence, as the page and the terminal give it."""
     verb = "measured" if outcome.measured else "not measured"
     result = f"{verb} {outcome.text.removeprefix('not ')}"
-    text = f"Forecast at {forecast.share_in_words}: {forecast.text}; {result}. Width {rate(forecast.width)}."
-    if math.isfinite(sum(forecast.rerun)):
-        text += f" Another seed: {rate_interval(forecast.rerun)}."
+    text = f"Forecast at {forecast.share_in_words}: {forecast.text}; {result}."
     if misfit := misfit_in_words(forecast.fit.get("lack_of_fit")):
         text += f" No saturating curve described the run then: {misfit}."
     return text

@@ -1,12 +1,18 @@
 """The sentence that a page begins with: what a run will reach, or why that is not known yet."""
 
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
 from scalerl.view.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun, names_by
+from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by
 
 Named = list[tuple[str, str]]
 MOST = 6
@@ -26,26 +32,58 @@ def sentence_of(view: RunsView) -> str:
     fitted = [run for run in view.runs if run.fit is not None and run.fit.misfit is None]
     if not fitted:
         return view.not_compared or f"{len(view.runs)} runs; none has a curve yet."
-    best = max(fitted, key=lambda run: run.fit.forecast(view.end).median if run.fit else 0.0)
-    ahead = f"Of {len(view.runs)} runs {best.name} is forecast highest: {run_answer(view, best)}"
+    recipes = [group for group in view.recipe_groups if any(run in fitted for run in group.runs)]
+    best = max(
+        recipes, key=lambda group: float(np.mean([fit.forecast(view.end).median for fit in group.fits]))
+    )
+    what = "recipes" if any(len(group.runs) > 1 for group in view.recipe_groups) else "runs"
+    of = f"Of {len(view.recipe_groups)} {what} {best.name} is forecast highest"
+    ahead = f"{of if len(view.recipe_groups) > 1 else best.name}: {_answer(view, best)}"
     return f"{ahead} {view.not_compared}".rstrip()
 
 
 def _verdicts(view: RunsView) -> str:
     """Return the runs by their verdict: `Yes: a, b; no: c.`"""
     words = {"go": "yes", "no-go": "no"}
-    verdicts = []
-    for run in view.runs:
-        sound = run.fit if run.fit is not None and run.fit.misfit is None else None
-        verdict = sound.chance(view.target, view.end).verdict if sound and view.target else "no curve"
-        verdicts.append((run.name, words.get(verdict, verdict)))
-    said = names_by(verdicts)
+    said = names_by((group.name, _words(view, group, words)) for group in view.recipe_groups)
     parts = []
     for word in sorted(said, key=lambda word: [*words.values(), word].index(word)):
         more = f" and {len(said[word]) - MOST} more" if len(said[word]) > MOST else ""
         parts.append(f"{word}: {', '.join(said[word][:MOST])}{more}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _words(view: RunsView, group: RunGroup, words: Mapping[str, str]) -> str:
+    """Return the verdict on a recipe in a word: that of its run, or of its mean curve over seeds."""
+    fit = group.runs[0].fit
+    if group.draws is None and len(group.runs) == 1:
+        verdict = fit.chance(view.target, view.end).verdict if fit and not fit.misfit else "no curve"  # pyright: ignore[reportArgumentType]
+        return words.get(verdict, verdict)
+    if group.draws is None:
+        return "no curve"
+    chance = _recipe_chance(view, group)
+    return "yes" if chance >= GO else "no" if chance <= NO_GO else "too early"
+
+
+def _recipe_chance(view: RunsView, group: RunGroup) -> float:
+    """Return the probability that the mean curve of a recipe over its seeds reaches the target at the end."""
+    assert group.draws is not None
+    return float(np.mean(group.draws.curves_at(np.array([view.end]))[:, 0] >= view.target))
+
+
+def _answer(view: RunsView, group: RunGroup) -> str:
+    """Return what a recipe is forecast to reach over its seeds, in one clause; of one run what it is."""
+    if group.draws is None:
+        return run_answer(view, group.runs[0])
+    band = group.band(np.array([view.end]), view.level)
+    about = f"about {rate(band.median_M[0])} {rate_interval((band.lo_M[0], band.hi_M[0]))}"
+    chance = (
+        ""
+        if view.target is None
+        else f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group))}"
+    )
+    return f"At {view.unit.show(view.end)} ({view.where}) {about} over {len(group.fits)} seeds{chance}."
 
 
 def _moved(pair: Pair) -> str:
@@ -61,8 +99,10 @@ def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
     """Return what is said of each of several runs, and of the recipes that are compared."""
     found: list[tuple[str, Named, str]] = []
     if len(view.runs) > 1 and view.target is not None:
-        of_runs = [(run.name, run_answer(view, run)) for run in view.runs[:MOST]]
-        found.append(("", of_runs + and_more(len(view.runs), "runs"), ""))
+        groups = view.recipe_groups
+        what = "runs" if len(groups) == len(view.runs) else "recipes"
+        of_groups = [(group.name, _answer(view, group)) for group in groups[:MOST]]
+        found.append(("", of_groups + and_more(len(groups), what), ""))
     if view.comparison is not None:
         heading = f"Compared with {view.comparison.base}" if view.target is not None else ""
         pairs = view.comparison.pairs
@@ -113,7 +153,8 @@ def run_answer(view: RunsView, run: OverlayRun) -> str:
     fit = run.fit
     if fit is None:
         return f"No curve is fitted: {run.reason}."
-    if view.budget is None and view.target is None and (frozen := _frozen(run)):
+    cut = view.max_compute < math.inf
+    if view.budget is None and view.target is None and not cut and (frozen := _frozen(run)):
         return frozen
     if fit.misfit is not None:
         why = misfit_in_words(fit.lack_of_fit)

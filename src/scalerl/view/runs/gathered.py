@@ -78,8 +78,8 @@ class RunsView:
 
     @property
     def spent(self) -> float:
-        """The largest compute of a run so far."""
-        return max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
+        """The largest compute of a run so far, as far as it is fitted (`max_compute`)."""
+        return max(float((run.fit or run).points.compute_N.max(initial=0.0)) for run in self.runs)
 
     @property
     def end(self) -> float:

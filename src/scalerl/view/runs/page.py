@@ -6,6 +6,7 @@ runs_document(view)     of one or several
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -96,11 +97,14 @@ def _outcome(run: OverlayRun) -> str:
 
 def _facts(view: RunsView) -> list[Pair]:
     if len(view.runs) == 1 and (record := view.runs[0].record) is not None and record.evals:
-        return head(record, view.axis)
+        rows, fit = head(record, view.axis), view.runs[0].fit
+        if view.max_compute < math.inf and fit is not None:
+            rows.append(("fitted", f"{fit.n_points} evaluations, up to {view.unit.show(view.spent)}"))
+        return rows
     found = [
         ("metric", "; ".join(map(str, view.metrics))),
         ("runs", f"{len(view.runs)}"),
-        ("evaluations", f"{sum(len(run.points) for run in view.runs):,}"),
+        ("evaluations", f"{sum(len(run.fit.points if run.fit else run.points) for run in view.runs):,}"),
         ("compute axis", axis_name(view.axis)),
         ("intervals", percent(view.level)),
     ]

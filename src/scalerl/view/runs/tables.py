@@ -22,12 +22,12 @@ from scalerl.view.numbers import (
     Unit,
     as_float,
     as_mapping,
+    chance_text,
     p_value,
     pair,
     percent,
     plain,
     plus_minus,
-    probability,
     rate,
     rate_interval,
     unit_for,
@@ -82,15 +82,17 @@ def curves_table(view: RunsView) -> Table:
 
 
 def _curve_row(view: RunsView, run: OverlayRun) -> Row:
-    fit, rates_N = run.fit, run.points.pass_rate_N
-    last = float(rates_N[run.points.compute_N.argmax()]) if len(rates_N) else math.nan
+    fit, fitted = run.fit, run.points if run.fit is None else run.fit.points
+    last = float(fitted.pass_rate_N[fitted.compute_N.argmax()]) if len(fitted) else math.nan
     found: dict[str, Estimate] = {}
     if fit is not None:
         names = ("B", "C_mid") if fit.misfit else ("A", "B", "C_mid")
         found = {n: Estimate(getattr(fit.median, n), getattr(fit.intervals, n)) for n in names}
     cells: list[Cell | str] = [
         run.name,
-        f"{len(run.points):,}",
+        f"{len(run.points):,}"
+        if len(fitted) == len(run.points)
+        else f"{len(fitted):,} of {len(run.points):,}",
         rate(last),
         rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
         amount_cell(found.get("B")),
@@ -112,9 +114,9 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
 
 def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     chance = fit.chance(target, budget)
-    beside = f"probability {probability(chance.probability)}"
+    beside = f"probability {chance_text(chance.probability)}"
     if chance.verdict_rerun != chance.verdict:
-        beside += f"; another seed: {chance.verdict_rerun}, {probability(chance.probability_rerun)}"
+        beside += f"; another seed: {chance.verdict_rerun}, {chance_text(chance.probability_rerun)}"
     return Cell(chance.verdict, beside)
 
 
@@ -148,16 +150,12 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         first, last = ends.pop()
         sought = f"between {view.unit.show(first)} and {view.unit.show(last)}"
     return (
-        f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
-        f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
-        f"Each interval holds with {percent(found.level)} by itself and includes seed variance, except the "
-        "rows 'these runs'. p is corrected (Holm) over three questions about every recipe, "
-        f"{3 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
-        "stand beside 'not significant'. How many seeds of each would detect the observed difference "
-        f"is at power .8. Curves cross: the probability that the lead changes {sought}. The compute seen is "
-        "the largest that all runs of both sides have reached: the pass rates there are measured, and the "
-        "rest is extrapolated. Both recipes are mostly assumed to share a family of curves, so these "
-        "differ from the table above."
+        f"Difference: the recipe less {found.base}; ratio: its compute over that of {found.base} (×2: twice "
+        f"the compute); own gain: from R_0 to its A. Intervals, {percent(found.level)} each, include seed "
+        "variance, except 'these runs'. p is corrected (Holm) over three questions about every recipe, "
+        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would detect "
+        "the difference observed, at power .8. The compute seen is the largest that all runs of both sides "
+        f"reached; the rest is extrapolated. Curves cross: the probability that the lead changes {sought}."
     )
 
 
@@ -178,7 +176,7 @@ def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -
     claims = pair.claims.values()
     is_open = any(claim.verdict == "inconclusive" for claim in claims)
     mark = "moved" if any(map(is_made, claims)) else "open" if is_open else ""
-    return row(*cells, percent(crossing.probability if crossing else math.nan), mark=mark)
+    return row(*cells, chance_text(crossing.probability if crossing else math.nan), mark=mark)
 
 
 def forecasts_table(view: RunsView) -> Table:
