@@ -73,7 +73,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert found[7] == rate_interval(forecast.rerun)
     chance = own.chance(0.55, 16000)
     share = chance_text(chance.probability)
-    assert found[8].startswith(f"{chance.verdict} (probability {share}")
+    assert found[8].startswith(f"{chance.verdict} (chance {share}")
     assert rows["flat"][8].startswith("no-go")
     assert rows["flat"][-1].startswith("no (the data reach")
     assert "no fit (5 evaluations (each" in rows["short"][-1]

@@ -39,6 +39,22 @@ def test_a_target_is_answered_with_the_probability_and_the_forecast(shown):
     assert "? No (under 1 %): " in found["no-go"]
 
 
+def test_a_recipe_gets_no_verdict_that_its_seeds_do_not_get():
+    """Beyond ten times the compute, with no ceiling identified, each is too early whatever its curve says."""
+    runs = []
+    for seed in range(2):
+        compute_N = np.linspace(0.0, 1000.0, 13)
+        rate_N = (
+            0.3 + 0.2 * compute_N / (compute_N + 700.0) + np.random.default_rng(seed).normal(0, 0.003, 13)
+        )
+        points = Points.from_arrays(compute_N, rate_N)
+        runs.append(OverlayRun(f"seed {seed}", points, None, fit(points)))
+    assert all(not run.fit.identified and run.fit.probability(0.99, 5e4) < 0.05 for run in runs)
+    near = RunsView(tuple(runs), budget=2000.0, target=0.99, groups={"A": ["seed 0", "seed 1"]})
+    assert sentence_of(near).endswith("? No: A.")
+    assert sentence_of(replace(near, budget=5e4)).endswith("? Too early: A.")
+
+
 def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
     view = RunsView(tuple(replace(shown, name=f"run {n}", record=None) for n in range(8)), 0.95, 6000.0, 0.5)
     ((_, items, _),) = answers_of(view)

@@ -267,7 +267,7 @@ class Fit:
             InputError: as `probability`.
         """
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
-        doubt = self._doubt(budget)
+        doubt = self.doubt(budget)
         verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
         why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
         if doubt:
@@ -285,7 +285,7 @@ class Fit:
             why = f"{why}, though the ceiling is not identified"
         return Chance(here, again, verdict, verdict_rerun, why, bool(self.reservation or self.misfit))
 
-    def _doubt(self, budget: float) -> str:
+    def doubt(self, budget: float) -> str:
         """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
         # Newest evaluations without a number outrank what the older ones say.
         if self.reservation:

@@ -62,6 +62,8 @@ def _words(view: RunsView, group: RunGroup, words: Mapping[str, str]) -> str:
         return words.get(verdict, verdict)
     if group.draws is None:
         return "no curve"
+    if any(one.doubt(view.end) for one in group.fits):
+        return "too early"
     chance = _recipe_chance(view, group)
     return "yes" if chance >= GO else "no" if chance <= NO_GO else "too early"
 
@@ -74,6 +76,8 @@ def _recipe_chance(view: RunsView, group: RunGroup) -> float:
 
 def _answer(view: RunsView, group: RunGroup) -> str:
     """Return what a recipe is forecast to reach over its seeds, in one clause; of one run what it is."""
+    if group.draws is None and len(group.runs) > 1:
+        return "Not answered over its seeds, as not each has a curve: the table has them."
     if group.draws is None:
         return run_answer(view, group.runs[0])
     band = group.band(np.array([view.end]), view.level)

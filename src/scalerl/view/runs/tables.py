@@ -114,7 +114,7 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
 
 def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     chance = fit.chance(target, budget)
-    beside = f"probability {chance_text(chance.probability)}"
+    beside = f"chance {chance_text(chance.probability)}"
     if chance.verdict_rerun != chance.verdict:
         beside += f"; another seed: {chance.verdict_rerun}, {chance_text(chance.probability_rerun)}"
     return Cell(chance.verdict, beside)
