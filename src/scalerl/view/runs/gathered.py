@@ -224,7 +224,7 @@ def assumptions(view: RunsView) -> list[str]:
     said = [
         f"The pass rate is {'; '.join(map(str, view.metrics))}.",
         f"{_compute(view)} All fits are on this axis; on "
-        "another, curves are drawn along each run’s own clock, beyond its end at its last pace.",
+        "another, curves are drawn along each run’s own clock, beyond its end as it ran last.",
         *_starts(view),
         f"Intervals are central, at {level}. A, forecasts and bands average families of curves ({labels}) by "
         "their posterior weights; B and C_mid are those of the log-logistic curve, R(C) = R_0 + (A − R_0) / "

@@ -2,7 +2,7 @@
 
 A run is fitted on one compute axis. On another axis the chart draws its curve along the run's clock: its
 evaluations have both computes, and between two of them it is linear. Beyond the last evaluation it goes on at
-the pace of the last two.
+the rate of the last two.
 """
 
 from __future__ import annotations
