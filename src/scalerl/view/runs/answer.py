@@ -76,17 +76,16 @@ def _recipe_chance(view: RunsView, group: RunGroup) -> float:
 
 def _answer(view: RunsView, group: RunGroup) -> str:
     """Return what a recipe is forecast to reach over its seeds, in one clause; of one run what it is."""
-    if group.draws is None and len(group.runs) > 1:
-        return "Not answered over its seeds, as not each has a curve: the table has them."
     if group.draws is None:
-        return run_answer(view, group.runs[0])
+        first, *others = group.runs
+        missing = "Not answered over its seeds, as not each has a curve: the table has them."
+        return missing if others else run_answer(view, first)
     band = group.band(np.array([view.end]), view.level)
-    about = f"about {rate(band.median_M[0])} {rate_interval((band.lo_M[0], band.hi_M[0]))}"
-    chance = (
-        ""
-        if view.target is None
-        else f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group))}"
-    )
+    low, high = band.lo_M.item(), band.hi_M.item()
+    about = f"about {rate(band.median_M.item())} {rate_interval((low, high))}"
+    chance = ""
+    if view.target is not None:
+        chance = f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group))}"
     return f"At {view.unit.show(view.end)} ({view.where}) {about} over {len(group.fits)} seeds{chance}."
 
 
