@@ -17,7 +17,7 @@ from scalerl.record.activity import read_activity
 
 INTERRUPTED = 130
 STEPS = 3
-LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=400")
+LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=1000")
 """Several times as long as a run needs to write what it is doing."""
 LONG_STEPS = small_demo(
     STEPS,

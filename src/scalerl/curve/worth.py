@@ -137,7 +137,7 @@ def told_at(outlook_at: Callable[[float], Outlook], seen: Identification, sample
         # C_mid is known better by then counts too: its interval so far would put off, and leap with its end.
         found, log_c = outlook_at(compute), math.log(compute)
         return min(
-            math.log(seen.widest / max(found.width, 1e-9)),
+            math.log(max(seen.widest, 1e-9) / max(found.width, 1e-9)),
             log_c - found.log_mid - math.log(MIN_RATIO),
             log_c - found.log_mid_high - math.log(MIN_RATIO_LOW),
         )

@@ -158,7 +158,7 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
         ),
         (
             {"kind": "dataset", "path": "x", "verifier": {"kind": "maths"}},
-            "task.verifier.kind: no kind .*; the kinds are math",
+            "task.verifier.kind: no kind 'maths'; did you mean 'math'. the kinds are math",
         ),
         (
             {"kind": "dataset", "path": "x", "limits": {"seconds": -1}},
