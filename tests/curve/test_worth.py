@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.answers import identify
-from scalerl.curve.worth import Outlook, told_at
+from scalerl.curve.worth import Outlook, identified_at
 from scalerl.errors import InputError
 from scalerl.view.facts.fit_rows import fit_rows
 
@@ -72,7 +72,7 @@ def test_the_compute_to_identify_is_where_the_last_condition_is_met():
     seen, known = early.identification, -math.inf
 
     def told(outlook_at):
-        return told_at(outlook_at, seen, early.sample)
+        return identified_at(outlook_at, seen, early.sample)
 
     for place in np.geomspace(6000, 38_000, 9):
         wide = told(lambda c, p=place: Outlook(seen.widest * (p / c), known, known))

@@ -149,7 +149,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
-    from scalerl.view.facts.standing import own_budget
+    from scalerl.view.facts.standing import common_budget
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.groups import OverlayRun
 
@@ -161,8 +161,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     check_one_axis(found)
     settle_amounts(args, found)
     if args.target is not None and args.budget is None:
-        own = {own_budget(data.record, data.points.axis) for data in found}
-        args.budget = own.pop() if len(own) == 1 else math.nan
+        args.budget = common_budget((data.record, data.points.axis) for data in found)
         if math.isnan(args.budget):
             raise InputError("--target needs --budget, the compute at which to reach it")
     paths = [data.path for data in found]

@@ -147,19 +147,18 @@ def without_outliers(residual_N: np.ndarray) -> np.ndarray:
     A step shows on both of its sides alike; an outlier is twice as far from its neighbours' mean as they are
     from theirs. The first and the last evaluation alone are no evidence either.
     """
-    apart_N, single_N = outliers(residual_N, 5.0)
-    return residual_N - np.where(single_N, apart_N, 0.0)
-
-
-def outliers(residual_N: np.ndarray, far: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far each is from its neighbours, and whether it alone is `far` times as far as usual."""
-    apart_N = np.empty_like(residual_N)
-    apart_N[1:-1] = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
+    apart_N = np.pad(from_neighbours(residual_N), 1)
     apart_N[0], apart_N[-1] = residual_N[0] - residual_N[1], residual_N[-1] - residual_N[-2]
     size_N = np.abs(apart_N)
     scale = float(np.median(size_N)) / 0.6745  # the sd of a normal of this median deviation
     padded = np.pad(size_N, 1)
-    return apart_N, (size_N > far * scale) & (size_N > 1.5 * np.maximum(padded[:-2], padded[2:]))
+    single_N = (size_N > 5.0 * scale) & (size_N > 1.5 * np.maximum(padded[:-2], padded[2:]))
+    return residual_N - np.where(single_N, apart_N, 0.0)
+
+
+def from_neighbours(value_N: np.ndarray) -> np.ndarray:
+    """Return how far each value is from the mean of its two neighbours, (N - 2,): the ends have one alone."""
+    return value_N[1:-1] - 0.5 * (value_N[:-2] + value_N[2:])
 
 
 def candidate_changes(sample: Sample, residual_N: np.ndarray) -> Changes:
@@ -213,8 +212,7 @@ def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
     """Return nodes of the noise sd, log-spaced from the scatter of neighbours to the rms of residuals."""
     # 1e-5: exact data have no residuals, and a grid needs a range above 0.
     rms = math.sqrt(float(np.mean(residual_N**2))) + 1e-5
-    apart_N = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
-    local = math.sqrt(float(np.mean(apart_N**2)) / 1.5) + 1e-5
+    local = math.sqrt(float(np.mean(from_neighbours(residual_N) ** 2)) / 1.5) + 1e-5
     return np.geomspace(0.6 * min(local, rms), 2.5 * rms, _SD_NODES)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
+from scalerl.curve.evidence import from_neighbours
 from scalerl.curve.families import LOG_LOGISTIC, Family
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import IN_WORDS, Misfit, find_failed, find_fall, find_misfit
@@ -298,8 +299,7 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     what, noise = "does not rise:", f"noise {sd:.3f}"
     if last - first < -2 * error:
         # `sd` is about a rising curve, so that the fall is in it. Second differences are about none.
-        apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
-        scatter = math.sqrt(float(np.mean(apart_N**2)) / 1.5)
+        scatter = math.sqrt(float(np.mean(from_neighbours(pass_rate_N) ** 2)) / 1.5)
         what, noise = "falls", f"scatter of neighbours {scatter:.3f}"
     raise CannotAnswerError(
         f"{points.source}: {points.metric.subject} {what} from {first:.3f} (start) to {last:.3f} "

@@ -31,6 +31,7 @@ from scalerl.curve.evidence import (
     candidate_changes,
     estimate_at,
     evidence_of,
+    from_neighbours,
     healthy_model,
     model_around,
     without_outliers,
@@ -58,7 +59,6 @@ _ALONE = 1.5
 """Times as far from its neighbours as these are from theirs."""
 _SUSPECTS = 3
 _PARAMETERS = 4
-
 
 Kind = Literal["peaked", "jump", "regime", "residuals"]
 IN_WORDS: dict[str, str] = {
@@ -131,7 +131,7 @@ def find_fall(points: Points) -> str:
     peak = int(np.argmax(rate_N))
     fall = float(rate_N[peak] - rate_N[-max(2, len(rate_N) // 8) :].max())
     # Medians, which a single fall does not move; the smaller, as in a short run it moves one of them.
-    bends_N = np.abs(rate_N[1:-1] - 0.5 * (rate_N[:-2] + rate_N[2:]))
+    bends_N = np.abs(from_neighbours(rate_N))
     sd = min(float(np.median(bends_N)) / 0.826, float(np.median(np.abs(np.diff(rate_N)))) / 0.954)
     known_N = points.noise_sd_N[np.isfinite(points.noise_sd_N)]
     if fall <= max(_FALLEN * max(sd, float(known_N.max(initial=0.0))), _LEAST_FALL):
@@ -333,8 +333,7 @@ def _worst(points: Points, r0: float | None, curve: Curve) -> tuple[int, float, 
 
 def _distances(left_N: np.ndarray) -> np.ndarray:
     """Return how far each residual is from the mean of its neighbours; at an end from the nearer of two."""
-    apart_N = np.empty_like(left_N)
-    apart_N[1:-1] = left_N[1:-1] - 0.5 * (left_N[:-2] + left_N[2:])
+    apart_N = np.pad(from_neighbours(left_N), 1)
     for end, two in ((0, left_N[1:3]), (-1, left_N[-3:-1])):
         apart_N[end] = min(left_N[end] - two, key=abs)
     return apart_N

@@ -295,7 +295,9 @@ def _disorder(points: Points) -> str:
     c_N, step_N = points.compute_N, points.step_N
     if len(c_N) < 2:
         return ""
-    if step_N is not None and not np.array_equal(step_N, c_N):
+    if step_N is not None and np.array_equal(step_N, c_N):
+        step_N = None  # the axis is that of steps
+    if step_N is not None:
         order_N = np.lexsort((c_N, step_N))
         back_N = np.diff(c_N[order_N]) < 0
     else:
@@ -308,7 +310,7 @@ def _disorder(points: Points) -> str:
         return ""
     i = int(np.argmax(back_N))
     before, at = order_N[i], order_N[i + 1]
-    if step_N is None or np.array_equal(step_N, c_N):
+    if step_N is None:
         what = f"{points.axis} {c_N[at]:.6g} comes after {c_N[before]:.6g}"
     else:
         at_step = f"at step {step_N[at]:g}"

@@ -34,7 +34,7 @@ from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
-from scalerl.curve.worth import expected_width, gain_per_unit, outlook, stop_at, told_at
+from scalerl.curve.worth import expected_width, gain_per_unit, identified_at, outlook, stop_at
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
 from scalerl.record.amounts import parse_amount
@@ -346,7 +346,7 @@ class Fit:
         if self.reservation:
             return None
         known = self.posterior, self.sample, self.noise.sd, self.noise.phi
-        return told_at(functools.partial(outlook, *known), self.identification, self.sample)
+        return identified_at(functools.partial(outlook, *known), self.identification, self.sample)
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None

@@ -15,7 +15,7 @@ from scalerl.curve.sample import Sample
 
 _DRAWS = 512  # with 256 the compute to tell scatters by 3 %, in a quarter of the time
 _MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
-_TELL_WITHIN = 8.0  # times the compute so far, up to which the compute that identifies A is searched
+_IDENTIFIED_WITHIN = 8.0  # times the compute so far, up to which the compute that identifies A is searched
 _STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
 
 
@@ -118,7 +118,9 @@ def _spacing(sample: Sample) -> float:
     return max((now - first) / max(rows - 1, 1) / sample.each, 1e-6 * now)
 
 
-def told_at(outlook_at: Callable[[float], Outlook], seen: Identification, sample: Sample) -> float | None:
+def identified_at(
+    outlook_at: Callable[[float], Outlook], seen: Identification, sample: Sample
+) -> float | None:
     """Return the compute at which the ceiling is expected to be identified, by `outlook_at` a compute.
 
     None where that is beyond 8 times the compute so far, or where it is not the compute that is waited for.
@@ -126,10 +128,10 @@ def told_at(outlook_at: Callable[[float], Outlook], seen: Identification, sample
     now = math.exp(sample.log_c_range[1])
     missing = max(MIN_EVALUATIONS - len(sample), 0) * _spacing(sample)
     factor = max(1.0 + missing / now, 1.1)
-    if not seen.waits or factor > _TELL_WITHIN:
+    if not seen.waits or factor > _IDENTIFIED_WITHIN:
         return None
     # An outlook costs a 512 x 512 table of draws, so that the place is found among sixteen.
-    compute_M = now * np.geomspace(factor, _TELL_WITHIN, 16)
+    compute_M = now * np.geomspace(factor, _IDENTIFIED_WITHIN, 16)
 
     @functools.cache
     def spare(compute: float) -> float:

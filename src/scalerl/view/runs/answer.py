@@ -1,7 +1,6 @@
 """The sentence that a page begins with: what a run will reach, or why that is not known yet."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by
 Named = list[tuple[str, str]]
 MOST = 6
 """Runs and recipes that are answered for in sentences; the tables have all."""
+_WORDS = {"go": "yes", "no-go": "no"}
+"""How a sentence answers, by the verdict."""
 
 
 def sentence_of(view: RunsView) -> str:
@@ -25,7 +26,7 @@ def sentence_of(view: RunsView) -> str:
         question = f"{_question(view)} " if view.target is not None and view.runs[0].fit else ""
         return question + run_answer(view, view.runs[0])
     if view.target is not None:
-        return f"{_question(view)} {_verdicts(view)}"
+        return f"{_question(view)} {_verdicts(view, view.target)}"
     if view.comparison is not None:
         moved = "; ".join(map(_moved, view.comparison.pairs[:MOST]))
         return f"Compared with {view.comparison.base}: {moved}."
@@ -42,36 +43,34 @@ def sentence_of(view: RunsView) -> str:
     return f"{ahead} {view.not_compared}".rstrip()
 
 
-def _verdicts(view: RunsView) -> str:
+def _verdicts(view: RunsView, target: float) -> str:
     """Return the runs by their verdict: `Yes: a, b; no: c.`"""
-    words = {"go": "yes", "no-go": "no"}
-    said = names_by((group.name, _words(view, group, words)) for group in view.recipe_groups)
+    said = names_by((group.name, _word(view, group, target)) for group in view.recipe_groups)
     parts = []
-    for word in sorted(said, key=lambda word: [*words.values(), word].index(word)):
+    for word in sorted(said, key=lambda word: [*_WORDS.values(), word].index(word)):
         more = f" and {len(said[word]) - MOST} more" if len(said[word]) > MOST else ""
         parts.append(f"{word}: {', '.join(said[word][:MOST])}{more}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _words(view: RunsView, group: RunGroup, words: Mapping[str, str]) -> str:
+def _word(view: RunsView, group: RunGroup, target: float) -> str:
     """Return the verdict on a recipe in a word: that of its run, or of its mean curve over seeds."""
-    fit = group.runs[0].fit
-    if group.draws is None and len(group.runs) == 1:
-        verdict = fit.chance(view.target, view.end).verdict if fit and not fit.misfit else "no curve"  # pyright: ignore[reportArgumentType]
-        return words.get(verdict, verdict)
     if group.draws is None:
-        return "no curve"
+        first, *others = group.runs
+        sound = first.fit if first.fit and not first.fit.misfit and not others else None
+        verdict = sound.chance(target, view.end).verdict if sound else "no curve"
+        return _WORDS.get(verdict, verdict)
     if any(one.doubt(view.end) for one in group.fits):
         return "too early"
-    chance = _recipe_chance(view, group)
+    chance = _recipe_chance(view, group, target)
     return "yes" if chance >= GO else "no" if chance <= NO_GO else "too early"
 
 
-def _recipe_chance(view: RunsView, group: RunGroup) -> float:
+def _recipe_chance(view: RunsView, group: RunGroup, target: float) -> float:
     """Return the probability that the mean curve of a recipe over its seeds reaches the target at the end."""
     assert group.draws is not None
-    return float(np.mean(group.draws.curves_at(np.array([view.end]))[:, 0] >= view.target))
+    return float(np.mean(group.draws.curves_at(np.array([view.end]))[:, 0] >= target))
 
 
 def _answer(view: RunsView, group: RunGroup) -> str:
@@ -85,7 +84,7 @@ def _answer(view: RunsView, group: RunGroup) -> str:
     about = f"about {rate(band.median_M.item())} {rate_interval((low, high))}"
     chance = ""
     if view.target is not None:
-        chance = f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group))}"
+        chance = f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group, view.target))}"
     return f"At {view.unit.show(view.end)} ({view.where}) {about} over {len(group.fits)} seeds{chance}."
 
 

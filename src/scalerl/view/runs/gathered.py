@@ -19,7 +19,7 @@ from scalerl.record.prompts import of_task
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond
-from scalerl.view.facts.standing import own_budget
+from scalerl.view.facts.standing import common_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by, recipe_groups
 
@@ -95,8 +95,7 @@ class RunsView:
     def _end(self) -> tuple[float, str]:
         if self.budget is not None:
             return self.budget, "the budget"
-        own = {own_budget(run.record, self.axis) for run in self.runs}
-        if len(own) == 1 and (budget := own.pop()) > 0:
+        if (budget := common_budget((run.record, self.axis) for run in self.runs)) > 0:
             return budget, "the end of the run" if len(self.runs) == 1 else "the end of the runs"
         return 2 * self.spent, "twice the compute so far"
 
