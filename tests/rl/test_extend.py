@@ -16,7 +16,7 @@ from extensions import PAGES, extensions, write_extensions
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC
 from scalerl.errors import InputError
-from scalerl.kinds import load
+from scalerl.own_code import load
 from scalerl.record.reader import RunRecord
 from scalerl.rl import Function, Limits, Prompt, evaluate, load_recipe, train
 from scalerl.rl.model.causal_lm import load_tokenizer
@@ -306,7 +306,7 @@ def test_the_example_of_a_study(here, own, capsys):
     study = ("arm=arms", "arm=arms | {'topr': {'loss': Topr(0.5)}}")
     imports = (
         "from scalerl import rl, study",
-        "from scalerl import rl, study; from scalerl.kinds import load",
+        "from scalerl import rl, study; from scalerl.own_code import load",
     )
     run_example(
         run,

@@ -6,7 +6,8 @@ import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family
 from scalerl.errors import InputError
-from scalerl.kinds import OWN, Choice, find
+from scalerl.kinds import Choice
+from scalerl.own_code import OWN, find
 
 
 def load_family(kind: str) -> Family:

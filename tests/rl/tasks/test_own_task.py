@@ -12,7 +12,7 @@ from extensions import PAGES, write_extensions
 
 from scalerl.cli.main import main
 from scalerl.errors import InputError
-from scalerl.kinds import load
+from scalerl.own_code import load
 from scalerl.rl import Limits, Prompt, Task, load_recipe, train
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Context, Steps

@@ -1,4 +1,4 @@
-"""Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`).
+"""Importers: log formats of the user's own, named by where their class is (`scalerl.own_code`).
 
 One that an installed package announces and that is broken must not keep others from their logs: it is a
 warning, once, and recognises nothing. Where `--format` names it, that is an error.
@@ -16,7 +16,8 @@ from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.formats.rows import RowReader
 from scalerl.ingest.logs.log import Log
-from scalerl.kinds import Choice, find
+from scalerl.kinds import Choice
+from scalerl.own_code import find
 
 
 class Importer(Protocol):

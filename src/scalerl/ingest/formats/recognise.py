@@ -8,7 +8,7 @@ from scalerl.files import check_input
 from scalerl.ingest.formats.format import Format, unopened
 from scalerl.ingest.formats.importer import announced, named as importer_named
 from scalerl.jsonl import check_not_compressed
-from scalerl.kinds import OWN
+from scalerl.own_code import OWN
 
 
 def formats() -> Iterator[Format]:

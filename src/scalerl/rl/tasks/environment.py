@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from scalerl.errors import InputError, brief_error
-from scalerl.kinds import load
+from scalerl.own_code import load
 from scalerl.rl.tasks.dataset import Dataset, DatasetRow
 from scalerl.rl.types import Prompt, Reward, as_reward
 
