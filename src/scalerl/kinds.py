@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from scalerl.errors import InputError, brief, nearest
+from scalerl.errors import InputError, brief, in_one_line, nearest
 from scalerl.own_code import OWN, Group, find, is_own, name_of
 
 _Mark = TypeVar("_Mark")
@@ -55,6 +55,19 @@ class Choice:
             raise InputError(f"no kind {brief(kind)}; {hint}the kinds are {self.names()}")
         self.check(cls, kind)
         return cls
+
+    def make(self, kind: str) -> Any:
+        """Return an object of the custom class that `kind` names, of its defaults; None where it names none.
+
+        Raises:
+            InputError: the class cannot be loaded, does not satisfy the protocol, or cannot be made.
+        """
+        cls = find(kind, self.group)
+        if cls is None:
+            return None
+        self.check(cls, kind)
+        with in_one_line(f"{kind} cannot be made, as every field needs a default"):
+            return cls()
 
     def check(self, cls: Any, name: str) -> None:
         """Check a custom class, which messages call `name`.

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
-from scalerl.errors import InputError, brief_error
+from scalerl.errors import InputError, in_one_line
 
 __path__: list[str] = []  # makes this a package, which modules of files can be in
 _FILE = f"{__name__}."
@@ -116,10 +116,8 @@ def load(name: str) -> Any:
         InputError: it cannot be loaded.
     """
     source, _, inner = name.rpartition(":")
-    try:
+    with in_one_line(f"{name} cannot be loaded"):
         module = found = _module(source)
-    except (Exception, SystemExit) as error:  # a module may raise anything while it is loaded
-        raise InputError(f"{name} cannot be loaded ({brief_error(error)})") from error
     for part in inner.split("."):
         if not part or not hasattr(found, part):
             # What it imports is not meant, nor is what it keeps to itself.

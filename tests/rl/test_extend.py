@@ -458,7 +458,7 @@ def test_a_fit_with_a_family_of_curves(here, capsys):
             "@dataclass(frozen=True)\nclass Flat: name: str = 'flat'",
             "has no label, which the protocol Family",
         ),
-        ("@dataclass(frozen=True)\nclass Flat(Family): pass", "every field of a family needs a default"),
+        ("@dataclass(frozen=True)\nclass Flat(Family): pass", "every field needs a default"),
         (
             "@dataclass(frozen=True)\nclass Flat(LogLogistic):\n    name: str = 'flat'\n"
             "    def slopes(self, b, x):\n        share, by_b, by_c = super().slopes(b, x)\n"

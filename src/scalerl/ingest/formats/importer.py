@@ -17,7 +17,6 @@ from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.formats.rows import RowReader
 from scalerl.ingest.logs.log import Log
 from scalerl.kinds import Choice
-from scalerl.own_code import find
 
 
 class Importer(Protocol):
@@ -47,18 +46,11 @@ def named(kind: str) -> Format | None:
     Raises:
         InputError: it cannot be loaded, or is no importer.
     """
-    cls = find(kind, "importers")
-    if cls is None:
+    importer = _IMPORTERS.make(kind)
+    if importer is None:
         return None
-    _IMPORTERS.check(cls, kind)
-    try:
-        importer: Importer = cls()
-    except TypeError as error:
-        raise InputError(f"{kind}: every field of an importer needs a default ({error})") from error
-    except Exception as error:
-        raise InputError(f"{kind}: the importer cannot be made ({brief_error(error)})") from error
     recognises = partial(_recognises, importer, kind)
-    return Format(kind, f"logs of {cls.__name__}", recognises, partial(_read, importer, kind))
+    return Format(kind, f"logs of {type(importer).__name__}", recognises, partial(_read, importer, kind))
 
 
 @cache
