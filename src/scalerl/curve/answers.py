@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.prior import log_mid_range
-from scalerl.curve.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
+from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -129,7 +129,7 @@ class Forecast:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def _repr_html_(self) -> str:
-        return view("forecast_html", self)
+        return views().forecast_html(self)
 
 
 @dataclass(frozen=True)
