@@ -154,8 +154,10 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
     curves = drawn_groups(view.recipe_groups, view.budget or 0.0, view.level)
     if len(view.runs) == 1:
         (run,) = view.runs
-        frozen = run.record and main_forecast(frozen_forecasts(run.record))
-        first = {"run": run_figure(run, frozen or None, view.budget, view.target)}
+        # As the sentence of the page: what is asked anew is answered by the fit.
+        anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
+        frozen = main_forecast(frozen_forecasts(run.record)) if run.record and not anew else None
+        first = {"run": run_figure(run, frozen, view.budget, view.target)}
     elif (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is not None:
         first = {"overlay": overlay}
     else:
