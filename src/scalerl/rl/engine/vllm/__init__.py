@@ -6,5 +6,5 @@
     launch.py          starts and calls workers; worker.py runs in them, served.py in vLLM's own processes
     http_client.py     the calls of servers; protocol.py: what both must be
 
-Imported by `rl.placement`, `rl.placement.ray`.
+Imported by `rl`, `rl.placement`.
 """
