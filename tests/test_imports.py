@@ -25,7 +25,7 @@ ROOMS = (
     ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
-    *("rl.types", "rl.algo", "rl.sandbox", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
+    *("rl.types", "rl.algo", "rl.sandbox", "rl.tasks", "rl.config", "rl.model", "rl.kernels", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.training_run", "rl.train", "rl.evaluate", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.document"),
@@ -166,6 +166,16 @@ def test_rooms_are_small_and_say_what_is_in_them():
     for folder in {file.parent for file in MODULES.values()} - {SRC}:
         assert len(list(folder.glob("*.py"))) <= 21, f"{folder} has more than 20 files and its __init__.py"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_tests_are_where_what_they_test_is():
+    tests = Path(__file__).parent
+    rooms = {file.parent.relative_to(SRC) for file in MODULES.values()}
+    found = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    assert rooms - found == set()
+    assert {folder for folder in found if not (SRC / folder).is_dir()} == set()
+    names = [file.name for file in tests.rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
 
 
 def test_the_light_half_loads_nothing_heavy():

@@ -149,7 +149,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
-    from scalerl.view.facts.standing import common_budget
+    from scalerl.view.facts.fit_rows import common_budget
     from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
     from scalerl.view.runs.groups import OverlayRun
 

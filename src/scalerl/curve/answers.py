@@ -162,17 +162,21 @@ class Forecasts:
         return cls(*points, ends("interval"), ends("prediction"), ends("rerun"), axis)
 
     def to_frame(self) -> Any:
-        """Make a `pandas.DataFrame` with a row for every compute, in a column named by the axis.
+        """Make a `pandas.DataFrame` of `to_dict`.
 
         Raises:
             InputError: pandas is not installed.
         """
-        columns: dict[str, Any] = {self.axis: self.compute, "median": self.median}
+        return data_frame(self.to_dict())
+
+    def to_dict(self) -> dict[str, np.ndarray]:
+        """Return arrays (M,) by name, the computes in one named by the axis, intervals in two each."""
+        columns: dict[str, np.ndarray] = {self.axis: self.compute, "median": self.median}
         columns["paper_point"] = self.paper_point
         for name in ("interval", "prediction", "rerun"):
             low_M, high_M = getattr(self, name)
             columns |= {f"{name}_low": low_M, f"{name}_high": high_M}
-        return data_frame(columns)
+        return columns
 
 
 @dataclass(frozen=True)

@@ -292,8 +292,7 @@ def _with_vllm(
         elif gpu.name in assignment.used.difference(assignment.trainers):
             found.append(replace(share, capacity=min(part, gpu.free)))
         else:
-            on_it = ((trainer,),) * assignment.trainers.count(gpu.name)
-            found.append(DeviceMemory(gpu.name, gpu.free, on_it))
+            found.append(DeviceMemory(gpu.name, gpu.free, ((trainer,),) * (gpu.name in assignment.trainers)))
     return found
 
 
@@ -378,6 +377,8 @@ def check_memory(devices: Sequence[DeviceMemory]) -> None:
     if over:
         worst = max(over, key=lambda device: device.excess)
         more = f"; so {'are' if len(over) > 2 else 'is'} {len(over) - 1} more" if len(over) > 1 else ""
+        if not all(device.processes for device in devices):
+            more += f"; --gpus {len(devices)} splits the roles over all GPUs of this machine"
         raise InputError(f"memory: {overfull(worst)}{more}; --dry-run shows all terms")
 
 

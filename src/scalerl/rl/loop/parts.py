@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,7 +57,7 @@ class PartsHere:
         # torchrun has said how many trainers there are on this machine.
         self._trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._devices = assign(recipe, gpus_in_use(), self._trainers)
-        self.held = self._devices.held
+        self.held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
         """What a process of each role is counted with."""
         if engine := recipe.vllm:
             self.held = HeldDevices.of_vllm(engine, recipe.processes, self._devices.shared)

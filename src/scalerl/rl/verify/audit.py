@@ -24,8 +24,8 @@ import numpy as np
 from scalerl.errors import ScalerlError, brief
 from scalerl.rl.tasks.task import Task, calling, prompts_of
 from scalerl.rl.types import Prompt, as_reward
-from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
 from scalerl.rl.verify.verifier import is_trusted
+from scalerl.rl.verify.verifier_pool import Outcome, SupervisedVerifiers, job_of
 
 Level = Literal["ok", "note", "fault"]
 Form = Callable[[str], str]

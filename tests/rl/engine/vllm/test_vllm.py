@@ -46,7 +46,7 @@ from scalerl.rl.engine.vllm.protocol import Requirements
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync.ipc_buffers import back_to_back, by_dtype, update_info

@@ -47,7 +47,7 @@ from scalerl.rl.engine.vllm.server_state import (
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
-from scalerl.rl.model.memory import leave_share
+from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment

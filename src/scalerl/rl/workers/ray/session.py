@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
-from scalerl.rl.config.devices import VISIBLE, gpus_of_workers
+from scalerl.rl.config.devices import VISIBLE, HeldDevices, gpus_of_workers
 from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.workers.ray import cluster_watch
@@ -207,7 +207,10 @@ class Session:
         self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
         """The table `[cluster]`, with the number of GPUs that each actor has."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
-        self._beside = "evaluation" in bundles and cluster.evaluates_beside(there.get("GPU", 0.0))
+        gpus = there.get("GPU", 0.0)
+        self._beside = "evaluation" in bundles and cluster.evaluates_beside(gpus)
+        self.held = HeldDevices.on_cluster(cluster, engine, len(gpus_in_use()), gpus)
+        """What a process of each role is counted with."""
         if self._beside:
             (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
             bundles["generators"][-1] = {name: n + own[name] for name, n in shared.items()}

@@ -23,7 +23,7 @@ from scalerl.ingest.formats.format import recognise
 from scalerl.ingest.load import load_run
 from scalerl.ingest.vocabularies import BY_TRAINER, CONSOLES as SETTINGS
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_callback.py"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "trl_callback.py"
 
 
 def write(folder, text, name="run.log"):
