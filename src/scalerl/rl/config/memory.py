@@ -294,8 +294,7 @@ def _with_vllm(
         elif gpu.name in assignment.used.difference(assignment.trainers):
             found.append(replace(share, capacity=min(part, gpu.free)))
         else:
-            on_it = ((trainer,),) * assignment.trainers.count(gpu.name)
-            found.append(DeviceMemory(gpu.name, gpu.free, on_it))
+            found.append(DeviceMemory(gpu.name, gpu.free, ((trainer,),) * (gpu.name in assignment.trainers)))
     return found
 
 

@@ -207,8 +207,9 @@ class Session:
         self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
         """The table `[cluster]`, with the number of GPUs that each actor has."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
-        self._beside = "evaluation" in bundles and cluster.evaluates_beside(there.get("GPU", 0.0))
-        self.held = HeldDevices.on_cluster(cluster, engine, len(gpus_in_use()), there.get("GPU", 0.0))
+        gpus = there.get("GPU", 0.0)
+        self._beside = "evaluation" in bundles and cluster.evaluates_beside(gpus)
+        self.held = HeldDevices.on_cluster(cluster, engine, len(gpus_in_use()), gpus)
         """What a process of each role is counted with."""
         if self._beside:
             (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
