@@ -156,6 +156,10 @@ class Recipe:
         if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
             raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
+    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
+        """Return whether the LM head of a role computes in float32 whatever the precision."""
+        return self.fp32_logits in ("both", role)
+
     @property
     def cpu_threads(self) -> int:
         """Threads of each process that computes the model, on this machine."""
