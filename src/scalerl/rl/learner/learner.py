@@ -41,7 +41,7 @@ from scalerl.rl.learner.score import Scorer, copies, in_place, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, gathered, group_of, plain_of
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
 from scalerl.rl.model.lora import write_adapter
-from scalerl.rl.model.memory import within_memory
+from scalerl.rl.model.out_of_memory import within_memory
 from scalerl.rl.model.routing import balance_of
 from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights

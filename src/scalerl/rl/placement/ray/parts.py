@@ -24,8 +24,8 @@ from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
 from scalerl.rl.sync.ray_weights import StoredWeights, store, transport_of
 from scalerl.rl.types import Pending, Weights
-from scalerl.rl.verify.pool import Outcome, VerifierPool, VerifierWorker
 from scalerl.rl.verify.verifier import Completion, Verification, load_verifier
+from scalerl.rl.verify.verifier_pool import Outcome, VerifierPool, VerifierWorker
 from scalerl.rl.workers.backend import Channel
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session
