@@ -187,7 +187,7 @@ def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Term
     moments = [(_COPIES * places, sum_so_far)]  # of the softmax
     if number_bytes(recipe.precision) == _FLOAT:
         moments.append((2 * places, sum_so_far + one))
-    elif recipe.fp32_logits in ("both", "trainer"):
+    elif recipe.fp32_head("trainer"):
         # The product is made of two halves of bfloat16, the second one after the first.
         moments += [((_COPIES + 1) * places, sum_so_far + one), (_COPIES * places, sum_so_far + 2 * one)]
     else:

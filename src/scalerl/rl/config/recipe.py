@@ -168,6 +168,10 @@ class Recipe:
         if engine.urls and (self.cluster or self.placement).generators > 1:
             raise ValueError("generators: engine.urls names all servers; leave it out")
 
+    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
+        """Return whether the LM head of a role computes in float32 whatever the precision."""
+        return self.fp32_logits in ("both", role)
+
     @property
     def cpu_threads(self) -> int:
         """Threads of each process that computes the model, on this machine."""
