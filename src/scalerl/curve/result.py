@@ -12,6 +12,7 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.curve.answers import (
+    BENT,
     FAR,
     GO,
     NO_GO,
@@ -251,7 +252,9 @@ class Fit:
 
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
-        the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
+        the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
+        reach `BENT` times C_mid and a straight line through their later half reaches the target: nothing has
+        shown yet that the run will bend. And where no family describes the run,
         or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
         compute, unless the ceiling is identified.
         """
@@ -270,7 +273,7 @@ class Fit:
         """
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         doubt = self.doubt(budget)
-        verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
+        verdict, verdict_rerun = (self._verdict(p, doubt, target, budget) for p in (here, again))
         why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
         if doubt:
             why = doubt
@@ -300,14 +303,23 @@ class Fit:
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 
-    def _verdict(self, probability: float, doubt: str) -> Verdict:
+    def _straight(self, budget: float) -> float:
+        """Return the pass rate at `budget` on the line through the later half of the evaluations."""
+        half = len(self.points) // 2
+        return float(
+            np.polyval(np.polyfit(self.points.compute_N[half:], self.points.pass_rate_N[half:], 1), budget)
+        )
+
+    def _verdict(self, probability: float, doubt: str, target: float, budget: float) -> Verdict:
         if self.metric.no_verdict:
             return "training reward"
         if doubt:
             return "too early"
         if probability >= GO:
             return "go"
-        if probability <= NO_GO:
+        if probability <= NO_GO and not (
+            self.identification.ratio < BENT and self._straight(budget) >= target
+        ):
             return "no-go"
         return "too close" if self.identified else "too early"
 
