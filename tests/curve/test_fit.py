@@ -485,8 +485,12 @@ def test_a_line_that_has_not_bent_is_no_no_go():
     """.2 + .4 x to half of the run: without a ramp its end, .6, was above the interval."""
     compute_N = np.linspace(0, 5000, 31)
     noise_N = np.random.default_rng(0).normal(0, 0.005, 31)
-    result = fit(Points.from_arrays(compute_N, 0.2 + 0.4 * compute_N / 10_000 + noise_N))
-    assert result.verdict(0.58, 10_000) == "too early"
+    points = Points.from_arrays(compute_N, 0.2 + 0.4 * compute_N / 10_000 + noise_N)
+    flat = fit(points, prior="flat").chance(0.58, 10_000)  # without a ramp
+    assert flat.probability < 0.05
+    assert flat.verdict == "too early"
+    assert flat.why.endswith("but nothing bends yet, and a straight line reaches it")
+    result = fit(points)
     low, high = result.forecast(10_000).interval
     assert low < 0.6 < high
     assert result.verdict(0.8, 10_000) == "no-go"

@@ -273,12 +273,15 @@ class Fit:
         """
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         doubt = self.doubt(budget)
-        verdict, verdict_rerun = (self._verdict(p, doubt, target, budget) for p in (here, again))
+        straight = self._goes_straight_to(target, budget)
+        verdict, verdict_rerun = self._verdict(here, doubt, straight), self._verdict(again, doubt, straight)
         why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
         if doubt:
             why = doubt
         elif self.identified:
             why = f"the ceiling is identified; {why}"
+        elif straight and here <= NO_GO:
+            why = f"{why}, but nothing bends yet, and a straight line reaches it"
         elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
                 f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
@@ -303,23 +306,22 @@ class Fit:
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 
-    def _straight(self, budget: float) -> float:
-        """Return the pass rate at `budget` on the line through the later half of the evaluations."""
-        half = len(self.points) // 2
-        return float(
-            np.polyval(np.polyfit(self.points.compute_N[half:], self.points.pass_rate_N[half:], 1), budget)
-        )
+    def _goes_straight_to(self, target: float, budget: float) -> bool:
+        """Whether the run has not bent, and a line through its later half is at `target` by `budget`."""
+        if self.identification.ratio >= BENT:
+            return False
+        points, half = self.points, len(self.points) // 2
+        line = np.polyfit(points.compute_N[half:], points.pass_rate_N[half:], 1)
+        return float(np.polyval(line, budget)) >= target
 
-    def _verdict(self, probability: float, doubt: str, target: float, budget: float) -> Verdict:
+    def _verdict(self, probability: float, doubt: str, straight: bool) -> Verdict:
         if self.metric.no_verdict:
             return "training reward"
         if doubt:
             return "too early"
         if probability >= GO:
             return "go"
-        if probability <= NO_GO and not (
-            self.identification.ratio < BENT and self._straight(budget) >= target
-        ):
+        if probability <= NO_GO and not straight:
             return "no-go"
         return "too close" if self.identified else "too early"
 
