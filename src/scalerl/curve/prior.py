@@ -1,6 +1,7 @@
 """The prior of a fit: `DEFAULT`, which knows what runs look like, and `FLAT` over what is measured.
 
-The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is worth:
+The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is worth, and `prior.py` there
+what real runs say of its numbers, which are set by hand:
 
     family              log-logistic, Weibull, Frechet, power law: .148 each; Burr, two speeds, burst: .127;
                         ramp: .025
