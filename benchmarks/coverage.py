@@ -147,8 +147,8 @@ def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple
     from scalerl.curve.least_squares import least_squares
     from scalerl.curve.posterior import posterior
     from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
-    from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
     from scalerl.curve.sample import make_sample
+    from scalerl.quantiles import noisy_quantiles, tails, weighted_quantiles
 
     (family, phi), at_Q, sample = known, tails(0.95), make_sample(points, None)
     # Without a prior of the noise sd, as the truth of the shapes has none.

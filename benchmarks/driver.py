@@ -45,7 +45,7 @@ from scalerl.rl.engine.ordered import pack_rollouts, unpack_rollouts
 from scalerl.rl.learner.batch import StepStats, make_batch
 from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
 from scalerl.rl.loop.pipeline import Step, make_group
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.types import Counters, Prompt, Reward, Rollout
 
 SAMPLES, PROMPT = 16, 200

@@ -27,7 +27,7 @@ from scalerl.rl.health.figures import FIGURES
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.model.named import find_model
 from scalerl.rl.model.weights import WeightStream

@@ -111,7 +111,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
     from scalerl.rl.loop.parts import place_generator
     from scalerl.rl.loop.pipeline import Pipeline
-    from scalerl.rl.loop.pool import PromptPool
+    from scalerl.rl.loop.prompt_pool import PromptPool
     from scalerl.rl.model.causal_lm import load_tokenizer
     from scalerl.rl.verify.verifier import load_verifier
 

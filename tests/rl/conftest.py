@@ -32,7 +32,7 @@ from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, write_tokenizer
 from scalerl.rl.types import Done, Prompt, Reward, Rollout

@@ -14,7 +14,7 @@ from scalerl.rl.config.memory import RoleMemory
 from scalerl.rl.config.settings import Evaluation, Local, Steps
 from scalerl.rl.engine import generator as generator_module
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.model.memory import is_out_of_memory, within_memory
+from scalerl.rl.model.out_of_memory import is_out_of_memory, within_memory
 from scalerl.rl.train import train
 
 GIB = 2**30

@@ -10,7 +10,7 @@ from ray_nodes import until
 from small_demo import small_demo
 
 from scalerl.record.reader import RunRecord
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 
 SMALL = small_demo(20, 4, "schedule.k=4", "checkpoint.steps=5")
 """The demonstration, small: 4 groups of 8 a step."""

@@ -14,7 +14,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.ray.parts import RayParts
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.prior import log_mid_range
-from scalerl.curve.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
+from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -131,7 +131,7 @@ class Forecast:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def _repr_html_(self) -> str:
-        return view("forecast_html", self)
+        return views().forecast_html(self)
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,21 @@ class Forecasts:
         return cls(*points, ends("interval"), ends("prediction"), ends("rerun"), axis)
 
     def to_frame(self) -> Any:
-        """Make a `pandas.DataFrame` with a row for every compute, in a column named by the axis.
+        """Make a `pandas.DataFrame` of `to_dict`.
 
         Raises:
             InputError: pandas is not installed.
         """
-        columns: dict[str, Any] = {self.axis: self.compute, "median": self.median}
+        return data_frame(self.to_dict())
+
+    def to_dict(self) -> dict[str, np.ndarray]:
+        """Return arrays (M,) by name, the computes in one named by the axis, intervals in two each."""
+        columns: dict[str, np.ndarray] = {self.axis: self.compute, "median": self.median}
         columns["paper_point"] = self.paper_point
         for name in ("interval", "prediction", "rerun"):
             low_M, high_M = getattr(self, name)
             columns |= {f"{name}_low": low_M, f"{name}_high": high_M}
-        return data_frame(columns)
+        return columns
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
 from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations, before_training
 from scalerl.rl.loop.parts import Load, parts_of
 from scalerl.rl.loop.pipeline import Pipeline, Step
-from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.progress import TRAINING, Activities, Progress, View
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.loop.resume import (
     changes_of_resume,
     check_saved,

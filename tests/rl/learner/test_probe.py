@@ -18,7 +18,7 @@ from scalerl.rl.learner.load import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.learner.score import ranks_of
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.types import Done, Reward
 

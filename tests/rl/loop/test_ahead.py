@@ -19,7 +19,7 @@ from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.tasks.dataset import Dataset

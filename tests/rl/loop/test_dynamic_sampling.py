@@ -15,7 +15,7 @@ from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.learner.batch import StepStats, make_batch
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.weights import WeightStream
 from scalerl.rl.types import Counters, Done, Reward
 

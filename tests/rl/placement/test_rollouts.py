@@ -20,7 +20,7 @@ from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local, Timeouts
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.workers import pool as worker_pool

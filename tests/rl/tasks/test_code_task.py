@@ -20,7 +20,7 @@ from scalerl.rl.tasks.code import Code, code_of
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits, Reward
 from scalerl.rl.verify.audit import audit
-from scalerl.rl.verify.pool import SupervisedVerifiers
+from scalerl.rl.verify.verifier_pool import SupervisedVerifiers
 
 RIGHT, WRONG = Reward(1.0, True), Reward(0.0, False)
 SUM = {

@@ -181,7 +181,7 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.verify.pool import SupervisedVerifiers
+from scalerl.rl.verify.verifier_pool import SupervisedVerifiers
 workers = SupervisedVerifiers(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
 print("ready", flush=True)
 jobs = [json.dumps([asdict(Prompt("crowd", "", "")), [""]]).encode()] * 2

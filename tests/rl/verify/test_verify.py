@@ -282,7 +282,7 @@ def test_processes_that_cannot_be_started_are_a_worker_error(make_verifier, make
 @pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are told apart by /proc")
 def test_a_job_that_was_suspended_loses_no_supervisor(make_verifier, make_rollout, monkeypatch):
     """A frozen container: nothing is sent for longer than the heartbeat timeout, and nothing is looked at."""
-    monkeypatch.setattr("scalerl.rl.verify.pool.HEARTBEAT_TIMEOUT", 4.0)
+    monkeypatch.setattr("scalerl.rl.verify.verifier_pool.HEARTBEAT_TIMEOUT", 4.0)
     verifier = make_verifier(Limits(seconds=5, workers=1))
     (pid,) = process_ids(verifier)
     os.kill(pid, signal.SIGSTOP)
@@ -342,7 +342,7 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.verify.pool import SupervisedVerifiers
+from scalerl.rl.verify.verifier_pool import SupervisedVerifiers
 workers = SupervisedVerifiers(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
 print(*[worker.process.pid for worker in workers._workers], flush=True)
 jobs = [json.dumps([asdict(Prompt(name, "", "")), [""]]).encode() for name in ("regex", "hides")]

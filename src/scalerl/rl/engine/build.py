@@ -35,7 +35,7 @@ from scalerl.rl.model.causal_lm import (
     stop_tokens,
     unknown_word,
 )
-from scalerl.rl.model.memory import is_out_of_memory, within_memory
+from scalerl.rl.model.out_of_memory import is_out_of_memory, within_memory
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.tasks.task import Task, check_task, checked_prompts
 from scalerl.rl.types import Prompt, Rollout

@@ -5,7 +5,8 @@
 
 Both return the last hidden states of transformers' own forward pass, to rounding. Weights are exchanged in
 place, in the model's parameters, and the cache stays as it is. The cache is in blocks
-(`scalerl.rl.kernels.blocks`): it takes the lengths that completions have, and not the longest they may have.
+(`scalerl.rl.model.cache_blocks`): it takes the lengths that completions have, and not the longest they may
+have.
 
 Shapes in names: A slots that take part, B slots that start or prompts, S all slots, L positions of a slot,
 T tokens of a prompt, D hidden size.
@@ -23,8 +24,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.errors import InputError
 from scalerl.rl.config.settings import EngineKind
-from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for
 from scalerl.rl.kernels.fused import FusedEngine, longer
+from scalerl.rl.model.cache_blocks import BLOCK, BlockPool, BlockTable, blocks_for
 from scalerl.rl.model.causal_lm import hidden_states
 from scalerl.rl.model.routing import Routers
 

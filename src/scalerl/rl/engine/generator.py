@@ -36,7 +36,7 @@ from scalerl.rl.engine.ordered import Generator, pack_samples, unpack_samples
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.slots import DecodeSlots
 from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
-from scalerl.rl.model.memory import within_memory
+from scalerl.rl.model.out_of_memory import within_memory
 from scalerl.rl.model.weights import load_weights
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer

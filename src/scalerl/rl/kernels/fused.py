@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.rl.kernels.blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
 from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, Pointer, fits, load_library
+from scalerl.rl.model.cache_blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
 
 MOST_TOKENS = 512
 """Tokens of one pass, so that what lies between two matrix products stays in the processor's cache."""

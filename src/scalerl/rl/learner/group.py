@@ -28,7 +28,7 @@ from scalerl.rl.learner.checkpoint import DISK
 from scalerl.rl.learner.learner import Learner, StepStoppedError
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
-from scalerl.rl.model.memory import return_freed_memory
+from scalerl.rl.model.out_of_memory import return_freed_memory
 from scalerl.rl.model.weights import plan_of
 from scalerl.rl.types import Mapped, Pending, Plan, Weights
 

@@ -26,7 +26,7 @@ from scalerl.rl.model.causal_lm import (
     without_dropout,
 )
 from scalerl.rl.model.lora import add_adapters
-from scalerl.rl.model.memory import within_memory
+from scalerl.rl.model.out_of_memory import within_memory
 from scalerl.rl.model.packed_attention import register
 from scalerl.rl.model.routing import check_replay, has_routers
 from scalerl.rl.model.shape import shape_of

@@ -44,8 +44,8 @@ from scalerl.rl.engine.ordered import Generator, pack_groups, pack_samples, unpa
 from scalerl.rl.learner.batch import Batch, StepStats, make_batch
 from scalerl.rl.learner.learner import Learner, StepStoppedError
 from scalerl.rl.loop.admission import AdmissionControl, VerifiedGroups
-from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.progress import TRAINING, Activities
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Group, Pending, Reward, Rollout, Verify
 

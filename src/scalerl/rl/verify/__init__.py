@@ -1,7 +1,7 @@
 """Verification in processes that cannot hurt the run.
 
     verifier.py   rewards of groups, by the task's verifier
-    pool.py       completions shared out to a pool of workers: supervisors here, or actors on a cluster
+    verifier_pool.py completions shared out to a pool of workers: supervisors here, or actors on a cluster
     supervisor.py a trusted process that runs no code of a task; forks.py and proc.py are its means
     worker.py     runs the task's code
 

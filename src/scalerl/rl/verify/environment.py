@@ -23,8 +23,8 @@ from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.model.causal_lm import answer_tokens
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Prompt, UserText
-from scalerl.rl.verify.pool import Jobs, SupervisedVerifiers, job_of
 from scalerl.rl.verify.verifier import texts_of
+from scalerl.rl.verify.verifier_pool import Jobs, SupervisedVerifiers, job_of
 
 _LOG = logging.getLogger("scalerl")
 

@@ -30,7 +30,7 @@ from scalerl.rl.model.causal_lm import end_tokens
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.task import Task, verdict
 from scalerl.rl.types import FAILED, Done, Limits, Mapped, Pending, Prompt, Reward, Rollout
-from scalerl.rl.verify.pool import Outcome, SupervisedVerifiers, job_of
+from scalerl.rl.verify.verifier_pool import Outcome, SupervisedVerifiers, job_of
 
 ODD = {
     "exit": "a verification called sys.exit or the like",

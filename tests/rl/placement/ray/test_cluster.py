@@ -105,7 +105,7 @@ def test_in_lockstep_the_tokens_are_those_of_one_process(nodes, recipe, small_ba
 def inline(recipe, model):
     """The steps of the same recipe in one process, and the weights that sampled each."""
     from scalerl.rl.loop.pipeline import Pipeline
-    from scalerl.rl.loop.pool import PromptPool
+    from scalerl.rl.loop.prompt_pool import PromptPool
     from scalerl.rl.model.causal_lm import load_tokenizer
     from scalerl.rl.verify.verifier import load_verifier
 

@@ -34,7 +34,8 @@ from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.launch import place_workers
-from scalerl.rl.engine.vllm.protocol import Requirements, shape_of
+from scalerl.rl.engine.vllm.protocol import shape_of
+from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -47,7 +48,7 @@ from scalerl.rl.engine.vllm.server_state import (
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
-from scalerl.rl.model.memory import leave_share
+from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment

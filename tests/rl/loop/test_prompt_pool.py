@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalerl.rl.algo.curriculum import History, NoPositiveResampling, Uniform
-from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.types import Group, Prompt
 
 PROMPTS = [Prompt(f"p/1/{i}", str(i), "0") for i in range(6)]

@@ -1,6 +1,6 @@
 """Ten thousand damaged or odd logs of every format: each is a sound run, or refused in one line; none hangs.
 
-python -m pytest -m slow tests/ingest/test_fuzz.py
+python -m pytest -m slow tests/ingest/formats/test_fuzz.py
 """
 
 import json

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from scalerl.rl.config.memory import CONTEXT
-from scalerl.rl.model.memory import leave_share
+from scalerl.rl.model.out_of_memory import leave_share
 
 PROGRAM = """
 import numpy as np
 import psutil
-from scalerl.rl.model.memory import return_freed_memory
+from scalerl.rl.model.out_of_memory import return_freed_memory
 
 def resident_mib():
     return psutil.Process().memory_info().rss / 2**20
