@@ -67,8 +67,8 @@ def draw_forecast(ax: Axes, points: scalerl.Points, seen: float) -> None:
 
 
 def forecast(out: Path) -> None:
-    """One run, forecast at a quarter and at half of its compute."""
-    points = table("scalerl-0")
+    """A run of the demonstration's recipe, forecast at a quarter and at half, before its curve has bent."""
+    points = scalerl.read_table(ROOT / "examples" / "curves" / "lr2.5e-6-seed1.csv", x="flops")
     end = float(points.compute_N[-1])
     fig, axes = plt.subplots(1, 2, figsize=(10, 3.9), sharey=True, layout="constrained")
     for ax, share, word in zip(axes, (1 / 4, 1 / 2), ("a quarter", "half"), strict=True):
@@ -76,6 +76,9 @@ def forecast(out: Path) -> None:
         made = until(points, share * end).forecast(end)
         low, high = made.prediction
         ax.set_title(f"At {word}: {made.median:.2f} [{low:.2f}, {high:.2f}] at the end", color=INK)
+        last, measured = points.pass_rate_N[points.compute_N <= share * end][-1], points.pass_rate_N[-1]
+        label = {"color": MUTED, "va": "bottom", "ha": "right", "fontsize": 9}
+        ax.text(end / GFLOP, last + 0.005, f"last value {last:.2f}: off by {measured - last:.2f}", **label)
     axes[0].set_ylabel("held-out pass rate")
     axes[1].legend(loc="lower right")
     fig.savefig(out, dpi=130)

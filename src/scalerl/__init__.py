@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from scalerl.record.reader import RunRecord as RunRecord
     from scalerl.record.writer import RunWriter as RunWriter
     from scalerl.view.plotting import plot as plot
+    from scalerl.view.runs.tables import latex as latex
 
 
 lazy(__name__)

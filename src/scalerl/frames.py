@@ -24,6 +24,6 @@ def _pandas() -> Any:
     return pd
 
 
-def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """Return a data frame with these columns, of rows that may lack some."""
-    return data_frame({name: [row.get(name) for row in rows] for name in names})
+def columns_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return these columns of rows that may lack some, by name."""
+    return {name: [row.get(name) for row in rows] for name in names}

@@ -11,12 +11,12 @@ import pytest
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 
-TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
+TRUTH, LAST = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40), 8000
 
 
 @pytest.fixture
 def log(tmp_path):
-    compute_N = np.linspace(0, 8000, 16)
+    compute_N = np.linspace(0, LAST, 16)
     y_N = TRUTH(compute_N) + np.random.default_rng(0).normal(0, 0.003, 16)
     lines = ["gpu_hours,pass_rate", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]
     path = tmp_path / "log.csv"
@@ -29,7 +29,7 @@ def test_json_is_one_object_and_nothing_else(log, capsys):
     out, err = capsys.readouterr()
     data = json.loads(out)
     assert err == ""
-    assert [f["compute"] for f in data["forecast"]] == [1e4, 16000]
+    assert [f["compute"] for f in data["forecast"]] == [1e4, 16000, 10 * LAST]
     low, high = data["forecast"][1]["interval"]
     assert low < float(TRUTH(16000.0)) < high
     assert data["target"]["verdict"] in {"go", "no-go", "too close", "too early"}
@@ -58,6 +58,13 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert data["target"]["verdict"].upper() in text
     assert "0.9 at 16000 GPU-hours" in rows
     assert "\x1b" not in text
+
+
+def test_what_is_not_asked_for_is_told_at_twice_and_at_ten_times_the_data(log, capsys):
+    assert main(["fit", str(log)]) == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row.startswith("at ")] == [f"at {k * LAST:g} GPU-hours" for k in (2, 10)]
+    assert rows[-1] == "prior"
 
 
 def test_the_answer_comes_before_what_it_rests_on(log, capsys):
@@ -235,9 +242,11 @@ def test_the_default_axis_is_that_of_the_budget_and_is_stated(tmp_path, capsys):
     (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["fit", str(tmp_path)]) == 0
     assert "12 on tokens" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text(json.dumps({"budget": {"kind": "steps", "amount": 110}}))
+    (tmp_path / "config.json").write_text(json.dumps({"budget": {"kind": "steps", "amount": 200}}))
     assert main(["fit", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["axis"] == "steps"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["axis"] == "steps"
+    assert [forecast["compute"] for forecast in answer["forecast"]] == [200, 1100]  # its budget, ten times
     assert main(["fit", str(tmp_path), "--x", "gpu_hours"]) == 2
     assert (
         "no times of steps, so no GPU-hours: use --x tokens or tokens_processed or steps"

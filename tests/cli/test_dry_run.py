@@ -17,6 +17,9 @@ SHIPPED = {
     "scalerl_24gb": ("Qwen3-0.6B", "1x22.5"),
     "scalerl_80gb": ("Qwen3-1.7B", "1x79.6"),
     "scalerl_8x80gb": ("Qwen3-8B", "8x79.6"),
+    # These say nothing of devices: --gpus 8 splits them.
+    **dict.fromkeys(("scalerl", "deepseek_grpo", "magistral"), ("Qwen3-8B", "8x79.6")),
+    **dict.fromkeys(("minimax_m1", "qwen25_dapo"), ("Qwen3-8B", "8x79.6")),
 }
 
 
@@ -51,14 +54,28 @@ def dry_run(capsys, *args):
 @pytest.mark.parametrize("recipe", SHIPPED)
 def test_recipes_fit_the_machines_that_they_are_for(recipe, model, monkeypatch, capsys):
     name, gpus = SHIPPED[recipe]
+    how = (recipe, "--set", f"model={model(name)}", "--gpus", gpus[0])
     monkeypatch.setenv("SCALERL_GPUS", gpus)
-    found = dry_run(capsys, recipe, "--set", f"model={model(name)}")
+    found = dry_run(capsys, *how)
     assert all(device["fits"] for device in found["devices"])
     assert all(device["processes"] for device in found["devices"])  # none is left over
     # What they are for is used: with three quarters of it they would not fit.
     small = f"{gpus[:2]}{0.75 * float(gpus[2:]):g}"
     monkeypatch.setenv("SCALERL_GPUS", small)
-    assert main(["train", recipe, "--set", f"model={model(name)}", "--dry-run"]) == 2
+    assert main(["train", *how, "--dry-run"]) == 2
+
+
+def test_the_small_recipes_fit_the_smallest_gpu(monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "1x22.5")
+    for recipe in ("demo", "smollm2", "smollm2_lora"):
+        assert all(device["fits"] for device in dry_run(capsys, recipe)["devices"])
+
+
+def test_a_recipe_that_needs_all_gpus_says_so_where_it_has_one(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "8x79.6")
+    assert main(["train", "scalerl", "--set", f"model={model('Qwen3-8B')}", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "--gpus 8 splits the roles over all GPUs of this machine; --dry-run shows all terms" in said
 
 
 def test_roles_and_terms_are_printed_with_the_recipe(model, monkeypatch, capsys):
@@ -100,8 +117,7 @@ def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch
 
 def test_the_planner_leaves_a_gpu_to_evaluations_where_nothing_else_fits(model, monkeypatch, capsys):
     """Beside evaluations no generator fits, of whatever split of all eight; four and three trainers do."""
-    how = ("scalerl", "--set", f"model={model('Qwen3-8B')}", "--set", "decode_slots=20")
-    how += ("--set", "evaluation.decode_slots=20", "--gpus", 8)
+    how = ("scalerl", "--set", f"model={model('Qwen3-8B')}", "--gpus", 8)
     monkeypatch.setenv("SCALERL_GPUS", "8x80")
     found = dry_run(capsys, *how)
     placement = found["recipe"]["placement"]
@@ -112,6 +128,7 @@ def test_the_planner_leaves_a_gpu_to_evaluations_where_nothing_else_fits(model, 
 def test_the_device_that_lacks_most_is_named(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "8x80")
     how = ["train", "scalerl", "--set", f"model={model('Qwen3-8B')}", "--gpus", "8", "--dry-run"]
+    how += ["--set", "decode_slots=32", "--set", "evaluation.decode_slots=32"]
     assert main([*how, "--generators", "4", "--trainers", "4"]) == 2
     said = capsys.readouterr().err
     assert "GPU 7 has 80.0 GiB free" in said  # the generator that evaluates too; GPU 0 lacks less
@@ -212,7 +229,6 @@ def test_options_of_devices_are_of_this_machine_without_a_cluster(options, gener
 
 def test_a_plan_checks_the_memory_of_a_dry_run(model, monkeypatch, capsys):
     words = ["plan", "scalerl", "--rates", "h100-8b", "--steps", "2", "--set", f"model={model('Qwen3-8B')}"]
-    words += ["--set", "decode_slots=20", "--set", "evaluation.decode_slots=20"]
 
     def plan(*more):
         status = main([*words, *map(str, more)])

@@ -59,6 +59,19 @@ def ryegrass(family: Family) -> tuple[Sample, LeastSquares, Curve]:
     return sample, best, Curve(family, 10 * curve.A, curve.B, curve.C_mid, 10 * curve.R_0)
 
 
+def hessian(sample: Sample, curve: Curve) -> np.ndarray:
+    """Half the second derivatives (4, 4) of the sum of squares by (A, log B, log C_mid, R_0)."""
+
+    def gradient(at_4: np.ndarray) -> np.ndarray:
+        moved = Curve(curve.family, at_4[0], math.exp(at_4[1]), math.exp(at_4[2]), at_4[3])
+        # The rows are means of replicates: their scatter about the means has no derivative.
+        left_N = sample.weight_N * (moved.at_log(sample.log_c_N) - sample.y_N)
+        return moved.jacobian(sample.log_c_N).T @ left_N
+
+    at_4 = np.array([curve.A, math.log(curve.B), math.log(curve.C_mid), curve.R_0])
+    return np.array([(gradient(at_4 + h) - gradient(at_4 - h)) / 2e-5 for h in 1e-5 * np.eye(4)])
+
+
 def digits(found: float, printed: str) -> None:
     """`found` rounds to the number as it was printed, to one unit of its last digit."""
     last = 10.0 ** -len(printed.partition(".")[2])
@@ -94,7 +107,14 @@ def test_drc_ll4_ryegrass():
     errors = standard_errors(sample, best)
     digits(10 * errors.sd, "0.5196256")
     assert errors.degrees == 20
-    # drc has 0.46506, with the second derivatives of the curve, which nls leaves out.
+    # By the observed Hessian: with the second derivatives of the curve, which nls leaves out.
+    A, B, C_mid, R_0 = np.sqrt(np.diag(np.linalg.inv(hessian(sample, best.curve)))) * 10 * errors.sd
+    for found, printed in zip(
+        (B * curve.B / 10, A, R_0, C_mid * curve.C_mid / 10),
+        ("0.46506", "0.21219", "0.18857", "0.18573"),
+        strict=True,
+    ):
+        digits(found, printed)
     assert pytest.approx(0.4584, abs=5e-5) == errors.B
 
 

@@ -173,7 +173,7 @@ def test_json_has_exactly_the_documented_keys():
     assert set(data) - {key for key, value in data.items() if isinstance(value, dict)} == {
         *("points", "axis", "min_compute", "prior", "identified", "why", "c_max_over_c_mid"),
         *("max_compute", "basins", "c_max_over_c_mid_interval", "compute_to_identify", "part_that_holds"),
-        *("lack_of_fit", "forecast", "campaign", "warnings"),
+        *("lack_of_fit", "suspected", "forecast", "campaign", "warnings"),
     }
     assert set(data["forecast"][0]) == {
         *("compute", "median", "paper_point", "interval", "prediction", "rerun"),

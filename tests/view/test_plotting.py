@@ -1,5 +1,7 @@
 """`scalerl.plot`, `Fit.plot` and `Comparison.plot`: what is drawn is what the fits say, on any scale."""
 
+import re
+
 import example_files
 import matplotlib.pyplot as plt
 import numpy as np
@@ -216,19 +218,28 @@ def test_the_latex_table_has_the_numbers_of_the_fits(comparison, recipes):
     text = comparison.to_latex()
     a, b = recipes["a"], recipes["b"][0]
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
-    assert rows[0].startswith("recipe & A & B & ")
-    assert "at 12,000" in rows[0]
+    assert rows[0] == r"recipe & $A$ & $B$ & $C_{\mathrm{mid}}$ (GPU-hours) & at 12,000 GPU-hours \\"
     A = np.array([fit.median.A for fit in a])
-    assert rows[1].startswith(f"a (2 seeds) & {short(A.mean())} $\\pm$ {short(A.std(ddof=1))}")
-    low, high = b.intervals.A
-    for known in (
-        f"{short(b.median.A)} ",
-        f"{{[}}{short(low)}, {short(high)}{{]}}",
-        short(b.forecast(12_000).median),
-    ):
-        assert known in rows[2]
+    mean = rf"{short(A.mean())} \pm {short(A.std(ddof=1))}"
+    assert re.match(rf"a \(2 seeds\) & \${re.escape(mean)}(\^\*)?\$ & ", rows[1])
+    star = "" if b.identified else "^*"
+    made = b.forecast(12_000)
+    for value, (low, high), mark in ((b.median.A, b.intervals.A, star), (made.median, made.interval, "")):
+        assert rf"${short(value)}{mark}\ [{short(low)}, {short(high)}]$" in rows[2]
+    assert len([line for line in text.splitlines() if "caption" in line]) == 1
     check_latex(text)
-    assert "a\\_b\\& " in b.to_latex("a_b&")
+    assert "a\\_b\\& " in scalerl.latex({"a_b&": b})
+    assert scalerl.latex(a, at=12_000).splitlines()[8].startswith("run (2 seeds) & $")
+
+
+def test_results_as_columns_are_their_frames(comparison, recipes, runs):
+    found = comparison.to_dict()
+    assert set(found["recipe"]) == {"b"}
+    pd.testing.assert_frame_equal(pd.DataFrame(found), comparison.to_frame())
+    made = recipes["b"][0].forecast([8000, 12_000])
+    assert list(made.to_dict()["interval_low"]) == list(made.interval[0])
+    test = scalerl.backtest([runs["b-seed0"]], fractions=[1 / 2])
+    assert test.to_dict()["measured"] == list(test.cuts[0].later.pass_rate_M)
 
 
 @pytest.mark.parametrize("size", [(3.3, 2.4), (7.0, 2.6)])

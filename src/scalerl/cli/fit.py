@@ -53,7 +53,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         fit,
         "--at C1,C2",
-        "amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps'",
+        "amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps' "
+        "(default: the run's budget, else 2x); and ten times the data",
         type=amounts,
         action="extend",
         default=[],
@@ -112,8 +113,11 @@ def run(args: argparse.Namespace) -> None:
         options["r0"] = "free" if result.min_compute else args.r0
     more = _more(args, points, result, options)
     tasks = _tasks(data, args.price, options | {"min_compute": args.min_compute or 0.0})
+    from scalerl.view.facts.fit_rows import answer_rows, basis_rows, known_at, task_row, worth_rows
+
+    at = known_at(result, data.record, args.at, args.budget)
     if args.json:
-        answer = result.to_json(args.at, args.target, args.budget)
+        answer = result.to_json(at, args.target, args.budget)
         if tasks:
             answer["tasks"] = {
                 name: {"metric": run.points.metric.to_json(), "error": run.reason}
@@ -130,9 +134,7 @@ def run(args: argparse.Namespace) -> None:
         return
     shown = {*result.left_out.sentences()} - {result.left_out.ending}  # rows of the table say the same
     print_warnings([*(text for text in result.warnings if text not in shown), *warnings])
-    from scalerl.view.facts.fit_rows import answer_rows, basis_rows, task_row, worth_rows
-
-    answers = answer_rows(result, args.at, args.target, args.budget)
+    answers = answer_rows(result, at, args.target, args.budget)
     answers += worth_rows(result, args.worth) if args.worth else []
     metric_row, *basis = basis_rows(result)
     of_tasks = [task_row(name, run.fit, run.reason, args.at) for name, run in tasks.items()]

@@ -162,17 +162,21 @@ class Forecasts:
         return cls(*points, ends("interval"), ends("prediction"), ends("rerun"), axis)
 
     def to_frame(self) -> Any:
-        """Make a `pandas.DataFrame` with a row for every compute, in a column named by the axis.
+        """Make a `pandas.DataFrame` of `to_dict`.
 
         Raises:
             InputError: pandas is not installed.
         """
-        columns: dict[str, Any] = {self.axis: self.compute, "median": self.median}
+        return data_frame(self.to_dict())
+
+    def to_dict(self) -> dict[str, np.ndarray]:
+        """Return arrays (M,) by name, the computes in one named by the axis, intervals in two each."""
+        columns: dict[str, np.ndarray] = {self.axis: self.compute, "median": self.median}
         columns["paper_point"] = self.paper_point
         for name in ("interval", "prediction", "rerun"):
             low_M, high_M = getattr(self, name)
             columns |= {f"{name}_low": low_M, f"{name}_high": high_M}
-        return data_frame(columns)
+        return columns
 
 
 @dataclass(frozen=True)
@@ -242,8 +246,11 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     return Medians(*median_4), Intervals(level, *zip(low_4, high_4, strict=True))
 
 
-def identify(post: Posterior, sample: Sample) -> Identification:
-    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`."""
+def identify(post: Posterior, sample: Sample, suspected: str) -> Identification:
+    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`.
+
+    And by a change of slope that is `suspected`, as a sentence says; it is empty where none is.
+    """
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     at_Q = np.array([0.025, 0.5, 0.975])
     log_mid = span_quantiles(post.log_mid_span_cells2, post.weight_cells, at_Q)
@@ -281,6 +288,8 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     elif at_bounds[name] > MAX_AT_BOUND:
         why = f", but {at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
         waits = False
+    elif suspected:
+        why, waits = f", but perhaps {suspected}", False
     else:
         identified, waits, why = True, False, ": the bend has been seen"
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))

@@ -67,6 +67,8 @@ class FittedCurve:
     """What is said where the newest evaluation is left out, as it may have failed; else empty."""
     misfit: Misfit | None
     """Why no family describes the run, if none does; its ceiling is then withheld."""
+    suspected: Misfit | None
+    """A change of slope that is about as likely as none, if there is one; no ceiling is then identified."""
     basins: tuple[tuple[Curve, float], ...]
     """Minima of the log-logistic least squares nearly as likely as the best (first), with their RSS."""
     warnings: tuple[str, ...]

@@ -49,6 +49,7 @@ class Fit(FittedCurve):
             return {"family": found.family.name} | parameters | rss | withheld("A")
 
         intervals = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.intervals).items()}
+        changed = self.misfit or self.suspected
         return {
             "metric": self.metric.to_json(),
             "points": self.n_points,
@@ -70,7 +71,8 @@ class Fit(FittedCurve):
             "at_bounds": dict(self.identification.at_bounds),
             "compute_to_identify": None if self.misfit else self.compute_to_identify,
             "lack_of_fit": self.lack_of_fit,
-            "part_that_holds": list(self.misfit.keep) if self.misfit and self.misfit.keep else None,
+            "suspected": self.suspected.kind if self.suspected else None,
+            "part_that_holds": list(changed.keep) if changed and changed.keep else None,
             "forecast": [self.forecast(compute).to_json() for compute in at],
             "target": None if target is None or budget is None else self._target(target, budget),
             "campaign": self.campaign.to_json(at, target, budget) if self.campaign else None,

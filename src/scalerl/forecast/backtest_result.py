@@ -10,7 +10,7 @@ import numpy as np
 
 from scalerl._views import views
 from scalerl.forecast.scores import covered, interval_score
-from scalerl.frames import of_rows
+from scalerl.frames import columns_of, data_frame
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
 """`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
@@ -214,13 +214,18 @@ class Backtest:
         return tables
 
     def to_frame(self) -> Any:
-        """Make a `pandas.DataFrame` with a row for every later evaluation of every cut; NaN without forecast.
-
-        Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
-        `high` (the fit's prediction interval), `crps`, and the forecast of each of `methods` under its name.
+        """Make a `pandas.DataFrame` of `to_dict`.
 
         Raises:
             InputError: pandas is not installed.
+        """
+        return data_frame(self.to_dict())
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return columns with an entry for every later evaluation of every cut; None or NaN without forecast.
+
+        Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
+        `high` (the fit's prediction interval), `crps`, and the forecast of each of `methods` under its name.
         """
         of_cut, of_later = (
             ("source", "fraction", "cut", "outcome"),
@@ -239,7 +244,7 @@ class Backtest:
                 head | {name: float(value_M[i]) for name, value_M in columns.items()}
                 for i in range(len(later.compute_M))
             ]
-        return of_rows(rows, (*of_cut, *of_later, *self.methods))
+        return columns_of(rows, (*of_cut, *of_later, *self.methods))
 
     def _repr_html_(self) -> str:
         return views().backtest_html(self)

@@ -12,7 +12,7 @@ from scalerl.curve.families import LABELS
 from scalerl.curve.seeds import SeedPrior
 from scalerl.errors import listed
 from scalerl.forecast.crossing import Crossing
-from scalerl.frames import of_rows
+from scalerl.frames import columns_of, data_frame
 from scalerl.jsonl import plain
 from scalerl.quantiles import Interval
 from scalerl.record.metric import Metric
@@ -156,8 +156,7 @@ class Comparison:
     def to_latex(self, at: float | None = None) -> str:
         """Return a small table for a paper: A, B, C_mid and the pass rate at `at`, by default the budget.
 
-        One run has its median and credible interval, several have mean and standard deviation over the seeds.
-        The differences with their verdicts are in `to_frame`.
+        See `scalerl.latex`. The differences with their verdicts are in `to_frame`.
 
         Raises:
             InputError: `at` is negative or not finite.
@@ -174,13 +173,18 @@ class Comparison:
         return found
 
     def to_frame(self) -> Any:
-        """Make a `pandas.DataFrame` with a row for every difference: `median`, `low`, `high`.
-
-        `verdict` and `p_adjusted` stand in the rows of their quantities: `pass_rate_seen`, the ceiling `A`,
-        and `compute_to_own`, the efficiency.
+        """Make a `pandas.DataFrame` of `to_dict`.
 
         Raises:
             InputError: pandas is not installed.
+        """
+        return data_frame(self.to_dict())
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return columns by name, with an entry for every difference: `median`, `low`, `high`.
+
+        `verdict` and `p_adjusted` stand in the rows of their quantities: `pass_rate_seen`, the ceiling `A`,
+        and `compute_to_own`, the efficiency.
         """
         names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
         rows = []
@@ -191,7 +195,7 @@ class Comparison:
                 if claim := pair.claims.get(name):
                     row |= {"verdict": claim.verdict, "p_adjusted": claim.p_adjusted}
                 rows.append(row)
-        return of_rows(rows, (*names, "verdict", "p_adjusted"))
+        return columns_of(rows, (*names, "verdict", "p_adjusted"))
 
     def _repr_html_(self) -> str:
         return views().comparison_html(self)

@@ -5,7 +5,7 @@ Nothing is loaded, and there is no style of its own: a notebook has one for tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,9 @@ from scalerl.forecast.backtest_result import COLUMNS
 from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
-from scalerl.view.formats import latex as formatted
 from scalerl.view.numbers import plain, rate, unit_for
 from scalerl.view.plotting import fit_svg, plot
-from scalerl.view.runs.tables import recipes_table
+from scalerl.view.runs.tables import latex
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from scalerl.record.reader import RunRecord
 
 __all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "latex", "plot", "run_html"]
-
-
-def latex(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = None) -> str:
-    """Return the table of `recipes_table` in LaTeX; the preamble needs booktabs."""
-    return formatted(recipes_table(fits, at))
 
 
 def fit_html(fit: Fit) -> str:

@@ -34,11 +34,12 @@ def local(recipe, generators):
 def test_every_process_has_a_device_of_its_own_where_there_are_enough(recipe):
     found = assign(local(recipe, 4), gpus(8), trainers=3)
     assert found == Assignment(("0", "1", "2"), ("3", "4", "5", "6"), "7")
-    assert (found.held.generator, found.held.trainer) == (1, 1)
+    assert (found.held.generator, found.held.trainer, found.held.apart) == (1, 1, 1)
 
 
 def test_evaluations_share_the_last_generators_where_none_is_left(recipe):
-    assert assign(local(recipe, 4), gpus(8), trainers=4).evaluator == "7"
+    found = assign(local(recipe, 4), gpus(8), trainers=4)
+    assert (found.evaluator, found.held.apart) == ("7", 0)
 
 
 def test_generators_share_what_the_trainer_leaves(recipe):

@@ -62,7 +62,8 @@ class Mine:
         value_NT = -advantage_N[:, None] * logp_NT
         {}
 """
-CHOICES = "the kinds are cispo, dapo, grpo, gspo, reinforce, or your own as module:Class or file.py:Class"
+LOSSES = "cispo, dapo, decoupled, grpo, gspo, reinforce"
+CHOICES = f"the kinds are {LOSSES}, or your own as module:Class or file.py:Class"
 
 
 @pytest.fixture
@@ -187,7 +188,9 @@ def test_an_installed_package_announces_a_name(here, monkeypatch):
     recipe = load_recipe("demo", ["loss.kind=topr", "loss.max_ratio=7"])
     assert recipe.to_dict()["loss"] == {"kind": "announcing:Topr", "max_ratio": 7.0}
     for unknown in ("wrong.py:None_", "toprr"):
-        with pytest.raises(InputError, match="cispo, dapo, grpo, gspo, reinforce, topr, or your own"):
+        with pytest.raises(
+            InputError, match="cispo, dapo, decoupled, grpo, gspo, reinforce, topr, or your own"
+        ):
             load_recipe("demo", [f"loss.kind={unknown}"])
 
 

@@ -74,6 +74,34 @@ def test_an_evaluation_of_its_own_actor_is_counted_with_what_that_requests():
     assert gpu_hours(counters) == 0
 
 
+@pytest.mark.parametrize(
+    ("held", "apart", "whole"),
+    [
+        # Eight GPUs, one of which evaluates; the same with four generators, the last of which evaluates too.
+        (Assignment(("0", "1", "2", "3"), ("4", "5", "6"), "7").held, 1, 8),
+        (Assignment(("0", "1", "2"), ("4", "5", "6"), "6").held, 0, 6),
+        # Of a cluster: with a GPU left for the evaluation, without one, and without any GPU.
+        (HeldDevices.on_cluster(Cluster(generators=3, learner=Fsdp2(), trainers=4), there=8), 1, 8),
+        (HeldDevices.on_cluster(Cluster(generators=3, learner=Fsdp2(), trainers=4), there=7), 0, 7),
+        (HeldDevices.on_cluster(Cluster(generators=3, learner=Fsdp2(), trainers=4)), 0, 7),
+        # Two verifiers that request half a GPU each.
+        (HeldDevices.on_cluster(Cluster(verifiers=2, verifier=Resources(gpus=0.5)), there=9), 2, 4),
+    ],
+)
+def test_a_gpu_that_only_evaluates_or_verifies_is_held_as_well(held, apart, whole):
+    generators, trainers = (3, whole - apart - 3) if whole > 4 else (1, 1)
+    counters = RunCounters(generators, trainers, held, apart=True)
+    counters.add(step_of(1800, 0), Counters(seconds=900, held=generators * 3600), wall_seconds=3600)
+    counters.add_evaluation(3000, 0)
+    assert held.apart == apart
+    assert gpu_hours(counters) == pytest.approx(whole)
+
+
+def test_an_evaluation_on_half_of_a_generators_gpu_is_half_a_device():
+    held = HeldDevices.on_cluster(Cluster(generators=3, learner=Fsdp2(), trainers=4), there=7)
+    assert (held.generator, held.evaluator) == (1, 0.5)
+
+
 def test_a_shared_device_is_counted_once():
     """A trainer and two generators on one GPU: each has a third of it, whichever of them works."""
     held = Assignment(("0",), ("0", "0"), "0").held

@@ -98,7 +98,7 @@ def devices_are_held(record: Record) -> Iterator[str]:
     trainers = devices.get("held", {}).get("train", devices["trainers"])
     for row in record.steps:
         spent, idle = row["device_seconds"], row["idle_seconds"]
-        held = spent["generate"] + spent["train"] + spent["idle"]
+        held = spent["generate"] + spent["train"] + spent["idle"] - idle.get("apart", 0.0)
         if not turns:  # less the wall time of the generators
             held -= spent["generate"] + idle["generate"]
         now = {"held": held, "wall": row["wall_seconds"], "used": spent["train"] + idle["train"]}

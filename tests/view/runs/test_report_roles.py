@@ -68,6 +68,10 @@ def test_all_trainers_together_have_their_share_of_the_time():
     of_two["device_seconds"]["idle"] = 40 - 18 - 10.0  # two trainers and two generators
     text = dict(role_rows([of_two]))["trainer"]
     assert text.startswith("busy 10 s, idle 8 s (40 %), verifying and recording 2 s; 1.0k tokens")
+    # A GPU that only evaluates idles for as long, and is no trainer's.
+    of_two["device_seconds"]["idle"] += 10
+    of_two["idle_seconds"]["apart"] = 10.0
+    assert dict(role_rows([of_two]))["trainer"] == text
 
 
 def test_the_panels_show_both_roles_and_the_places_of_the_groups():

@@ -52,22 +52,27 @@ class HeldDevices:
     generator: float = 1.0
     trainer: float = 1.0
     evaluator: float = 1.0
+    apart: float = 0.0
+    """GPUs that evaluations or verifiers have for themselves, all together: held whatever they do."""
 
     @classmethod
-    def on_cluster(cls, cluster: Cluster, here: int = 0) -> HeldDevices:
+    def on_cluster(cls, cluster: Cluster, here: int = 0, there: float = 0.0) -> HeldDevices:
         """Return those of actors, by their resource requests, and of servers of vLLM.
 
-        The driver's machine has `here` GPUs.
+        The driver's machine has `here` GPUs; the cluster `there`, for its actors.
         """
         sharded = cluster.learner.kind != "one"
         trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
+        apart = cluster.verifiers * cluster.verifier.gpus_or(0.0)
         if cluster.shares_gpu(here):
-            return cls(generator=0.5, trainer=0.5, evaluator=0.5)
+            return cls(generator=0.5, trainer=0.5, evaluator=0.5, apart=apart)
         if isinstance(engine := cluster.engine, Vllm):
             each = float(engine.tensor_parallel)
-            return cls(generator=each, trainer=trainer, evaluator=each * cluster.processes)
-        of_actor = cluster.generator.gpus_or(1.0) or 1.0
-        return cls(generator=of_actor, trainer=trainer, evaluator=of_actor)
+            return cls(each, trainer, each * cluster.processes, apart)
+        of_actor = cluster.with_gpus(there).generator.gpus_or(1.0)
+        if cluster.evaluates_beside(there):  # which is a generator's GPU, and counted as that
+            return cls(of_actor, trainer, of_actor / 2, apart)
+        return cls(of_actor or 1.0, trainer, of_actor or 1.0, apart + of_actor)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Assignment:
         """Return what a process of each role is counted with.
 
         Of a device that several processes share, each has a part, so that all of them are the device. An
-        evaluation takes no part: its seconds are not on the compute axis.
+        evaluation takes no part: its seconds are not on the compute axis, but a GPU that it alone has is.
         """
         users = Counter([*self.trainers, *self.generators])
 
@@ -92,7 +97,8 @@ class Assignment:
             # The mean: with five generators on two devices not all have the same part.
             return sum(1 / users[name] for name in names) / len(names) if names else 1.0
 
-        return HeldDevices(of(self.generators), of(self.trainers))
+        alone = self.evaluator is not None and self.evaluator not in users
+        return HeldDevices(of(self.generators), of(self.trainers), apart=float(alone))
 
 
 def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment:

@@ -128,6 +128,8 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
         if recipe.kl.coefficient
         else 0,
     }
+    if getattr(recipe.loss, "updates", 1) > 1:
+        held["proximal weights"] = trained * (_FLOAT if sharded else s) // ranks
     working = max(_phases(recipe, shape, trained, ranks), key=lambda terms: sum(terms.values()))
     keys = "batch.micro_tokens" if recipe.learner.activation_checkpointing else _CHECKPOINTING
     return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
@@ -351,6 +353,8 @@ def check_memory(devices: Sequence[DeviceMemory]) -> None:
     if over:
         worst = max(over, key=lambda device: device.excess)
         more = f"; so {'are' if len(over) > 2 else 'is'} {len(over) - 1} more" if len(over) > 1 else ""
+        if not all(device.processes for device in devices):
+            more += f"; --gpus {len(devices)} splits the roles over all GPUs of this machine"
         raise InputError(f"memory: {overfull(worst)}{more}; --dry-run shows all terms")
 
 

@@ -58,6 +58,8 @@ class RunCounters:
     """Start-up of the processes that train and evaluate."""
     wall_seconds: float = 0.0
     """Time of training, without start-up, the probe, and evaluations that hold it up."""
+    apart_seconds: float = 0.0
+    """Wall seconds summed over the GPUs that only evaluations or verifiers have."""
     trainer_seconds: float = 0.0
     """Wall seconds summed over the devices that train: a resume may have more of them, or fewer."""
     generate_seconds: float = 0.0
@@ -89,12 +91,12 @@ class RunCounters:
 
     @property
     def idle_seconds(self) -> float:
-        """Device-seconds in which neither role did anything.
+        """Device-seconds in which neither role did anything, those of GPUs that neither has included.
 
         The time that a process is held, and its work in that time, are read at one instant, so that the
         difference never falls.
         """
-        held = self.trainer_seconds + (self.generator_seconds if self.apart else 0.0)
+        held = self.trainer_seconds + self.apart_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
 
     @property
@@ -107,6 +109,7 @@ class RunCounters:
         self.wall_seconds += wall_seconds
         # Added up by step, not multiplied at the end: a resume may have other devices.
         self.trainer_seconds += wall_seconds * self.trainers * self.held.trainer
+        self.apart_seconds += wall_seconds * self.held.apart
         now = generator.seconds, generator.held, generator.startup
         worked, held, startup = (
             (after - before) * self.held.generator for after, before in zip(now, self.seen, strict=True)
@@ -205,6 +208,8 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
         "weight_sync": vars(step.sync),
     }
+    if counters.apart_seconds:
+        row["idle_seconds"]["apart"] = counters.apart_seconds
     if not math.isnan(step.stats.router_load_max):  # a mixture of experts
         row |= {key: getattr(step.stats, key) for key in _OF_ROUTERS}
     if len(staleness_W):

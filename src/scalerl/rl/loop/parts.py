@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class PartsHere:
         self._aside, self._load = aside, load
         # torchrun has said how many trainers there are on this machine.
         self._devices = assign(recipe, gpus_in_use(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        self.held = self._devices.held
+        self.held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
         """What a process of each role is counted with."""
 
     def went_back(self, error: LearnerLostError, step: int) -> None:

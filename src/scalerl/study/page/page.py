@@ -64,7 +64,7 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
     texts = {
         "report.html": document.html(),
         "report.md": document.markdown(),
-        "report.tex": document.latex(),
+        "report.tex": document.latex() + ("\n" + verdict.to_latex() if verdict.comparison else ""),
         "report.csv": formats.csv_text([_without_runs(verdict, arm) for arm in verdict.arms]),
         "runs.csv": formats.csv_text(
             [{"arm": arm.name, **run} for arm in verdict.arms for run in verdict.arm_json(arm)["runs"]]

@@ -25,6 +25,7 @@ from scalerl.study.verdict.forecast_scores import (
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.notices import is_made
 from scalerl.view.numbers import rate
+from scalerl.view.runs.tables import latex
 
 KINDS = (
     *("lower as measured", "higher as measured", "lower ceiling", "higher ceiling"),
@@ -107,6 +108,10 @@ class StudyVerdict:
                 "cautions": list(self.cautions),
             }
         )
+
+    def to_latex(self) -> str:
+        """Return a small table for a paper, with the pass rate of each arm at the budget: `scalerl.latex`."""
+        return latex({arm.name: arm.fits for arm in self.arms if arm.fits}, self.budget)
 
     def arm_json(self, arm: ArmSummary) -> dict[str, Any]:
         """Return the numbers of an arm, infinite ones too: a member of `arms` in `to_json`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scalerl.curve.answers import span
 from scalerl.errors import listed
 from scalerl.record.evaluation import unit_of
-from scalerl.view.numbers import axis_name, family_weights, one_unit
+from scalerl.view.numbers import as_float, as_mapping, axis_name, family_weights, one_unit
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -62,6 +62,20 @@ def answer_rows(
     return rows
 
 
+def known_at(result: Fit, record: RunRecord | None, at: Sequence[float], budget: float | None) -> list[float]:
+    """Return where to forecast: what is asked for, and what tells the ceiling apart from what comes before.
+
+    That is ten times the data; and, where nothing is asked for, the run's own budget if it lies ahead, else
+    twice the data. Where no curve describes the run, what is asked for alone.
+    """
+    asked = [*at, *([] if budget is None else [budget])]
+    if result.misfit:
+        return asked
+    now = float(result.points.compute_N[-1])
+    own = own_budget(record, result.axis)
+    return list(dict.fromkeys([*(asked or [own if own > now else 2 * now]), FAR * now]))
+
+
 def basis_rows(result: Fit) -> list[tuple[str, str]]:
     """Return what was fitted, the metric first, and the other statistics of the fit."""
     median, intervals = result.median, result.intervals
@@ -83,7 +97,7 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
     ]
     if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
         rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
-    rows.append(("families", family_weights(result.families)))
+    rows += [("families", family_weights(result.families)), ("prior", result.prior)]
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     return rows
@@ -117,6 +131,18 @@ def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
 def _shown(amount: float) -> str:
     """Return an amount of compute with four digits, or more where it is a large one: `0.6333`, `16000`."""
     return f"{amount:.{4 if amount < 1e4 else 6}g}"
+
+
+def own_budget(record: RunRecord | None, axis: str) -> float:
+    """Return the compute at which a run says it ends, on `axis`; NaN where it does not, or on another."""
+    own = as_mapping(record.config.get("budget")) if record is not None else {}
+    return as_float(own.get("amount")) if own.get("kind") == axis else math.nan
+
+
+def common_budget(runs: Iterable[tuple[RunRecord | None, str]]) -> float:
+    """Return the `own_budget` of all runs, each with its axis; NaN where one has another, or none."""
+    own = {own_budget(record, axis) for record, axis in runs}
+    return own.pop() if len(own) == 1 else math.nan
 
 
 FAR = 10.0

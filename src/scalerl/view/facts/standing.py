@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ from scalerl.record.devices import is_of_one_device
 from scalerl.record.evaluation import EvalPoint
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
-from scalerl.view.facts.fit_rows import beyond
-from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
+from scalerl.view.facts.fit_rows import beyond, own_budget
+from scalerl.view.numbers import Unit, as_float, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast, Points
@@ -263,18 +262,6 @@ class Standing:
             "eta": self.eta(now),
             "ended": self.ended,
         }
-
-
-def own_budget(record: RunRecord | None, axis: str) -> float:
-    """Return the compute at which a run says it ends, on `axis`; NaN where it does not, or on another."""
-    own = as_mapping(record.config.get("budget")) if record is not None else {}
-    return as_float(own.get("amount")) if own.get("kind") == axis else math.nan
-
-
-def common_budget(runs: Iterable[tuple[RunRecord | None, str]]) -> float:
-    """Return the `own_budget` of all runs, each with its axis; NaN where one has another, or none."""
-    own = {own_budget(record, axis) for record, axis in runs}
-    return own.pop() if len(own) == 1 else math.nan
 
 
 def _ceiling(fit: Fit) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from scalerl.record.downstream import last_of_each
 from scalerl.record.prompts import of_task
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
-from scalerl.view.facts.fit_rows import beyond
-from scalerl.view.facts.standing import common_budget
+from scalerl.view.facts.fit_rows import beyond, common_budget
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by, recipe_groups
 

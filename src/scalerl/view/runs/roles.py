@@ -139,13 +139,14 @@ def _busy(steps: Steps, role: str, apart: bool) -> np.ndarray:
 def _seconds(steps: Steps, role: str, apart: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Busy and idle seconds of a role until each step, and all that its processes had, of shape (n,).
 
-    What trainers had is what all devices were held for, less the time of generators that are `apart`: their
-    number may change when a run is resumed, so that wall time does not give it.
+    What trainers had is what all devices were held for, less the time of generators that are `apart` and of
+    devices that neither has: a resume may change their number, so that wall time does not give it.
     """
     busy_N, idle_N = field(steps, f"device_seconds.{role}"), field(steps, f"idle_seconds.{role}")
     if role != "train":
         return busy_N, idle_N, busy_N + idle_N
     generate_N = field(steps, "device_seconds.generate")
-    held_N = generate_N + busy_N + field(steps, "device_seconds.idle")
+    others_N = np.nan_to_num(field(steps, "idle_seconds.apart"))  # which older runs did not count
+    held_N = generate_N + busy_N + field(steps, "device_seconds.idle") - others_N
     generators_N = generate_N + field(steps, "idle_seconds.generate")
     return busy_N, idle_N, held_N - generators_N if apart else held_N

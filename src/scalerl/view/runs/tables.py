@@ -1,11 +1,13 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
@@ -17,9 +19,10 @@ from scalerl.view.facts.notices import (
     misfit_in_words,
     question_cell,
 )
+from scalerl.view.formats import latex_text
 from scalerl.view.numbers import (
     DASH,
-    Unit,
+    MINUS,
     as_float,
     as_mapping,
     chance_text,
@@ -256,59 +259,73 @@ def health_table(view: RunsView) -> Table:
     return Table("health", "Health", headers, tuple(rows), note, (headers[0], headers[-1]))
 
 
-def recipes_table(fits: Mapping[str, Fit | Sequence[Fit]], at: float | None = None) -> Table:
-    """Return a small table for a paper: a row per recipe, with A, B, C_mid and the mean curve at `at`.
+def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: float | None = None) -> str:
+    """Return a small booktabs table for a paper: recipes with A, B, C_mid and the pass rate at `at`.
 
-    One run has its posterior median and credible interval, several (seeds) have the mean of the medians and
-    their standard deviation. A ceiling has a star where the runs do not identify it, and is withheld where no
-    saturating curve describes them.
+    One run has its posterior medians and credible intervals, several (seeds) the mean of the medians and
+    their standard deviation. A ceiling that the runs do not identify has a star, and one of runs that no
+    saturating curve describes is left out.
 
     Args:
-        fits: a fit, or the fits of the seeds, by the name of the recipe; all on one axis.
-        at: a compute in the unit of the axis, for the last column.
+        fits: a fit, the fits of the seeds of a recipe, or a dict from the names of recipes to either; all on
+            one axis.
+        at: a compute in the unit of the axis, as the budget.
 
     Raises:
         InputError: `at` is negative or not finite.
     """
-    recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in fits.items()}
+    named = fits if isinstance(fits, Mapping) else {"run": fits}
+    recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in named.items()}
     every = [fit for own in recipes.values() for fit in own]
     unit = unit_for(every[0].axis, max(at or 0.0, *(fit.median.C_mid for fit in every)))
-    headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
-    rows = []
+    head = ["recipe", "$A$", "$B$", f"$C_{{\\mathrm{{mid}}}}$ ({latex_text(unit.name)})"]
+    lines = []
     for name, own in recipes.items():
         sound = [fit for fit in own if fit.misfit is None]
-        star = "" if all(fit.identified for fit in sound) else "*"
-        cells: list[Cell | str] = [
-            f"{name} ({len(own)} seeds)" if len(own) > 1 else name,
-            _of_seeds([Estimate(fit.median.A, fit.intervals.A) for fit in sound], mark=star),
-            _of_seeds([Estimate(fit.median.B, fit.intervals.B) for fit in own], Unit(1.0, "")),
-            _of_seeds([Estimate(fit.median.C_mid, fit.intervals.C_mid) for fit in own], unit),
+        star = "" if all(fit.identified for fit in sound) else "^*"
+        cells = [
+            latex_text(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
+            _in_math([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
+            _in_math([(fit.median.B, fit.intervals.B) for fit in own], plain),
+            _in_math([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
         ]
         if at is not None:
-            found = [fit.forecast(at) for fit in own]
-            cells.append(_of_seeds([Estimate(one.median, one.interval) for one in found]))
-        rows.append(row(*cells))
-    level = percent(every[0].intervals.level)
-    note = (
-        f"One run: posterior median and {level} credible interval; seeds: mean and standard deviation of "
-        "their medians."
+            made = [fit.forecast(at) for fit in own]
+            cells.append(_in_math([(one.median, one.interval) for one in made], rate))
+        lines.append(cells)
+    if at is not None:
+        head.append(f"at {latex_text(unit.show(at))}")
+    stars = " $^*$: not identified." if any("^*" in cells[1] for cells in lines) else ""
+    level = latex_text(percent(every[0].intervals.level))
+    text = f"Fitted curves: median and {level} interval, or mean and standard deviation over seeds.{stars}"
+    return "\n".join(
+        [
+            *("% For the preamble: \\usepackage{booktabs}", "\\begin{table}", "\\centering"),
+            *(f"\\caption{{{text}}}\\label{{tab:curves}}", f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"),
+            *("\\toprule", f"{' & '.join(head)} \\\\", "\\midrule"),
+            *(f"{' & '.join(cells)} \\\\" for cells in lines),
+            *("\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
+        ]
     )
-    if any(cell.text.endswith("*") for one in rows for cell in one.cells[1:]):
-        note += " *: the data do not identify the ceiling."
-    return Table("recipes", "Parameters of the curves", tuple(headers), tuple(rows), note, ("recipe",))
 
 
-def _of_seeds(found: Sequence[Estimate], unit: Unit | None = None, mark: str = "") -> Cell:
-    """The median of one run with its interval, or mean and standard deviation of several.
+def _in_math(
+    found: Sequence[tuple[float, Interval]], show: Callable[[float], str], size: float = 1.0, star: str = ""
+) -> str:
+    """The median of one run with its interval, or mean and standard deviation of several, over `size`."""
+    median_N = np.array([median for median, _ in found]) / size
+    if not found:
+        return "--"
+    if len(found) > 1:
+        mean, sd = float(median_N.mean()), float(median_N.std(ddof=1))
+        shown = f"{show(mean)} ± {show(sd)}" if show is rate else plus_minus(mean, sd, show)
+        return f"${_as_math(shown)}{star}$"
+    low, high = (_as_math(show(end / size)) for end in found[0][1])
+    return f"${_as_math(show(float(median_N[0])))}{star}\\ [{low}, {high}]$"
 
-    Without a unit they are rates.
-    """
-    if len(found) < 2:
-        first = found[0] if found else None
-        one = rate_cell(first) if unit is None else amount_cell(first, unit)
-        return replace(one, text=f"{one.text}{mark if found else ''}")
-    median_N = np.array([one.median for one in found])
-    mean, sd = float(median_N.mean()), float(median_N.std(ddof=1))
-    if unit is None:
-        return Cell(f"{rate(mean)} ± {rate(sd)}{mark}")
-    return Cell(f"{plus_minus(mean / unit.size, sd / unit.size, plain)}{mark}")
+
+def _as_math(number: str) -> str:
+    number = re.sub(r"e\+?(-?)0*(\d+)", r"\\times 10^{\1\2}", number)
+    for sign, code in ((",", "{,}"), ("±", r"\pm"), (MINUS, "-"), ("∞", r"\infty")):
+        number = number.replace(sign, code)
+    return number

@@ -12,13 +12,12 @@ import torch
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
-from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
-from scalerl.rl.model.causal_lm import gpus_in_use, load_tokenizer
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.evaluate import Evaluate, ServedEvaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
@@ -59,7 +58,7 @@ class RayParts:
         self._model_folder, self._closing, self._folder = model_folder, closing, folder
         self._session = Session(recipe.on_cluster)
         self._recipe = replace(recipe, cluster=self._session.cluster)
-        self.held = HeldDevices.on_cluster(self._session.cluster, len(gpus_in_use()))
+        self.held = self._session.held
         """What a process of each role is counted with."""
         self.timeline = Timeline()
         closing.callback(self._session.close)

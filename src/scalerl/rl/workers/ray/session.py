@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
-from scalerl.rl.config.devices import VISIBLE
+from scalerl.rl.config.devices import VISIBLE, HeldDevices
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.workers.ray import cluster_watch
 from scalerl.rl.workers.signals import masked_signals
@@ -212,6 +212,8 @@ class Session:
         """The table `[cluster]`, with the number of GPUs that each actor has."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
         self._beside = cluster.evaluates_beside(there.get("GPU", 0.0))
+        self.held = HeldDevices.on_cluster(cluster, len(gpus_in_use()), there.get("GPU", 0.0))
+        """What a process of each role is counted with."""
         if self._beside:
             (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
             bundles["generators"][-1] = {name: n + own[name] for name, n in shared.items()}
