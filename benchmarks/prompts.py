@@ -10,11 +10,19 @@ all later evaluations, by the prediction interval of 95 %:
     error        mean absolute error of the forecast; `end`: of the last evaluation alone
     inside       share of the later evaluations in their intervals; score: interval score, mean
     A            ceilings that are identified; with --ceiling, how many of their intervals hold it
+
+With --simulated N: do the prompts bound the ceiling? N runs of 500 prompts and 30 evaluations, at the
+same shares. A prompt begins to be solved at its own compute (sd 1.2 in log) and ends at its own pass rate: 0
+for .1 of them, 1 for .5, and anything between for the rest. Beside A and the lower end of its interval:
+
+    solved    share of prompts whose samples were all right in the last two evaluations: a bound of A
+    ever      share of prompts that were right once: a bound if all of them end at 1
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -78,11 +86,35 @@ def forecasts(run: RunRecord) -> Iterator[Forecasts]:
             )
 
 
+def bounds(n: int) -> None:
+    """Print what the successes of the prompts say of the ceiling of simulated runs."""
+    print("| share | samples | A | lower end | solved | tightens | ever | above A |\n|" + "---|" * 8)
+    for share, k in itertools.product(SHARES, (1, 4, 16)):
+        found = []
+        for i in range(n):
+            rng = np.random.default_rng([k, i])
+            end_P = rng.choice([0.0, 1.0, math.nan], 500, p=[0.1, 0.5, 0.4])
+            end_P = np.where(np.isnan(end_P), rng.uniform(0, 1, 500), end_P)
+            log_mid_P, compute_N = rng.normal(math.log(0.3), 1.2, 500), np.arange(1, 31) / 30
+            rate_NP = end_P / (1 + np.exp(-1.8 * (np.log(compute_N)[:, None] - log_mid_P)))
+            right_NP = rng.binomial(k, rate_NP)[: round(30 * share)]
+            result = fit(Points.from_arrays(compute_N[: len(right_NP)], right_NP.mean(axis=1) / k))
+            solved, ever = (right_NP[-2:] == k).all(axis=0).mean(), (right_NP > 0).any(axis=0).mean()
+            found.append((end_P.mean(), result.intervals.A[0], solved, ever))
+        A, low, solved, ever = np.array(found).T
+        cells = [f"{values.mean():.3f}" for values in (A, low, solved, solved > low, ever, ever > A)]
+        print(f"| {share} | {k} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN")
+    parser.add_argument("--simulated", type=int, metavar="N", help="simulate N runs instead")
     parser.add_argument("--ceiling", type=float, help="the true ceiling, where it is known")
     args = parser.parse_args()
+    if args.simulated:
+        bounds(args.simulated)
+        return
     found = [one for path in args.runs for one in forecasts(RunRecord.read(path))]
     print("| share | noise from | floor | sd | error | end | inside | score | A identified | A holds |")
     print("|---|---|---|---|---|---|---|---|---|---|")
