@@ -489,7 +489,7 @@ def test_a_line_that_has_not_bent_is_no_no_go():
     flat = fit(points, prior="flat").chance(0.58, 10_000)  # without a ramp
     assert flat.probability < 0.05
     assert flat.verdict == "too early"
-    assert flat.why.endswith("but nothing bends yet, and at its pace so far the run reaches it")
+    assert flat.why.endswith("but nothing bends yet, and as it has risen so far the run reaches it")
     result = fit(points)
     low, high = result.forecast(10_000).interval
     assert low < 0.6 < high

@@ -239,7 +239,7 @@ class FittedCurve:
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
         the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
-        reach `BENT` times C_mid and the run would reach the target at its pace so far: nothing has shown yet
+        reach `BENT` times C_mid and the run would reach the target as it has risen so far: nothing has shown yet
         that it will bend. And where no family describes the run,
         or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
         compute, unless the ceiling is identified.
@@ -267,7 +267,7 @@ class FittedCurve:
         elif self.identified:
             why = f"the ceiling is identified; {why}"
         elif goes_on and here <= NO_GO:
-            why = f"{why}, but nothing bends yet, and at its pace so far the run reaches it"
+            why = f"{why}, but nothing bends yet, and as it has risen so far the run reaches it"
         elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
                 f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
