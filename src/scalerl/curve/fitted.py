@@ -239,10 +239,9 @@ class FittedCurve:
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
         the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
-        reach `BENT` times C_mid and the run would reach the target as it has risen so far: nothing has shown yet
-        that it will bend. And where no family describes the run,
-        or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
-        compute, unless the ceiling is identified.
+        reach `BENT` times C_mid and the run, as it has risen, would reach the target: nothing has shown yet
+        that it bends. And where no family describes the run, or the newest evaluations have no number or may
+        have failed; and for a budget beyond `FAR` times the compute, unless the ceiling is identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
