@@ -36,7 +36,7 @@ from scalerl.curve.evidence import (
     model_around,
     without_outliers,
 )
-from scalerl.curve.families import LOG_LOGISTIC, Curve, Family
+from scalerl.curve.families import LOG_LOGISTIC, Curve, Family, Ramp
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points, place_on
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
@@ -100,6 +100,8 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     sample = make_sample(points, None)
     if len(sample.y_N) < MIN_POINTS:
         return None
+    # A ramp has a kink, which is what is looked for: no curve of a healthy run.
+    best = [one for one in best if not isinstance(one.curve.family, Ramp)]
     null = healthy_model(sample, best)
     sample = by_sampling_noise(sample, null.curve_N)
     # Changes are candidates by the residuals of the healthy curve; later models are given the same ones.
