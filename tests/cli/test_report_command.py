@@ -198,7 +198,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_runs_no_name(runs, tmp_path
 
 def test_latex_and_figures_are_written(runs, tmp_path):
     assert (
-        report(runs, "-o", tmp_path / "p.html", "--latex", tmp_path / "t.tex", "--figures", tmp_path / "f")
+        report(runs, "-o", tmp_path / "p.html", "--latex", tmp_path / "t.tex", "--figure", tmp_path / "f")
         == 0
     )
     latex = (tmp_path / "t.tex").read_text()
@@ -210,14 +210,27 @@ def test_latex_and_figures_are_written(runs, tmp_path):
     made = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert made == [f"{name}.{end}" for name in ("linearised", "overlay") for end in ("pdf", "png", "svg")]
     assert (tmp_path / "f" / "overlay.pdf").read_bytes().startswith(b"%PDF")
-    assert report(runs, "-o", tmp_path / "p.html", "--figures", tmp_path / "one.svg") == 0
+    assert report(runs, "-o", tmp_path / "p.html", "--figure", tmp_path / "one.svg") == 0
     assert "onerror=" not in re.sub(r">[^<]*<", "><", (tmp_path / "one.svg").read_text())
+
+
+def test_a_figure_alone_is_of_a_table_too_and_marks_what_is_asked(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        report(runs, "--figure", "t.svg", "--budget", 2 * BUDGET, "--target", 0.5, sources=["tab.csv"]) == 0
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["t.svg"]
+    assert "target 0.500" in (tmp_path / "t.svg").read_text()
+    capsys.readouterr()
+    assert report(runs, "--figure", "f", sources=["a0"]) == 0
+    assert {line.split(".")[0] for line in capsys.readouterr().out.split()} == {"f/run", "f/linearised"}
+    assert "frozen at step" in (tmp_path / "f" / "run.svg").read_text()
 
 
 def test_a_crowd_is_drawn_and_compared_with_the_base_that_was_named(tmp_path, capsys):
     folders = write_many(tmp_path, 26)
     page, figure = tmp_path / "p.html", tmp_path / "f.svg"
-    words = ["--base", "run 13", "-o", page, "--figures", figure, "--json"]
+    words = ["--base", "run 13", "-o", page, "--figure", figure, "--json"]
     assert main(["report", *map(str, [*folders, *words])]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["comparison"]["base"] == "run 13"
@@ -305,7 +318,7 @@ def test_a_file_name_that_is_no_text_is_shown_escaped(runs, tmp_path, capsys):
         str(tables),
         "--latex",
         str(tmp_path / "t.tex"),
-        "--figures",
+        "--figure",
         str(tmp_path / "o.svg"),
     ]
     assert main(["report", str(table), str(folder), "-o", str(page), *files]) == 0
@@ -403,8 +416,7 @@ def test_a_target_is_asked_at_the_budget_of_the_run(runs, tmp_path, capsys):
         (["{a0}", "{b}", "--base", "nothing"], "no recipe 'nothing'"),
         (["{a0}", "{b}", "--x", "dollars"], "needs a price"),
         (["{a0}", "{folder}"], "given twice; list every run only once"),
-        (["{a0}", "{b}", "--figure", "x.png"], "with anything more, or for a table, use --figures FILE"),
-        (["{tab}", "--figure", "x.png"], "with anything more, or for a table, use --figures FILE"),
+        (["{a0}", "{b}", "--figure", "x.jpg"], "x.jpg: a figure is written as .svg, .png or .pdf"),
         (["{a0}", "{b}", "-o", "{a0}/evals.jsonl/p.html"], "evals.jsonl/p.html: "),
         ([], "needs a RUN or a FILE"),
     ],

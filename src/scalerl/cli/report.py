@@ -1,4 +1,4 @@
-"""`scalerl report`: the page or the main figure of a run, or a page that overlays several runs."""
+"""`scalerl report`: the page of a run or several, their figures and tables."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from scalerl.cli.shared.data import (
     recipes_of,
     settle_amounts,
 )
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import InputError
 
 if TYPE_CHECKING:
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
-
-_OF_ONE = ("runs", "output", "figure", "level", "run")
-"""What the page of one run takes; with anything else it gets the page of several runs."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -41,81 +38,48 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl report runs/mine                                      # writes runs/mine/report.html
   scalerl report runs/mine --figure curve.png
   scalerl report runs/a-seed0 runs/b-seed0 log.csv --budget 16000 --target 0.6 -o page.html
-  scalerl report runs/a-seed0 runs/b-seed0 --figures figures/ --latex table.tex
+  scalerl report runs/a-seed0 runs/b-seed0 -o page.html --figure figures/ --latex table.tex
 """),
     )
     option(report, "runs RUN|FILE", "run folders, or what `fit` reads", nargs="*")
     option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=Path)
-    option(report, "--figure FILE", "write only the main figure of a run folder: .svg, .png, .pdf", type=Path)
-    several = report.add_argument_group("several runs")
+    option(
+        report,
+        "--figure FILE|FOLDER",
+        "write the figure (.svg, .png, .pdf), or all of them to a folder; the page only with -o",
+        type=Path,
+    )
+    option(report, "--markdown FILE", "also write the tables in Markdown", type=Path)
+    option(report, "--latex FILE", "also write the tables in LaTeX", type=Path)
+    several = report.add_argument_group("forecasts and comparisons")
     option(several, "--budget", "forecast every run at this compute", type=amount(True))
     option(several, "--target", "pass rate to reach at --budget (the budget of the runs)")
     option(several, "--base", "recipe to compare the others with (the first)")
     option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
-    option(several, "--markdown FILE", "also write the tables in Markdown", type=Path)
-    option(several, "--latex FILE", "also write the tables in LaTeX", type=Path)
-    option(
-        several,
-        "--figures FOLDER|FILE",
-        "also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
-        type=Path,
-    )
     option(report, "--max-compute")
     add_data_arguments(report, several=True)
     report.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page or the figure, and print where it is."""
-    from scalerl.ingest.load import is_run_folder
-
-    given = {name for name, value in vars(args).items() if value not in (None, False, [], {})}
-    asked = given.difference(_OF_ONE)
-    if args.figure:
-        if args.output or asked or len(args.runs) != 1 or not is_run_folder(args.runs[0]):
-            raise InputError(
-                "--figure writes the figure of one run folder; with anything more, or for a table, use "
-                "--figures FILE"
-            )
-        print(_figure(args.runs[0], args.figure, args.level))
-    elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
-        from scalerl.view import write_report
-
-        print(write_report(args.runs[0], out=args.output, level=args.level))
-    else:
-        _several(args)
-
-
-def _figure(folder: str, out: Path, level: float) -> Path:
-    from scalerl.curve import fit
-    from scalerl.record.reader import RunRecord
-    from scalerl.view import axis_for, curve_figure, frozen_forecasts, main_forecast
-
-    record = RunRecord.read(folder)
-    frozen = main_forecast(frozen_forecasts(record))
-    try:
-        whole = fit(record, x=axis_for(record, frozen=frozen), level=level)
-    except CannotAnswerError:  # the evaluations can be drawn all the same
-        whole = None
-    return curve_figure(record, whole, frozen=frozen, out=out)
-
-
-def _several(args: argparse.Namespace) -> None:
+    """Write the page, the figures and tables, and print where they are."""
     from scalerl.view.assets import write_text
+    from scalerl.view.runs.figures import write_figures
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document
 
     view, paths, unread = _view(args)
-    document = runs_document(view)
-    written = [write_text(args.output or Path("runs.html"), document.html())]
-    if args.markdown:
-        written.append(write_text(args.markdown, document.markdown()))
-    if args.latex:
-        written.append(write_text(args.latex, document.latex()))
-    if args.figures:
-        from scalerl.view.runs.figures import write_figures
-
-        written += write_figures(view, args.figures)
+    written = []
+    if args.output or args.markdown or args.latex or not args.figure:
+        document = runs_document(view)
+        if args.output or not args.figure:
+            written.append(write_text(args.output or _page_of(view), document.html()))
+        if args.markdown:
+            written.append(write_text(args.markdown, document.markdown()))
+        if args.latex:
+            written.append(write_text(args.latex, document.latex()))
+    if args.figure:
+        written += write_figures(view, args.figure)
     if args.json:
         at = [] if view.budget is None else [view.budget]
         runs = [
@@ -143,6 +107,13 @@ def _several(args: argparse.Namespace) -> None:
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
+
+
+def _page_of(view: RunsView) -> Path:
+    """Return where a page goes that has no other place: into the folder of a run, or here."""
+    record = view.runs[0].record
+    own = len(view.runs) == 1 and record is not None and (record.path / "evals.jsonl").is_file()
+    return record.path / "report.html" if own and record is not None else Path("runs.html")
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
@@ -181,11 +152,16 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
-    """Move runs whose default axes differ to the first axis that all of them have."""
+    """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
     from scalerl.curve import Points
     from scalerl.record.evaluation import AXES
+    from scalerl.view import axis_for, frozen_forecasts, main_forecast
 
     own = dict.fromkeys(data.points.axis for data in found)
+    if len(found) == 1 and (record := found[0].record) is not None and args.x is None:
+        axis = axis_for(record, frozen=main_forecast(frozen_forecasts(record)))
+        if axis in record.logged_axes():
+            return [replace(found[0], points=Points.from_record(record, axis, args.price))]
     if len(own) == 1:
         return found
     check_amounts(args, found)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from scalerl.rl.algo.loss import (
         Cispo as Cispo,
         Dapo as Dapo,
+        Decoupled as Decoupled,
         Grpo as Grpo,
         Gspo as Gspo,
         Kl as Kl,

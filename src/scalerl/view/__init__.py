@@ -1,7 +1,6 @@
 """A run on one page: the forecast as frozen, what was measured, the fit, and the health of the training.
 
     write_report(run)     report.html, self-contained
-    curve_figure(run, fit, frozen=..., out="curve.png")     the main figure as a file
     print_closing(run)    the closing table in a terminal
 
     facts/        what is shown of a run, in numbers and words
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         judge as judge,
         main_forecast as main_forecast,
     )
-    from scalerl.view.runs.figures import curve_figure as curve_figure
     from scalerl.view.runs.page import report_html as report_html, write_report as write_report
     from scalerl.view.terminal.watch import closing_rows as closing_rows, print_closing as print_closing
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
+from scalerl.quantiles import Interval
 from scalerl.view.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
 
 Mark = Literal["", "base", "moved", "open"]

@@ -80,6 +80,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "schedule.k": [1, 2, 8],
     "loss.min_ratio": [0.8, 0.997],
     "loss.max_ratio": [1.005, 1.26, 5.0],
+    "loss.max_weight": [1.0, 5.0],
+    "loss.updates": [1, 2, 4],
     "kl.coefficient": [0.0, 0.1],
     "averaging.length": [0, 10],
     "curriculum.threshold": [0.9, 0.5, 1.0],

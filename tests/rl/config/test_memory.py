@@ -111,6 +111,9 @@ def test_terms_worked_out_by_hand():
     assert sharded.held["weights"] == 0
     assert trainer_memory(recipe("learner.offload_optimiser=true"), shape()).held["moments"] == 0
     assert trainer_memory(recipe("kl.coefficient=0.1"), shape()).held["base model"] == 2 * n
+    decoupled = recipe("loss.kind=decoupled")
+    assert trainer_memory(decoupled, shape()).held["proximal weights"] == 2 * n
+    assert trainer_memory(decoupled, shape(), ranks=4).held["proximal weights"] == n
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,7 @@ def test_formulas_agree_with_a_trace(settings, changes, monkeypatch):
         ("fp32_logits=neither",),
         ("precision=float32",),
         ("batch.micro=8",),
+        ("loss.kind=decoupled",),
     ],
 )
 @pytest.mark.parametrize("changes", [{}, {"intermediate_size": 640, "tie_word_embeddings": False}])

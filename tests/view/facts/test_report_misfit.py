@@ -13,7 +13,7 @@ import pytest
 from scalerl.curve import fit
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
-from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
+from scalerl.view import closing_rows, frozen_forecasts, main_forecast, report_html
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
 from scalerl.view.numbers import unit_for
 from scalerl.view.runs.figures import run_figure
@@ -52,7 +52,7 @@ def words(html: str) -> str:
 
 def levels(run, whole, frozen=None):
     """The levels of `report --figure`, by what the key says of them."""
-    lines = run_figure(run, whole, frozen).axes[0].lines
+    lines = run_figure(OverlayRun("one", whole.points, run, whole), frozen).axes[0].lines
     return {
         str(line.get_label()): np.asarray(line.get_ydata())[0]
         for line in lines
@@ -70,7 +70,7 @@ def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
     assert whole.misfit.keep == (0.0, whole.misfit.at)
     assert part.points.compute_N[-1] == pytest.approx(whole.misfit.at)
     assert part.n_points == np.argmin(np.abs(whole.points.compute_N - whole.misfit.at)) + 1
-    lines, at = run_figure(run, whole).axes[0].lines, whole.misfit.at
+    lines, at = run_figure(OverlayRun("one", whole.points, run, whole)).axes[0].lines, whole.misfit.at
     assert at is not None
     curves = [line for line in lines if np.size(line.get_xdata()) > 40]
     assert max(np.max(line.get_xdata()) for line in curves) <= at  # the curve of the whole describes nothing
@@ -117,7 +117,7 @@ def test_a_forecast_frozen_after_a_jump_withholds_its_ceiling_on_page_and_termin
     )
 
 
-def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
+def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run):
     run = make_run(steps=False, truth=waves)
     whole = fit(run, x="flops")
     assert whole.lack_of_fit == "residuals"
@@ -125,7 +125,6 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
     assert list(levels(run, whole)) == ["ceiling known beforehand 0.820"]
     text = words(report_html(run, whole))
     assert "describes it: slow waves around every curve. Its ceiling is withheld." in text
-    assert curve_figure(run, whole, out=tmp_path / "waves.png").stat().st_size > 10_000
 
 
 def test_too_early_says_how_much_compute_would_tell(make_run):
@@ -195,7 +194,8 @@ def test_six_evaluations_are_fitted_and_are_too_early(make_run):
 
 def test_the_key_covers_nothing(make_run):
     run = make_run(steps=False, truth=late)
-    figure = run_figure(run, fit(run, x="flops"))
+    found = fit(run, x="flops")
+    figure = run_figure(OverlayRun("one", found.points, run, found))
     figure.draw_without_rendering()
     (key,) = figure.legends
     assert key.get_window_extent().y1 < min(axes.get_tightbbox().y0 for axes in figure.axes)

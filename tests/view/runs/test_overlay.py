@@ -66,7 +66,7 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
     curve = overlay([early], budget=budget)["runs"][0]["fit"]["curve"]
     compute, line = np.array(curve["compute"]), np.array(curve["line"])
     assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
-    lines = runs_figures(view)["overlay"].axes[0].lines
+    lines = runs_figures(view)["run"].axes[0].lines
     drawn = max(
         (one for one in lines if np.size(one.get_xdata()) > 2), key=lambda one: np.max(one.get_xdata())
     )

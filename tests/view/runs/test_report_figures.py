@@ -10,7 +10,7 @@ import pytest
 
 from scalerl.curve import Points, fit
 from scalerl.errors import InputError
-from scalerl.view import curve_figure, frozen_forecasts, main_forecast
+from scalerl.view import frozen_forecasts, main_forecast
 from scalerl.view.facts.facts import axis_for
 from scalerl.view.runs.details import strata_table
 from scalerl.view.runs.figures import run_figure
@@ -18,12 +18,21 @@ from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.panels import always_zero, in_blocks, step_panels, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
-from scalerl.view.style import inline_svg, new_figure
+from scalerl.view.style import inline_svg, new_figure, save_figure
+
+
+def shown(run, found=None):
+    axis = axis_for(run, found, main_forecast(frozen_forecasts(run)))
+    return OverlayRun("one", Points.from_record(run, axis), run, found)
+
+
+def saved(run, frozen, path):
+    return save_figure(run_figure(shown(run), frozen), path)
 
 
 def test_the_figure_shows_the_forecast_as_stored(run):
     row = json.loads((run.path / "forecasts.jsonl").read_text().splitlines()[1])
-    linear, _ = run_figure(run, None, main_forecast(frozen_forecasts(run))).axes
+    linear, _ = run_figure(shown(run), main_forecast(frozen_forecasts(run))).axes
     before, after = [line for line in linear.lines if np.size(line.get_xdata()) > 40]
     # Solid up to where the forecast was made, dashed from there on.
     drawn = np.concatenate([before.get_xydata(), np.asarray(after.get_xydata())[1:]])
@@ -45,7 +54,8 @@ def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
     )
     run = replace(run, evals=evals)
     points = Points.from_record(run, "gpu_hours")
-    (drawn,) = [line for line in run_figure(run, fit(points)).axes[0].lines if line.get_marker() == "o"]
+    lines = run_figure(shown(run, fit(points))).axes[0].lines
+    (drawn,) = [line for line in lines if line.get_marker() == "o"]
     assert run.compute("gpu_hours")[0] > 0
     assert np.asarray(drawn.get_xdata())[0] == 0
     np.testing.assert_array_equal(drawn.get_xdata(), points.compute_N)
@@ -56,10 +66,10 @@ def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
 def test_changing_the_stored_curve_changes_the_figure(run, tmp_path):
     frozen = main_forecast(frozen_forecasts(run))
     assert frozen is not None
-    before = curve_figure(run, frozen=frozen, out=tmp_path / "a.svg").read_text()
+    before = saved(run, frozen, tmp_path / "a.svg").read_text()
     assert frozen.band is not None
     frozen.band.median_M[50] += 0.01
-    assert curve_figure(run, frozen=frozen, out=tmp_path / "b.svg").read_text() != before
+    assert saved(run, frozen, tmp_path / "b.svg").read_text() != before
 
 
 def test_the_axis_follows_the_forecast_and_else_what_was_logged(run):
@@ -69,17 +79,17 @@ def test_the_axis_follows_the_forecast_and_else_what_was_logged(run):
 
 def test_figure_files(run, tmp_path):
     frozen = main_forecast(frozen_forecasts(run))
-    png = curve_figure(run, frozen=frozen, out=tmp_path / "curve.png")
+    png = saved(run, frozen, tmp_path / "curve.png")
     assert png.read_bytes().startswith(b"\x89PNG")
-    svg = curve_figure(run, frozen=frozen, out=tmp_path / "curve.svg")
+    svg = saved(run, frozen, tmp_path / "curve.svg")
     assert "#0072b2" in svg.read_text()
     assert "frozen at step 120" in svg.read_text()
     ET.parse(svg)
-    pdf = curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf").read_bytes()
+    pdf = saved(run, frozen, tmp_path / "curve.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
-    assert curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf").read_bytes() == pdf
+    assert saved(run, frozen, tmp_path / "curve.pdf").read_bytes() == pdf
     with pytest.raises(InputError, match=r"curve\.jpg: a figure is written as \.svg, \.png or \.pdf"):
-        curve_figure(run, frozen=frozen, out=tmp_path / "curve.jpg")
+        saved(run, frozen, tmp_path / "curve.jpg")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.pdf", "curve.png", "curve.svg"]
 
 

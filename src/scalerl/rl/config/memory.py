@@ -128,6 +128,8 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
         if recipe.kl.coefficient
         else 0,
     }
+    if getattr(recipe.loss, "updates", 1) > 1:
+        held["proximal weights"] = trained * (_FLOAT if sharded else s) // ranks
     working = max(_phases(recipe, shape, trained, ranks), key=lambda terms: sum(terms.values()))
     keys = "batch.micro_tokens" if recipe.learner.activation_checkpointing else _CHECKPOINTING
     return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
@@ -185,7 +187,7 @@ def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Term
     moments = [(_COPIES * places, sum_so_far)]  # of the softmax
     if number_bytes(recipe.precision) == _FLOAT:
         moments.append((2 * places, sum_so_far + one))
-    elif recipe.fp32_logits in ("both", "trainer"):
+    elif recipe.fp32_head("trainer"):
         # The product is made of two halves of bfloat16, the second one after the first.
         moments += [((_COPIES + 1) * places, sum_so_far + one), (_COPIES * places, sum_so_far + 2 * one)]
     else:

@@ -2,7 +2,7 @@
 
 A recipe is written by hand as sparse TOML, where a missing key takes its default, and is saved resolved in
 config.json. Choices with variants are objects whose `kind` names them in TOML; without a `kind` a table is of
-the default's; one of the user's own is named by the place of its class (`scalerl.kinds`):
+the default's; one of the user's own is named by the place of its class (`scalerl.own_code`):
 
     [loss]
     kind = "cispo"              # or "my_package.losses:Topr"
@@ -23,7 +23,8 @@ from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
-from scalerl.kinds import Choice, absolute, beside, choices_of, values_of
+from scalerl.kinds import Choice, choices_of, values_of
+from scalerl.own_code import absolute, beside
 from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
 from scalerl.rl.algo.checked import try_advantage, try_averaging, try_curriculum, try_length, try_loss
@@ -166,6 +167,10 @@ class Recipe:
             raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
         if engine.urls and (self.cluster or self.placement).generators > 1:
             raise ValueError("generators: engine.urls names all servers; leave it out")
+
+    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
+        """Return whether the LM head of a role computes in float32 whatever the precision."""
+        return self.fp32_logits in ("both", role)
 
     @property
     def cpu_threads(self) -> int:

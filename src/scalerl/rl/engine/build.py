@@ -153,7 +153,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         raise InputError(f"tokenizer of {recipe.model} has no end token (eos_token)")
     return Sampling(
         recipe.temperature,
-        recipe.fp32_logits in ("both", "generator"),
+        recipe.fp32_head("generator"),
         seed,
         recipe.context.prompt,
         length,

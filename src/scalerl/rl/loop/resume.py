@@ -15,7 +15,7 @@ from scalerl._version import __version__
 from scalerl.errors import InputError, WriteError, brief
 from scalerl.files import sync
 from scalerl.jsonl import dumps, plain, read_last, read_object
-from scalerl.kinds import code_of, codes_in
+from scalerl.own_code import code_of, codes_in
 from scalerl.record.cut import ends_at
 from scalerl.record.folder import RECORDS, check_unused, holds_run
 from scalerl.record.reader import UNTRAINED

@@ -19,15 +19,14 @@ from scalerl.curve.families import Curve
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, counted
 from scalerl.files import writing
-from scalerl.record.reader import RunRecord
-from scalerl.view.facts.facts import axis_for, known_ceiling
-from scalerl.view.facts.frozen import FrozenForecast
+from scalerl.view.facts.facts import known_ceiling
+from scalerl.view.facts.frozen import FrozenForecast, frozen_forecasts, main_forecast
 from scalerl.view.facts.notices import part_that_holds
 from scalerl.view.facts.sampled import places_between
 from scalerl.view.numbers import Unit, as_float, as_mapping, pair, plain, rate, rate_interval, unit_for
 from scalerl.view.plotting import RATE, DrawnCurve, draw, draw_interval, key_of
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import RunGroup
+from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.style import (
     CEILING,
     FIGURES,
@@ -57,30 +56,20 @@ _DECADES = 0.7
 """How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
 
 
-def curve_figure(
-    run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None, out: str | Path
-) -> Path:
-    """Write the figure of a run to the file `out` (.svg, .png or .pdf), for a README or a slide.
+def run_figure(
+    run: OverlayRun,
+    frozen: FrozenForecast | None = None,
+    budget: float | None = None,
+    target: float | None = None,
+) -> Figure:
+    """Return the figure of a run, on a linear and a logarithmic axis, with a budget and a target marked.
 
-    Args:
-        run: the record.
-        fit: a fit on all evaluations: its ceiling is shown, and its curve where there is no `frozen`.
-        frozen: the forecast to show, with its own curve and band as stored.
-        out: the file.
-
-    Raises:
-        InputError: `out` ends otherwise, or the counters behind the compute axis are missing.
-        WriteError: the disk does not take it.
+    With `frozen`, a forecast on the axis of the run, its own curve and band are drawn as they were stored.
     """
-    return save_figure(run_figure(run, fit, frozen), Path(out))
-
-
-def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> Figure:
-    """Return the figure of a run, on a linear and a logarithmic axis; see `curve_figure`."""
-    points = Points.from_record(run, axis_for(run, fit, frozen))
+    points, fit = run.points, run.fit
     if frozen is not None and frozen.axis != points.axis:
         frozen = None
-    reach = points.compute_N.max(initial=0.0), frozen.target_compute if frozen else 0.0
+    reach = points.compute_N.max(initial=0.0), frozen.target_compute if frozen else 0.0, budget or 0.0
     end = float(np.nanmax(reach)) or 1.0
     name = "fitted curve" if fit is not None and fit.misfit is None else "evaluations"
     if frozen is not None:
@@ -93,13 +82,15 @@ def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | 
         places_between(np.sort(points.compute_N), end) if (points.compute_N > 0).any() else np.empty(0),
         band=frozen.band if frozen else None,
         cut=frozen.compute if frozen else math.inf,
+        most=_MOST_POINTS,
     )
     A, about = _ceiling(fit, frozen)
-    known = known_ceiling(run)
+    known = known_ceiling(run.record) if run.record is not None and not run.record.task else math.nan
     levels = [
         (A, f"ceiling A {rate(A)}{about}", CEILING, (0, (6, 3))),
         (known, f"ceiling known beforehand {rate(known)}", MUTED, (0, (1, 1.6))),
     ]
+    unit = unit_for(points.axis, end)
     with style():
         figure = new_figure(10.0, 3.9)
         linear, log = figure.subplots(1, 2, sharey=True, width_ratios=[5.6, 3.2])
@@ -112,14 +103,15 @@ def run_figure(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | 
             for height, text, colour, dashes in levels:
                 if math.isfinite(height):
                     axes.axhline(height, color=colour, lw=1.1, ls=dashes, zorder=1, label=text)
-        unit = unit_for(points.axis, end)
+            _mark(axes, unit, budget, target)
         _compute_axis(linear, unit, (-0.015 * end, 1.03 * end))
         positive_N = points.compute_N[points.compute_N > 0]
         if positive_N.size:
             _compute_axis(log, unit, (positive_N.min() / 1.3, end * 1.15), log=True)
         plain_rates(linear)
         about = f"training compute ({unit.name}; right: logarithmic)"
-        _finish(figure, key_of(linear, "evaluation made later"), about, RATE)
+        later = "evaluation made later" if frozen else "evaluation after the cut"
+        _finish(figure, key_of(linear, later), about, RATE)
     return figure
 
 
@@ -137,15 +129,15 @@ def _ceiling(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[float, str
 
 
 def write_figures(view: RunsView, path: Path) -> list[Path]:
-    """Write the overlay to the file `path`, or overlay and linearised curves in all formats to a folder.
+    """Write the first of `runs_figures` to the file `path`, or all of them in all formats to a folder.
 
     Raises:
-        InputError: no run has an evaluation after compute 0.
+        InputError: `path` is of another format, or no run has an evaluation after compute 0.
         WriteError: the disk does not take a file.
     """
+    if path.suffix and not path.is_dir():
+        return [save_figure(next(iter(runs_figures(view).values())), path)]
     made = runs_figures(view)
-    if path.suffix in FIGURES:
-        return [save_figure(made["overlay"], path)]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     return [
@@ -154,16 +146,24 @@ def write_figures(view: RunsView, path: Path) -> list[Path]:
 
 
 def runs_figures(view: RunsView) -> dict[str, Figure]:
-    """The figures by name: the overlay, and the linearised curves where a run has one.
+    """The figures by name: the run, or runs over one another; and the linearised curves where a run has one.
 
     Raises:
         InputError: no run has an evaluation after compute 0.
     """
     curves = drawn_groups(view.recipe_groups, view.budget or 0.0, view.level)
-    if (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is None:
+    if len(view.runs) == 1:
+        (run,) = view.runs
+        # As the sentence of the page: what is asked anew is answered by the fit.
+        anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
+        frozen = main_forecast(frozen_forecasts(run.record)) if run.record and not anew else None
+        first = {"run": run_figure(run, frozen, view.budget, view.target)}
+    elif (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is not None:
+        first = {"overlay": overlay}
+    else:
         raise InputError("there is nothing to draw: no run has an evaluation after compute 0")
     lines = linearised_figure(curves, view.unit)
-    return {"overlay": overlay} | ({"linearised": lines[0]} if lines else {})
+    return first | ({"linearised": lines[0]} if lines else {})
 
 
 def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[DrawnCurve]:
@@ -270,7 +270,6 @@ def _framed(
         shown = [[first, replace(one, look=run_look(1))] for one in curves[1:]]
     columns = min(len(shown), _COLUMNS)
     rows = math.ceil(len(shown) / columns)
-    look: dict[str, Any] = {"color": MUTED, "lw": 1.0, "zorder": 1}
     with style():
         figure = new_figure(10.0, 4.0 if len(shown) == 1 else 2.0 * rows)
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
@@ -279,10 +278,7 @@ def _framed(
                 panel(axes, drawn)
             if len(shown) > 1:
                 axes.set_title(key_of(axes)[1][1], loc="left", color=own[1].look[0], fontsize=9)
-            if budget is not None:
-                axes.axvline(budget, **look, label=f"budget {unit.show(budget)}")
-            if target is not None:
-                axes.axhline(target, **look, ls="-.", label=f"target {rate(target)}")
+            _mark(axes, unit, budget, target)
         if label == RATE:
             plain_rates(panels[0])
         _compute_axis(panels[0], unit, limits, log=True)
@@ -296,6 +292,14 @@ def _framed(
         about = f"{unit.name}, logarithmic{f'; {len(curves)} runs' if crowd else ''}"
         _finish(figure, (handles, texts), f"training compute ({about})", label)
     return figure
+
+
+def _mark(axes: Axes, unit: Unit, budget: float | None, target: float | None) -> None:
+    look: dict[str, Any] = {"color": MUTED, "lw": 1.0, "zorder": 1}
+    if budget is not None:
+        axes.axvline(budget, **look, label=f"budget {unit.show(budget)}")
+    if target is not None:
+        axes.axhline(target, **look, ls="-.", label=f"target {rate(target)}")
 
 
 def _compute_axis(axes: Axes, unit: Unit, limits: tuple[float, float], log: bool = False) -> None:

@@ -42,7 +42,7 @@ from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment
-from scalerl.rl.engine.vllm.protocol import Requirements
+from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline

@@ -11,14 +11,14 @@ from ray_nodes import simulated
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport
 from scalerl.rl.config.devices import HeldDevices
-from scalerl.rl.config.engine import BUILT_IN, Vllm
+from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session, connected, requests_of
 
 SHARDED = Cluster(generators=8, trainers=4, learner=Fsdp2())
 
 
-def gpus_of(cluster, there, engine=BUILT_IN):
+def gpus_of(cluster, there, engine: AnyEngine = BUILT_IN):
     """GPUs of each actor, by role."""
     return {role: [one.gpus for one in each] for role, each in requests_of(cluster, there, engine).items()}
 

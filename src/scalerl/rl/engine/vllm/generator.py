@@ -34,7 +34,8 @@ from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.launch import place_workers
-from scalerl.rl.engine.vllm.protocol import Requirements, shape_of
+from scalerl.rl.engine.vllm.protocol import shape_of
+from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import (
     Event,

@@ -29,7 +29,7 @@ from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
-from scalerl.rl.engine.vllm.protocol import Requirements, check_server
+from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
     Event,
     Flight,
