@@ -295,11 +295,12 @@ def main() -> None:
                 trainer_memory(recipe, shape, ranks).total,
                 trace_rank(recipe, config, ranks),
             ),
-            "generator": (
+        }
+        if recipe.vllm is None:  # which sizes its cache by itself
+            found["generator"] = (
                 generator_memory(recipe, shape, recipe.decode_slots).total,
                 trace_generator(recipe, config, recipe.decode_slots),
-            ),
-        }
+            )
         for role, (formula, trace) in found.items():
             both = f"{formula / 2**30:.2f} | {trace / 2**30:.2f}"
             model = f"Qwen3-{_size(recipe)}" if _size(recipe) else recipe.model

@@ -248,8 +248,7 @@ def memory_of(
     ranks = trainers or recipe.trainers
     trainer = trainer_memory(recipe, shape, ranks)
     generator = generator_memory(recipe, shape, recipe.decode_slots)
-    of_evaluation = recipe.evaluation
-    slots = of_evaluation.decode_slots if n_heldout is None else of_evaluation.slots_for(n_heldout)
+    slots = recipe.evaluation.decode_slots if n_heldout is None else recipe.evaluation.slots_for(n_heldout)
     evaluation = generator_memory(recipe, shape, slots, "evaluation")
     if recipe.cluster is not None:
         return _on_cluster(recipe, shape, gpus, (trainer, generator, evaluation))
@@ -287,12 +286,11 @@ def _with_vllm(
         return [_machine([(trainer,)] * ranks + [(server,)] * (0 if engine.urls else recipe.processes))]
     found, assignment = [], assign(recipe, gpus, ranks)
     for gpu in gpus:
-        part = round(gpu.memory * engine.gpu_memory)
-        share = DeviceMemory(f"{gpu.name}, vLLM's share", part, ((server,),))
+        share = DeviceMemory(f"{gpu.name}, vLLM's share", round(gpu.memory * engine.gpu_memory), ((server,),))
         if assignment.shared and gpu.name in assignment.trainers:
             found += [_beside_server(gpu, _with_bucket(trainer, recipe, shape, engine), share), share]
         elif gpu.name in assignment.used.difference(assignment.trainers):
-            found.append(replace(share, capacity=min(part, gpu.free)))
+            found.append(replace(share, capacity=min(share.capacity, gpu.free)))
         else:
             found.append(DeviceMemory(gpu.name, gpu.free, ((trainer,),) * (gpu.name in assignment.trainers)))
     return found

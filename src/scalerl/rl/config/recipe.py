@@ -212,11 +212,8 @@ class Recipe:
 
     def on_this_machine(self) -> Recipe:
         """Return the same without `[cluster]`, for trainers that torchrun has started."""
-        if self.cluster is None:
-            return self
-        return replace(
-            self, cluster=None, placement=Local(self.cluster.generators) if self.vllm else Inline()
-        )
+        placement = Local(self.cluster.generators) if self.vllm and self.cluster else self.placement
+        return replace(self, cluster=None, placement=placement)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of the step that makes version `step` + 1."""
@@ -240,8 +237,7 @@ class Recipe:
         """Return the compute axis of the budget and its end there; epochs are so many completions."""
         if self.budget.kind != "epochs":
             return self.budget.kind, self.budget.amount
-        completions = len(prompts_of(self.task, "train")) * self.batch.samples
-        return "samples", self.budget.amount * completions
+        return "samples", self.budget.amount * len(prompts_of(self.task, "train")) * self.batch.samples
 
     def without_prompts(self) -> Recipe:
         """Return the same recipe, without the prompts that its task has loaded.

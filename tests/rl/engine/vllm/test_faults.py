@@ -393,7 +393,7 @@ def test_no_key_and_nobody_there(connect, peer, monkeypatch):
         ({"urls": ("http:///v1",)}, "urls must begin with http"),
         ({"urls": ("http://a:8000", "http://a:8000/v1/")}, "urls must be of different servers"),
         ({"urls": ("http://a:8000",), "transport": "ipc"}, "ipc. is for workers on this machine"),
-        ({"servers": 0}, "servers must be at least 1"),
+        ({"tensor_parallel": 0}, "tensor_parallel must be at least 1"),
         ({"gpu_memory": 1.5}, "gpu_memory"),
         ({"request_seconds": 0}, "request_seconds"),
     ],
