@@ -1,6 +1,6 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves.
 
-    errors.py files.py jsonl.py limits.py frames.py model_config.py tty.py     what any room may import
+    errors.py files.py jsonl.py limits.py frames.py numbers.py model_config.py tty.py   what all may import
     kinds.py       what `kind` names in a recipe, a class of your own too
     record/        the run folder: what a run writes, and every reader reads
     curve/         the fit of one run, its prior and its answers

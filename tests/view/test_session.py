@@ -204,8 +204,8 @@ def test_a_forecast_takes_an_amount_as_the_command_does(places, capsys):
 def test_amounts_of_compute_stand_with_their_unit(fitted):
     rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
     assert rows["C_mid"].endswith("] GPU-hours")
-    assert "at 16000 GPU-hours" in rows
-    assert "at 16000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
+    assert "at 16,000 GPU-hours" in rows
+    assert "at 16,000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
 
 
 def test_a_record_shows_itself_in_a_line(places):

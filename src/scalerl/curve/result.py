@@ -37,6 +37,7 @@ from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, identified_at, outlook, stop_at
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
+from scalerl.numbers import amount_text, chance_text, percent
 from scalerl.record.amounts import parse_amount
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
 from scalerl.record.metric import Metric
@@ -269,15 +270,16 @@ class Fit:
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         doubt = self.doubt(budget)
         verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
-        why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
+        at = amount_text(self.axis, budget)
+        why = f"{target:g} is reached at {at} with probability {chance_text(here)}"
         if doubt:
             why = doubt
         elif self.identified:
             why = f"the ceiling is identified; {why}"
         elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
-                f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
-                f"pass rate reaches {target:g} with probability {here:.2f}"
+                f"the ceiling will probably not be known within the budget of {at}; the "
+                f"pass rate reaches {target:g} there with probability {chance_text(here)}"
             )
         elif verdict == "too early":
             why = f"{why}, and the ceiling is not identified: {self.why}"
@@ -294,7 +296,7 @@ class Fit:
             return self.misfit.why
         now = float(self.points.compute_N[-1])
         if not self.identified and budget > FAR * now * (1 + 1e-9):
-            far = f"{budget:g} is beyond {FAR:g} times the compute so far"
+            far = f"{amount_text(self.axis, budget)} is beyond {FAR:g} times the compute so far"
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 
@@ -476,7 +478,7 @@ class Fit:
         state = "identified" if self.identified else "not identified"
         ceiling = "withheld"
         if not self.misfit:
-            ceiling = f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A)}"
+            ceiling = f"{median.A:.3f}  {percent(intervals.level)} {span(intervals.A)}"
         return (
             f"{self.metric}\n"
             f"A {ceiling}, {state}: {self.why}\n"
