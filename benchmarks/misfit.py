@@ -98,7 +98,7 @@ def look(runs: list[Points]) -> tuple[list[Misfit | None], float]:
     fits: list[list[LeastSquares]] = [least_squares_many(samples, family) for family in FAMILIES]
     start = time.perf_counter()
     found = [find_misfit(points, best) for points, best in zip(runs, zip(*fits, strict=True), strict=True)]
-    return found, time.perf_counter() - start
+    return [one if one and one.sure else None for one in found], time.perf_counter() - start
 
 
 def false_alarms(n: int, seed: int) -> None:

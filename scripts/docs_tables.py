@@ -96,7 +96,7 @@ def all_metrics() -> str:
 
 def formats() -> str:
     """The formats that are recognised, in the order in which they are tried."""
-    from scalerl.ingest.formats.format import formats as all_formats
+    from scalerl.ingest.formats.recognise import formats as all_formats
 
     return table(["`--format`", "what"], [(f"`{one.name}`", one.what) for one in all_formats()])
 

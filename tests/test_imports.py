@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ ROOMS = (
         "frames",
         "jsonl",
         "model_config",
+        "own_code",
         "kinds",
         "numbers",
+        "quantiles",
     ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest.trackers", "ingest"),
@@ -55,6 +58,7 @@ def modules():
 
 
 MODULES = dict(modules())
+PACKAGES = {module for module, file in MODULES.items() if file.name == "__init__.py"}
 
 
 def room(module):
@@ -64,20 +68,41 @@ def room(module):
 
 
 def imported(module):
-    """The modules that one imports, anywhere in it, and those of other rooms that it names in strings."""
+    """The modules that one imports, anywhere in it, or names in strings; of a lazy name its own."""
     tree = ast.parse(MODULES[module].read_text())
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    names, named = set(), set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
-            below = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= (below & set(MODULES)) or {node.module or ""}
+            package = node.module or ""
+            below = {f"{package}.{alias.name}" for alias in node.names} & set(MODULES)
+            homes = {lazy_home(package, alias.name) for alias in node.names} - {""}
+            names |= below | homes or {package}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            named |= set(_NAME.findall(node.value))
-    return (names | {name for name in named if room(name) != room(module)}) & (set(MODULES) - {"scalerl"})
+            names |= set(_NAME.findall(node.value))
+    return names & (set(MODULES) - {"scalerl", module})
+
+
+@cache
+def lazy_homes(package):
+    """The module of each name that a package offers lazily."""
+    return {
+        alias.name: imported.module or ""
+        for block in ast.parse(MODULES[package].read_text()).body
+        if isinstance(block, ast.If)
+        for imported in block.body
+        if isinstance(imported, ast.ImportFrom)
+        for alias in imported.names
+    }
+
+
+def lazy_home(package, name):
+    """The module that a name of a package is in, if the package offers it lazily; of such a name its home."""
+    home = lazy_homes(package).get(name, "") if package in PACKAGES else ""
+    return home and (lazy_home(home, name) or home)
 
 
 IMPORTED = {module: imported(module) for module in MODULES}
@@ -152,6 +177,17 @@ def test_no_modules_import_each_other_in_a_circle():
 
     for module in graph:
         visit(module)
+
+
+def test_no_module_is_imported_by_a_name_that_is_made_up_of_parts():
+    """Those of `own_code` are the user's; every other name is whole, so that its edge is seen here."""
+    for module, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("import_module", "__import__")
+            ):
+                assert "__package__" not in ast.unparse(node), module
+                assert not isinstance(node.args[0], ast.JoinedStr), module
 
 
 def test_no_class_has_the_name_of_another():

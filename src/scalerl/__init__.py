@@ -1,7 +1,7 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves.
 
-    errors.py files.py jsonl.py limits.py frames.py numbers.py model_config.py tty.py   what all may import
-    kinds.py       what `kind` names in a recipe, a class of your own too
+    errors.py files.py jsonl.py limits.py frames.py model_config.py numbers.py quantiles.py tty.py   for any
+    kinds.py, own_code.py     what `kind` names in a recipe, a class of your own too
     record/        the run folder: what a run writes, and every reader reads
     curve/         the fit of one run, its prior and its answers
     forecast/      comparisons, backtests, forecasts during a run, rivals
@@ -14,12 +14,11 @@ A room imports only those above it in this list, and not all of them: `tests/tes
 The names below are loaded when they are first used: importing the package takes no numpy.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy
 from scalerl._version import __version__ as __version__
-from scalerl._views import shown_by
+from scalerl._views import Views, shown_by
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit as Fit, Forecast as Forecast, Points as Points, fit as fit
@@ -47,4 +46,11 @@ if TYPE_CHECKING:
 
 lazy(__name__)
 
-shown_by(lambda: import_module("scalerl.view.notebook"))
+
+def _notebook() -> Views:
+    from scalerl.view import notebook
+
+    return notebook
+
+
+shown_by(_notebook)

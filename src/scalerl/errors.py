@@ -1,7 +1,8 @@
 """The errors for users: one line each, with an exit status."""
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -147,6 +148,20 @@ def brief_error(error: BaseException) -> str:
     """Return the type of an error and the first line of its text."""
     name, text = type(error).__name__, first_line(error)
     return name if text == name else f"{name}: {text}"
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Raise an InputError that says `what` is wrong and why, where code of others raises anything.
+
+    Errors of this package are raised as they are, as they have their line.
+    """
+    try:
+        yield
+    except ScalerlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what} ({brief_error(error)})") from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

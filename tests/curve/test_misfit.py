@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.evidence import (
     PHI,
     candidate_changes,
@@ -28,7 +28,8 @@ def best(points):
 
 def look(pass_rate, compute=COMPUTE, **known):
     points = Points.from_arrays(compute, np.clip(pass_rate, 0, 1), axis="gpu_hours", **known)
-    return find_misfit(points, best(points))
+    found = find_misfit(points, best(points))
+    return found if found and found.sure else None
 
 
 def after(start):
@@ -136,6 +137,22 @@ def test_a_burst_before_an_ordinary_rise_is_no_misfit(steep):
         burst = size / (1.0 + (np.maximum(COMPUTE, 1e-9) / at) ** steep)
         called += look(slow(COMPUTE) - burst + rng.normal(0, 0.006, 49)) is not None
     assert called <= 1
+
+
+def test_a_decline_that_has_hardly_begun_is_suspected():
+    """By .04 in 49 evaluations: about as likely as none, so that no ceiling is identified."""
+    fallen = TRUTH(COMPUTE) - 0.04 * after(2400.0) + NOISE
+    result = fit(Points.from_arrays(COMPUTE, fallen, axis="gpu_hours"))
+    assert result.misfit is None
+    assert result.suspected is not None
+    assert not result.identified
+    assert result.ceiling is not None
+    assert "perhaps" in result.why
+    (warning,) = [text for text in result.warnings if "may have changed" in text]
+    assert "fit the part that holds with" in warning
+    whole = fit(Points.from_arrays(COMPUTE, TRUTH(COMPUTE) + NOISE, axis="gpu_hours"))
+    assert whole.identified
+    assert whole.suspected is None
 
 
 def test_a_jump_after_a_burst_is_found_where_it_is():

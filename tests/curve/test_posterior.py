@@ -9,8 +9,8 @@ from scalerl.curve.least_squares import least_squares
 from scalerl.curve.noise import make_noise
 from scalerl.curve.posterior import posterior
 from scalerl.curve.prior import DEFAULT, FLAT, PRIOR_REACH, SD_RANGE
-from scalerl.curve.quantiles import noisy_quantiles, span_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
+from scalerl.quantiles import noisy_quantiles, span_quantiles, weighted_quantiles
 
 
 def noisy(ratio=2.5, sd=0.008, n=14, seed=5):

@@ -16,7 +16,7 @@ from extensions import PAGES, extensions, write_extensions
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC
 from scalerl.errors import InputError
-from scalerl.kinds import load
+from scalerl.own_code import load
 from scalerl.record.reader import RunRecord
 from scalerl.rl import Function, Limits, Prompt, evaluate, load_recipe, train
 from scalerl.rl.model.causal_lm import load_tokenizer
@@ -306,7 +306,7 @@ def test_the_example_of_a_study(here, own, capsys):
     study = ("arm=arms", "arm=arms | {'topr': {'loss': Topr(0.5)}}")
     imports = (
         "from scalerl import rl, study",
-        "from scalerl import rl, study; from scalerl.kinds import load",
+        "from scalerl import rl, study; from scalerl.own_code import load",
     )
     run_example(
         run,
@@ -458,7 +458,7 @@ def test_a_fit_with_a_family_of_curves(here, capsys):
             "@dataclass(frozen=True)\nclass Flat: name: str = 'flat'",
             "has no label, which the protocol Family",
         ),
-        ("@dataclass(frozen=True)\nclass Flat(Family): pass", "every field of a family needs a default"),
+        ("@dataclass(frozen=True)\nclass Flat(Family): pass", "every field needs a default"),
         (
             "@dataclass(frozen=True)\nclass Flat(LogLogistic):\n    name: str = 'flat'\n"
             "    def slopes(self, b, x):\n        share, by_b, by_c = super().slopes(b, x)\n"

@@ -88,7 +88,7 @@ def test_shares_and_durations():
 
 def test_families_have_the_names_that_people_use():
     assert sorted(LABELS.values()) == [
-        *("Burr", "Fréchet", "Weibull", "burst", "log-logistic", "power law", "two speeds")
+        *("Burr", "Fréchet", "Weibull", "burst", "log-logistic", "power law", "ramp", "two speeds")
     ]
     assert LABELS.keys() == {family.name for family in FAMILIES}
 

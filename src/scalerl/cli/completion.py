@@ -46,7 +46,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
     """Return how an argument is completed, by its metavar, which means the same in all commands."""
     import shtab
 
-    from scalerl.ingest.formats.format import formats
+    from scalerl.ingest.formats.recognise import formats
     from scalerl.ingest.vocabularies import BY_TRAINER
     from scalerl.record.evaluation import AXES
 

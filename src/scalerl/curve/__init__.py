@@ -6,7 +6,8 @@
     posterior.py, nodes.py       the posterior, and where its nodes lie; worth.py: what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
     misfit.py, evidence.py       lack of fit: whether any curve describes the run; changes.py: jumps, bursts
-    fit.py, result.py            one fit, and its answer, of which answers.py, quantiles.py have the parts
+    fit.py, fitted.py            one fit, and what it says, of which answers.py has the parts
+    result.py                    the same as JSON, tables and text
     seeds.py, campaign.py        the effect of a seed; the prior from runs of the same campaign
 
 It may import `scalerl.record`. Imported by `cli`, `forecast`, `ingest`, `integrations`, `plan`, `study`,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from scalerl.curve.answers import (
         Forecast as Forecast,
         Forecasts as Forecasts,
+        Intervals as Intervals,
+        Medians as Medians,
         NoiseEstimate as NoiseEstimate,
     )
     from scalerl.curve.families import (
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     )
     from scalerl.curve.fit import fit as fit
     from scalerl.curve.points import Points as Points
-    from scalerl.curve.result import Fit as Fit, Intervals as Intervals, Medians as Medians
+    from scalerl.curve.result import Fit as Fit
     from scalerl.curve.seeds import SEED_PRIOR as SEED_PRIOR, SeedPrior as SeedPrior
 
 

@@ -9,19 +9,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.prior import log_mid_range
-from scalerl.curve.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
 from scalerl.numbers import chance_text, percent
+from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
+BENT = 1.0
+"""Times C_mid (posterior median) that data reach which show a bend: no-go takes one, go does not."""
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
@@ -130,7 +132,7 @@ class Forecast:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def _repr_html_(self) -> str:
-        return view("forecast_html", self)
+        return views().forecast_html(self)
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,11 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     return Medians(*median_4), Intervals(level, *zip(low_4, high_4, strict=True))
 
 
-def identify(post: Posterior, sample: Sample) -> Identification:
-    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`."""
+def identify(post: Posterior, sample: Sample, suspected: str) -> Identification:
+    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`.
+
+    And by a change of slope that is `suspected`, as a sentence says; it is empty where none is.
+    """
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     at_Q = np.array([0.025, 0.5, 0.975])
     log_mid = span_quantiles(post.log_mid_span_cells2, post.weight_cells, at_Q)
@@ -286,6 +291,8 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     elif at_bounds[name] > MAX_AT_BOUND:
         why = f", but {percent(at_bounds[name])} of the probability of {name} lies on the edge of its prior"
         waits = False
+    elif suspected:
+        why, waits = f", but perhaps {suspected}", False
     else:
         identified, waits, why = True, False, ": the bend has been seen"
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))

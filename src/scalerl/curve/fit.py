@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
 from scalerl.curve.evidence import from_neighbours
-from scalerl.curve.families import LOG_LOGISTIC, Family
+from scalerl.curve.families import LOG_LOGISTIC, Family, Ramp
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import IN_WORDS, Misfit, find_failed, find_fall, find_misfit
 from scalerl.curve.own_families import with_extra
@@ -101,7 +101,9 @@ def fit(
     if chosen is FLAT:
         _check_rise(points, given, rmse * math.sqrt(len(points) / max(len(points) - 2, 1)), floor)
     post = _posterior(sample, floor, found, chosen)
-    misfit, clock = _misfit_of(points, found)
+    # A ramp has a kink, which is what is looked for: no curve of a healthy run.
+    changed, clock = _misfit_of(points, [one for one in found if not isinstance(one.curve.family, Ramp)])
+    misfit, suspected = (changed, None) if changed is None or changed.sure else (None, changed)
     r0_value, r0_source = _r0(points, given, best)
     # With the noise sd profiled out the log-likelihood is -n/2 log RSS; 1e-300 is for exact data.
     least, half = best.rss + 1e-300, 0.5 * len(sample)
@@ -112,7 +114,8 @@ def fit(
     )
     # What has peaked or jumped says so itself.
     fall = "" if misfit and misfit.kind in ("peaked", "jump") else find_fall(points)
-    shape = _misfit_warning(misfit) if misfit else (*_change(post, points.axis), *_other_shape(post))
+    shape = () if misfit else (*_change(post, points.axis), *_other_shape(post))
+    shape = (*(() if changed is None else (_misfit_warning(changed),)), *shape)
     result = Fit(
         axis=points.axis,
         min_compute=min_compute,
@@ -121,8 +124,9 @@ def fit(
         r0_source=r0_source,
         paper_curve=best.curve,
         rmse=rmse,
-        **_answers(post, sample, level, points),
+        **_answers(post, sample, level, points, suspected),
         prior=prior,
+        suspected=suspected,
         fallen=fall,
         newest_failed=failures.newest,
         misfit=misfit,
@@ -154,7 +158,9 @@ def _part_that_holds(points: Points, r0: float | Literal["free"] | None, options
     return replace(later, warnings=(f"left out: {points.axis} below {low:.10g}, as {cause}", *later.warnings))
 
 
-def _answers(post: Posterior, sample: Sample, level: float, points: Points) -> dict[str, Any]:
+def _answers(
+    post: Posterior, sample: Sample, level: float, points: Points, suspected: Misfit | None
+) -> dict[str, Any]:
     """Return the fields of a `Fit` that follow from its posterior, whichever prior that has."""
     median, intervals = parameters_of(post, level)
     sd, phi = float(post.sd_J @ post.sd_weight_J), float(post.phi_cells @ post.weight_cells)
@@ -165,7 +171,7 @@ def _answers(post: Posterior, sample: Sample, level: float, points: Points) -> d
         "intervals": intervals,
         "families": post.family_weights(),
         "noise": NoiseEstimate(sd, phi, post.moved, floor, SEED_PRIOR.A, floor_from),
-        "identification": identify(post, sample),
+        "identification": identify(post, sample, suspected.why.split(";")[0] if suspected else ""),
         "posterior": post,
     }
 
@@ -198,7 +204,10 @@ def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prio
 
 
 def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | None, tuple[str, ...]]:
-    """Return the misfit, or instead a warning where the run has none in its steps."""
+    """Return the misfit, or instead a warning where the run has none in its steps.
+
+    One that is not sure has to be in them as well, and is forgotten else.
+    """
     misfit = find_misfit(points, found)
     step_N = points.step_N
     if misfit is None or step_N is None or points.axis == "steps" or not (np.diff(step_N) > 0).all():
@@ -208,8 +217,11 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
         return misfit, ()
     # R_0 is free here, as in `find_misfit`, whose own sample ignores a given one.
     sample = make_sample(by_step, None)
-    if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
+    again = find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found])
+    if again is not None and again.sure >= misfit.sure:
         return misfit, ()
+    if not misfit.sure:
+        return None, ()
     what = f"{IN_WORDS[misfit.kind]} on {points.axis}, but not in steps"
     if _clock_is_uneven(points.compute_N, step_N):
         return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
@@ -331,14 +343,16 @@ def _change(post: Posterior, axis: str) -> tuple[str, ...]:
     )
 
 
-def _misfit_warning(misfit: Misfit) -> tuple[str, ...]:
-    """Say why the ceiling is withheld, and what can be fitted instead."""
+def _misfit_warning(misfit: Misfit) -> str:
+    """Say why the ceiling is withheld or not identified, and what can be fitted instead."""
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
         start = f"--r0 free --min-compute {_end(low, -1e-9)} " if low > 0 else ""
         offer = f"fit the part that holds with {start}--max-compute {_end(high, 1e-9)}"
-    return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
+    if not misfit.sure:
+        return f"the run may have changed, so that no ceiling is identified: perhaps {misfit.why}; {offer}"
+    return f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}"
 
 
 def _end(compute: float, outwards: float) -> str:
@@ -360,7 +374,7 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
-        **_answers(post, result.sample, result.intervals.level, result.points),
+        **_answers(post, result.sample, result.intervals.level, result.points, result.suspected),
         warnings=(*warnings, *(() if result.misfit else _other_shape(post))),
     )
     return replace(result, campaign=informed)

@@ -44,7 +44,9 @@ from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 MIN_POINTS = 8
 """Evaluations at distinct compute that a misfit needs."""
 THRESHOLD, THRESHOLD_SHORT, SHORT = 2.0, 5.0, 25
-"""Bayes factor against the healthy run from which a misfit is reported, and in fewer than 25 evaluations."""
+"""Bayes factor against the healthy run from which a misfit is sure, and in fewer than 25 evaluations."""
+SUSPECT, SUSPECT_SHORT = 0.65, 1.0
+"""The same of a change of slope alone, from which one is suspected: in 4 % of healthy runs."""
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SURE = 2.0  # a decline is this many times its error
@@ -85,11 +87,14 @@ class Misfit:
     """One sentence for messages."""
     keep: tuple[float, float] | None
     """The range of compute (ends included) of the part that can be fitted alone, or None."""
+    sure: bool = True
+    """Whether it is reported; else it is a change of slope that is no more than suspected."""
 
 
 def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     """Return what no saturating curve describes in a run, or None; None below `MIN_POINTS` evaluations.
 
+    A change of slope that is about as likely as none is returned too, as one that is not `sure`.
     `best` holds the least-squares curves of the families for these points, in any order.
     """
     sample = make_sample(points, None)
@@ -100,23 +105,28 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     # Changes are candidates by the residuals of the healthy curve; later models are given the same ones.
     changes = candidate_changes(sample, null.residual_N)
     first = evidence_of(sample, null, changes, null.residual_N)
-    beside = _beside_a_step(sample, first, changes)
-    found = max(first, beside, key=lambda look: look.log_change)
     # The curve beside a step may also describe the run without any step: then the run is healthy.
-    log_bayes = found.log_change - max(first.log_null, beside.log_null)
-    least = math.log(THRESHOLD_SHORT if len(sample) < SHORT else THRESHOLD)
-    if log_bayes < least:
-        return None
+    looks, is_short = [first, _beside_a_step(sample, first, changes)], len(sample) < SHORT
+    judged = _judged(looks, is_short)
     # Looked for last, as few runs come here: a run that learns what is easy in a burst is healthy too.
-    burst = _beside_a_burst(sample, [one.curve.family for one in best], changes)
-    if burst is not None:
-        found = max(found, burst, key=lambda look: look.log_change)
-        log_bayes = found.log_change - max(first.log_null, beside.log_null, burst.log_null)
-        if log_bayes < least:
-            return None
-    if found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; for all else a better curve
+    if judged and (burst := _beside_a_burst(sample, [one.curve.family for one in best], changes)):
+        judged = _judged([*looks, burst], is_short)
+    if judged is None:
+        return None
+    found, log_bayes, sure = judged
+    if not sure or found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; else a better curve
         found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
-    return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)))
+    return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)), sure)
+
+
+def _judged(looks: Sequence[Evidence], is_short: bool) -> tuple[Evidence, float, bool] | None:
+    """Return the look that shows a change best, its log Bayes factor and whether it is sure; None of a
+    healthy run."""
+    found, log_null = max(looks, key=lambda look: look.log_change), max(look.log_null for look in looks)
+    least, suspect = (THRESHOLD_SHORT, SUSPECT_SHORT) if is_short else (THRESHOLD, SUSPECT)
+    log_bayes, log_hinge = found.log_change - log_null, found.log_kinds[0] - log_null
+    sure = log_bayes >= math.log(least)
+    return (found, log_bayes, sure) if sure or log_hinge >= math.log(suspect) else None
 
 
 def find_fall(points: Points) -> str:
@@ -199,12 +209,15 @@ def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
 
 
 def _describe(
-    points: Points, sample: Sample, changes: Changes, found: Evidence, bayes_factor: float
+    points: Points, sample: Sample, changes: Changes, found: Evidence, bayes_factor: float, sure: bool
 ) -> Misfit:
-    """Describe the misfit and the part that can be fitted: the likeliest kind, at its likeliest place."""
+    """Describe the misfit and the part that can be fitted: the likeliest kind, at its likeliest place.
+
+    What is not sure is a change of slope.
+    """
     null, compute_N, h, axis = found.null, _as_logged(points, sample), changes.n_hinges, points.axis
     log_hinge, log_step, log_waves = found.log_kinds
-    stepped = log_step > max(log_hinge, log_waves)
+    stepped = sure and log_step > max(log_hinge, log_waves)
     j = h + int(np.argmax(found.log_step_J)) if stepped else int(np.argmax(found.log_hinge_J))
     first = int(changes.first_J[j])
     estimate = estimate_at(sample, null, found.node_J[j], changes.columns_NJ[:, j : j + 1])
@@ -221,15 +234,15 @@ def _describe(
         said = "what came before can be fitted" if keep else "too little came before to be fitted"
         since = place_on(axis, at)
         why = f"the run has peaked: from {since} on it falls by {decline:.3f} +- {error:.3f}; {said}"
-        return Misfit("peaked", at, decline, bayes_factor, why, keep)
-    if log_hinge >= log_waves:
+        return Misfit("peaked", at, decline, bayes_factor, why, keep, sure)
+    if not sure or log_hinge >= log_waves:
         at = float(compute_N[first - 1])
         keep, said = _part_that_holds(compute_N, first - 1)
         why = (
             f"the slope changes for good at {place_on(axis, at)}, by {size:+.3f} up to the last evaluation; "
             f"{said}"
         )
-        return Misfit("regime", at, size, bayes_factor, why, keep)
+        return Misfit("regime", at, size, bayes_factor, why, keep, sure)
     waves = null.with_waves()
     columns_NK, mean_K, _ = estimate_at(sample, waves, found.node_waves, changes.columns_NJ[:, :0])
     waves_N = columns_NK[:, -N_WAVES:] @ mean_K[-N_WAVES:]

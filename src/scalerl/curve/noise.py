@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.curve.prior import SD_RANGE, NoiseModel, Prior
-from scalerl.curve.quantiles import normal_quantiles
 from scalerl.curve.sample import Sample
+from scalerl.quantiles import normal_quantiles
 
 _TINY = 1e-300
 _LEAST = 0.01  # variance of a wave of a walk, in that of an evaluation, below which it is left out

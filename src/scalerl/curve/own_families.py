@@ -6,7 +6,8 @@ import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family
 from scalerl.errors import InputError
-from scalerl.kinds import OWN, Choice, find
+from scalerl.kinds import Choice
+from scalerl.own_code import OWN
 
 
 def load_family(kind: str) -> Family:
@@ -15,15 +16,10 @@ def load_family(kind: str) -> Family:
     Raises:
         InputError: it cannot be loaded, lacks a method of `Family`, or has a field without a default.
     """
-    choice = Choice("families", Family, None)
-    cls = find(kind, choice.group)
-    if cls is None:
+    family = Choice("families", Family, None).make(kind)
+    if family is None:
         raise InputError(f"{kind} names no family of curves: give {OWN}")
-    choice.check(cls, kind)
-    try:
-        return cls()
-    except TypeError as error:
-        raise InputError(f"{kind}: every field of a family needs a default ({error})") from error
+    return family
 
 
 def with_extra(extra: Sequence[Family]) -> tuple[Family, ...]:

@@ -1,354 +1,37 @@
-"""The answer of a fit: the curve, what is known of its ceiling, forecasts, the verdict."""
+"""The answer of a fit, as it is printed, drawn and written."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl._views import view
-from scalerl.curve.answers import (
-    FAR,
-    GO,
-    NO_GO,
-    Chance,
-    Forecast,
-    Forecasts,
-    Identification,
-    Intervals,
-    Medians,
-    NoiseEstimate,
-    Verdict,
-    check_compute,
-    check_target,
-    span,
-)
+from scalerl._views import views
+from scalerl.curve.answers import span
 from scalerl.curve.families import Curve
-from scalerl.curve.misfit import Misfit
-from scalerl.curve.points import Points
-from scalerl.curve.posterior import Draws, Posterior
-from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
-from scalerl.curve.sample import Sample
-from scalerl.curve.seeds import SEED_PRIOR, rerun
-from scalerl.curve.worth import expected_width, gain_per_unit, identified_at, outlook, stop_at
-from scalerl.errors import InputError, number_of
+from scalerl.curve.fitted import FittedCurve
 from scalerl.frames import data_frame
-from scalerl.numbers import amount_text, chance_text, percent
-from scalerl.record.amounts import parse_amount
-from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
-from scalerl.record.metric import Metric
+from scalerl.numbers import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DRAWS = 2000
-
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(FittedCurve):
     """A fitted compute-performance curve, and what the data say of it. Made by `fit`."""
 
-    axis: str
-    min_compute: float
-    max_compute: float
-    r0_value: float
-    r0_source: Literal["given", "measured", "fitted"]
-    paper_curve: Curve
-    """The least-squares log-logistic curve (the paper's), a function of compute. The intervals are not about
-    it, and `forecast` follows the posterior median instead."""
-    rmse: float
-    """Root mean square of the residuals of `paper_curve`."""
-    median: Medians
-    intervals: Intervals
-    families: dict[str, float]
-    """Posterior weight of every family."""
-    noise: NoiseEstimate
-    identification: Identification
-    fallen: str
-    """What is said where the run has fallen far below its maximum and stayed there; else empty."""
-    newest_failed: str
-    """What is said where the newest evaluation is left out, as it may have failed; else empty."""
-    misfit: Misfit | None
-    """Why no family describes the run, if none does; its ceiling is then withheld."""
-    basins: tuple[tuple[Curve, float], ...]
-    """Minima of the log-logistic least squares nearly as likely as the best (first), with their RSS."""
-    warnings: tuple[str, ...]
-    points: Points = field(repr=False)
-    """The points that were fitted, by compute."""
-    excluded: Points = field(repr=False)
-    """The points that were not: beyond the cuts, at compute 0 beside a given R_0, or failed."""
-    sample: Sample = field(repr=False)
-    """What the numerics saw of `points`: sorted, replicates pooled."""
-    posterior: Posterior = field(repr=False)
-    prior: str = "default"
-    """"default" or "flat" (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
     campaign: Fit | None = field(default=None, repr=False)
     """The same with the prior of sibling runs, where they were given."""
-
-    @property
-    def n_points(self) -> int:
-        """How many points were fitted."""
-        return len(self.points)
-
-    @property
-    def left_out(self) -> LeftOut:
-        """The evaluations that were not fitted: those left out by the reader, beyond the cuts, and failed."""
-        found, cut, at_N = self.points.left_out, self.excluded, self.excluded.compute_N
-        cases = [at_N == 0, at_N < self.min_compute, at_N > self.max_compute]  # the first that holds
-        why_N = np.select(cases, [AT_START, BELOW, ABOVE], FAILED)
-        for reason in (AT_START, BELOW, ABOVE, FAILED):
-            found = found.joined(cut.select(why_N == reason).omitted(reason))
-        return replace(found, ending=found.ending or self.newest_failed)
-
-    @property
-    def ceiling(self) -> float | None:
-        """Posterior median of A, the families averaged: the point of `intervals.A`. None where withheld."""
-        return None if self.misfit else self.median.A
-
-    @property
-    def identified(self) -> bool:
-        """Whether the data fix the ceiling."""
-        return self.misfit is None and not self.reservation and self.identification.identified
-
-    @property
-    def why(self) -> str:
-        """One sentence: why the ceiling is identified, or not."""
-        if self.reservation:
-            return self.reservation
-        if self.misfit:
-            return self.misfit.why
-        return "; ".join(filter(None, [self.fallen, self.identification.why]))
-
-    @property
-    def ending(self) -> str:
-        """What is said where the newest evaluations have no number, or may have failed; else empty."""
-        return self.points.left_out.ending or self.newest_failed
-
-    @property
-    def metric(self) -> Metric:
-        """What was fitted: its name and kind, and the prompts it is a mean over."""
-        return self.points.metric
-
-    @property
-    def reservation(self) -> str:
-        """Why no ceiling is identified, whatever the curve: a training reward, or `ending`; else empty."""
-        return self.metric.no_verdict or self.ending
-
-    @property
-    def lack_of_fit(self) -> str | None:
-        """The kind of `misfit`: peaked, jump, regime or residuals."""
-        return self.misfit.kind if self.misfit else None
-
-    @property
-    def c_max_over_c_mid(self) -> float:
-        """How many times C_mid the data reach: posterior median over all families."""
-        return self.identification.ratio
 
     @property
     def least_squares(self) -> str:
         """The paper's point estimate in one line, to stand apart from the intervals."""
         curve, ceiling = self.paper_curve, "withheld" if self.misfit else f"{self.paper_curve.A:.3f}"
         return f"A {ceiling}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
-
-    @overload
-    def forecast(self, compute: float | str) -> Forecast: ...
-    @overload
-    def forecast(self, compute: Sequence[float | str] | np.ndarray) -> Forecasts: ...
-    def forecast(self, compute: float | str | Sequence[float | str] | np.ndarray) -> Forecast | Forecasts:
-        """Forecast at `compute`, in the unit of the axis; of several computes, arrays of the same.
-
-        A text is an amount as `scalerl fit --at` takes it: `"2x"` (twice the data), `"300 GFLOP"`, `"12k"`.
-
-        The point is the posterior median of the mean curve, all families averaged; `paper_curve` is the
-        least-squares curve of one family, and another number.
-
-        Raises:
-            InputError: a compute is negative or not finite, or a text that is no amount on the fit's axis.
-        """
-        if np.ndim(compute):  # not by its type: a column of a data frame is no sequence
-            return Forecasts.of([self._forecast_at(one) for one in list(compute)], self.axis)  # pyright: ignore[reportArgumentType]
-        return self._forecast_at(compute)  # pyright: ignore[reportArgumentType]
-
-    def _forecast_at(self, compute: float | str) -> Forecast:
-        if isinstance(compute, str):
-            reach = max(float(one.compute_N.max(initial=0.0)) for one in (self.points, self.excluded))
-            asked = parse_amount(compute, what="a compute to forecast at: ")
-            compute = asked.on("forecast", self.axis, reach, ())
-        at_Q = tails(self.intervals.level)
-        median, (least, most) = self.predicted(compute, at_Q)
-        prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
-        low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
-        # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
-        rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
-        paper, rerun = float(self.paper_curve(compute)), (rerun_low, rerun_high)
-        return Forecast(float(compute), median, paper, (low, high), prediction, rerun, self.axis)
-
-    def predicted(self, compute: float, at_Q: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the median of the mean curve at `compute`, and quantiles (Q,) of one evaluation there.
-
-        They are `median` and, at the tails of the level, `prediction` of `forecast`, at less cost.
-
-        Raises:
-            InputError: `compute` is negative or not finite.
-        """
-        check_compute(compute, "a compute to forecast at")
-        post, value = self.posterior, self.posterior.curve_at(compute)
-        # The noise is normal and goes beyond [0, 1], where no evaluation can be.
-        noisy_Q = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
-        return float(weighted_quantiles(value, post.weight, np.array([0.5]))[0]), noisy_Q
-
-    @functools.cached_property
-    def _rerun(self) -> Draws:
-        return rerun(self.posterior.draws(_DRAWS), SEED_PRIOR)
-
-    def _rerun_at(self, compute: float) -> np.ndarray:
-        """Return the mean curve of a rerun with another seed at `compute`, in equally probable values."""
-        return self._rerun.curves_at(np.array([compute]))[:, 0]
-
-    def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return median and interval of the mean curve at every compute, three arrays (M,), for plots."""
-        # The last .1 % of the weight is spread over many cells, all of which are evaluated at every compute.
-        post = self.posterior.heaviest(0.999)
-        at_Q = np.array([0.5, *tails(self.intervals.level)])
-        rows = [weighted_quantiles(post.curve_at(float(c)), post.weight, at_Q) for c in compute_M]
-        median_M, low_M, high_M = np.array(rows).reshape(-1, 3).T
-        return median_M, low_M, high_M
-
-    def probability(self, target: float, budget: float) -> float:
-        """Return the probability that the mean curve at compute `budget` is at least `target`.
-
-        Raises:
-            InputError: `target` is no share in [0, 1], or `budget` is negative.
-        """
-        check_target(target, budget)
-        post = self.posterior
-        # Weights sum to 1 up to rounding, and a probability of 1 + 1e-16 is none.
-        return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
-
-    def probability_rerun(self, target: float, budget: float) -> float:
-        """Return the same probability for another run of the recipe, with another seed."""
-        check_target(target, budget)
-        return float(np.mean(self._rerun_at(budget) >= target))
-
-    def compute_to(self, target: float) -> Interval:
-        """Return the interval of the compute at which the mean curve reaches `target`; inf where never."""
-        post, at_Q = self.posterior, tails(self.intervals.level)
-        value, weight = post.compute_to(target).ravel(), post.weight.ravel()
-        order = np.argsort(value, kind="stable")
-        held = np.cumsum(weight[order])
-        # No interpolation: a neighbour may be infinite.
-        place_Q = np.minimum(np.searchsorted(held, at_Q * held[-1]), len(order) - 1)
-        low, high = value[order[place_Q]].tolist()
-        return low, high
-
-    def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
-        """Decide whether `target` is reached at `budget`, by this run or by a rerun with another seed.
-
-        "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
-        or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
-        the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
-        or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
-        compute, unless the ceiling is identified.
-        """
-        chance = self.chance(target, budget)
-        return chance.verdict_rerun if rerun else chance.verdict
-
-    def reasons(self, target: float, budget: float) -> str:
-        """Return one sentence: why the verdict is what it is."""
-        return self.chance(target, budget).why
-
-    def chance(self, target: float, budget: float) -> Chance:
-        """Return probabilities, verdicts and the reason, each computed once.
-
-        Raises:
-            InputError: as `probability`.
-        """
-        here, again = self.probability(target, budget), self.probability_rerun(target, budget)
-        doubt = self.doubt(budget)
-        verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
-        at = amount_text(self.axis, budget)
-        why = f"{target:g} is reached at {at} with probability {chance_text(here)}"
-        if doubt:
-            why = doubt
-        elif self.identified:
-            why = f"the ceiling is identified; {why}"
-        elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
-            why = (
-                f"the ceiling will probably not be known within the budget of {at}; the "
-                f"pass rate reaches {target:g} there with probability {chance_text(here)}"
-            )
-        elif verdict == "too early":
-            why = f"{why}, and the ceiling is not identified: {self.why}"
-        else:
-            why = f"{why}, though the ceiling is not identified"
-        return Chance(here, again, verdict, verdict_rerun, why, bool(self.reservation or self.misfit))
-
-    def doubt(self, budget: float) -> str:
-        """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
-        # Newest evaluations without a number outrank what the older ones say.
-        if self.reservation:
-            return self.reservation
-        if self.misfit:
-            return self.misfit.why
-        now = float(self.points.compute_N[-1])
-        if not self.identified and budget > FAR * now * (1 + 1e-9):
-            far = f"{amount_text(self.axis, budget)} is beyond {FAR:g} times the compute so far"
-            return f"{far}, and the ceiling is not identified: {self.why}"
-        return ""
-
-    def _verdict(self, probability: float, doubt: str) -> Verdict:
-        if self.metric.no_verdict:
-            return "training reward"
-        if doubt:
-            return "too early"
-        if probability >= GO:
-            return "go"
-        if probability <= NO_GO:
-            return "no-go"
-        return "too close" if self.identified else "too early"
-
-    def gain_per_unit(self, compute: float) -> float:
-        """Return the expected gain in pass rate per further unit of compute, or dollar on that axis."""
-        check_compute(compute, "a compute")
-        return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
-
-    def stop_at(self, worth: float) -> float:
-        """Return the compute from which a further unit is expected to gain less than `worth`, or inf.
-
-        Raises:
-            InputError: `worth` is not above 0.
-        """
-        if not (math.isfinite(number_of(worth, "the worth of a unit of compute")) and worth > 0):
-            raise InputError(
-                f"the worth of a unit of compute must be a gain in pass rate above 0, found {worth:g}"
-            )
-        return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
-
-    def expected_width(self, compute_M: np.ndarray, level: float | None = None) -> np.ndarray:
-        """Return the expected width of A's interval if the run went on to each compute, evaluated alike.
-
-        `level` is that of the fit by default.
-        """
-        noise, level = self.noise, self.intervals.level if level is None else level
-        return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
-
-    @functools.cached_property
-    def compute_to_identify(self) -> float | None:
-        """The compute at which the ceiling is expected to be identified, by A's interval and that of C_mid.
-
-        None if not within 8 times the compute so far, or if something else is wrong, such as a wander; the
-        compute so far if it is already.
-        """
-        if self.identified:
-            return float(self.points.compute_N[-1])
-        if self.reservation:
-            return None
-        known = self.posterior, self.sample, self.noise.sd, self.noise.phi
-        return identified_at(functools.partial(outlook, *known), self.identification, self.sample)
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
@@ -367,6 +50,7 @@ class Fit:
             return {"family": found.family.name} | parameters | rss | withheld("A")
 
         intervals = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.intervals).items()}
+        changed = self.misfit or self.suspected
         return {
             "metric": self.metric.to_json(),
             "points": self.n_points,
@@ -388,7 +72,8 @@ class Fit:
             "at_bounds": dict(self.identification.at_bounds),
             "compute_to_identify": None if self.misfit else self.compute_to_identify,
             "lack_of_fit": self.lack_of_fit,
-            "part_that_holds": list(self.misfit.keep) if self.misfit and self.misfit.keep else None,
+            "suspected": self.suspected.kind if self.suspected else None,
+            "part_that_holds": list(changed.keep) if changed and changed.keep else None,
             "forecast": [self.forecast(compute).to_json() for compute in at],
             "target": None if target is None or budget is None else self._target(target, budget),
             "campaign": self.campaign.to_json(at, target, budget) if self.campaign else None,
@@ -424,7 +109,7 @@ class Fit:
             InputError: a compute of `forecast` is negative or not finite.
         """
         options = {"color": color, "label": label, "ceiling": ceiling, "forecast": forecast}
-        return view("plot", self, log=log, ax=ax, legend=legend, **options)
+        return views().plot(self, log=log, ax=ax, legend=legend, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters as one flat row: `pandas.DataFrame([fit.to_dict() for fit in fits])`.
@@ -468,10 +153,10 @@ class Fit:
         Raises:
             InputError: `at` is negative or not finite.
         """
-        return view("latex", {name: self}, at)
+        return views().latex({name: self}, at)
 
     def _repr_html_(self) -> str:
-        return view("fit_html", self)
+        return views().fit_html(self)
 
     def __str__(self) -> str:
         median, intervals, own = self.median, self.intervals, self.paper_curve.family

@@ -10,8 +10,8 @@ import numpy as np
 
 from scalerl.curve.answers import MIN_EVALUATIONS, MIN_RATIO, MIN_RATIO_LOW, Identification
 from scalerl.curve.posterior import Draws, Posterior
-from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
+from scalerl.quantiles import tails
 
 _DRAWS = 512  # with 256 the compute to tell scatters by 3 %, in a quarter of the time
 _MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes

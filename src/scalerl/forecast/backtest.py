@@ -17,12 +17,12 @@ import numpy as np
 from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.quantiles import tails
 from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.backtest_result import OURS, Backtest, CallScore, Cut, Later
 from scalerl.forecast.rivals import POINT_RIVALS, Part, Predicted, Rival, Seen
 from scalerl.forecast.scores import crps, levels
+from scalerl.quantiles import tails
 from scalerl.record.reader import RunRecord
 
 TARGET_OFF = 0.05

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.forecast.scores import covered, interval_score
 from scalerl.frames import columns_of, data_frame
 from scalerl.numbers import percent
@@ -248,7 +248,7 @@ class Backtest:
         return columns_of(rows, (*of_cut, *of_later, *self.methods))
 
     def _repr_html_(self) -> str:
-        return view("backtest_html", self)
+        return views().backtest_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return runs, pooled scores per fraction (null where there is none), and every cut."""

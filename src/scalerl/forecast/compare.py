@@ -19,7 +19,6 @@ from statistics import NormalDist
 import numpy as np
 
 from scalerl.curve.answers import check_level
-from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import InputError
@@ -36,6 +35,7 @@ from scalerl.forecast.sides import (
     mostly_identified,
     quantities,
 )
+from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.metric import Metric
 
 POWER, MOST_SEEDS = 0.8, 100

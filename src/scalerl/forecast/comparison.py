@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.curve.answers import span
 from scalerl.curve.families import LABELS
-from scalerl.curve.quantiles import Interval
 from scalerl.curve.seeds import SeedPrior
 from scalerl.errors import listed
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import columns_of, data_frame
 from scalerl.jsonl import plain
 from scalerl.numbers import chance_text
+from scalerl.quantiles import Interval
 from scalerl.record.metric import Metric
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Comparison:
         """Draw the recipes by colour, with forecasts at the budget, where there is one: `scalerl.plot`."""
         at = (() if self.budget is None else self.budget) if forecast is None else forecast
         options = {"color": color, "ceiling": ceiling, "forecast": at}
-        return view("plot", self.fits, log=log, ax=ax, legend=legend, **options)
+        return views().plot(self.fits, log=log, ax=ax, legend=legend, **options)
 
     def to_latex(self, at: float | None = None) -> str:
         """Return a small table for a paper: A, B, C_mid and the pass rate at `at`, by default the budget.
@@ -162,7 +162,7 @@ class Comparison:
         Raises:
             InputError: `at` is negative or not finite.
         """
-        return view("latex", self.fits, self.budget if at is None else at)
+        return views().latex(self.fits, self.budget if at is None else at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `scalerl compare --json` prints; infinite ends and A withheld are None."""
@@ -199,7 +199,7 @@ class Comparison:
         return columns_of(rows, (*names, "verdict", "p_adjusted"))
 
     def _repr_html_(self) -> str:
-        return view("comparison_html", self)
+        return views().comparison_html(self)
 
     @property
     def doubt(self) -> str:

@@ -21,11 +21,11 @@ from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
 from scalerl.curve.noise import Noise, ar1, make_noise
 from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
-from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError
 from scalerl.numbers import percent
+from scalerl.quantiles import Interval, tails, weighted_quantiles
 
 _GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first grid of (log B, log C_mid); of each zoom; zooms
 _CEILINGS = 48

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scalerl.curve.posterior import Draws
-from scalerl.curve.quantiles import tails
+from scalerl.quantiles import tails
 
 LEAD = 0.005
 """Difference in pass rate below which neither curve is ahead: equal starts would cross by noise."""

@@ -15,8 +15,8 @@ from scalerl.curve.answers import Forecast, span
 from scalerl.curve.families import Family
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.quantiles import Interval
 from scalerl.errors import CannotAnswerError
+from scalerl.quantiles import Interval
 
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """Shares of the largest compute that are left out by default."""

@@ -12,8 +12,9 @@ from scalerl.errors import InputError, listed
 from scalerl.files import check_input, reading
 from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
-from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
+from scalerl.ingest.formats.format import Format, Unread, Wanted, unopened
 from scalerl.ingest.formats.lines import HEAD
+from scalerl.ingest.formats.recognise import formats, recognise
 from scalerl.ingest.formats.table import parse_table, read_table
 from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import Log

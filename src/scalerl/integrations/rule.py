@@ -23,9 +23,9 @@ import numpy as np
 from scalerl.curve.answers import MIN_EVALUATIONS, check_level
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, InputError, number_of
+from scalerl.quantiles import tails, weighted_quantiles
 
 GROWTH = 1.25
 """A trial is fitted again when its compute has grown by this factor: less tells little that is new."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl._views import view
+from scalerl._views import views
 from scalerl.errors import InputError, brief, counted, printable
 from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
@@ -25,7 +25,7 @@ from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
 SCHEMA = 1
-UNTRAINED = ("checkpoint", "cluster", "health", "learner", "samples", "timeouts", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "engine", "health", "learner", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
 """What stands for a whole number of an evaluation that is not known."""
@@ -247,7 +247,7 @@ class RunRecord:
         return f"<{'; '.join(filter(None, [*parts, str(self.path)]))}>"
 
     def _repr_html_(self) -> str:
-        return view("run_html", self)
+        return views().run_html(self)
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from scalerl.errors import InputError, brief
-from scalerl.kinds import InFiles, kind_of, label, tables_of
+from scalerl.kinds import InFiles, kind_of, tables_of
+from scalerl.own_code import label
 from scalerl.rl.algo.loss import Loss
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
-from scalerl.kinds import InFiles, beside
+from scalerl.kinds import InFiles
+from scalerl.own_code import beside
 from scalerl.rl.config.form import Form, parse_toml
 from scalerl.rl.config.recipe import Recipe
 from scalerl.study.arms import AnyArms, Changes, Listed

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
 from scalerl.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
+from scalerl.quantiles import Interval
 
 Mark = Literal["", "base", "moved", "open"]
 """How a row stands out: the base, an arm that moves something, one of which nothing can be said."""

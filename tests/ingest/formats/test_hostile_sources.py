@@ -13,7 +13,7 @@ import pytest
 from hostile_logs import alarm
 
 from scalerl.cli.main import main
-from scalerl.ingest.formats.format import formats
+from scalerl.ingest.formats.recognise import formats
 from scalerl.record.reader import RunRecord
 from scalerl.view import write_report
 

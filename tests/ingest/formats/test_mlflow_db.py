@@ -16,7 +16,7 @@ from read_logs import read_logs
 
 from scalerl import InputError, load_run
 from scalerl.ingest.formats.databases import MLFLOW as FORMAT
-from scalerl.ingest.formats.format import recognise
+from scalerl.ingest.formats.recognise import recognise
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow
 

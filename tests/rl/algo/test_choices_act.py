@@ -10,7 +10,7 @@ from weight_arrays import arrays
 from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
 from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import LengthPenalty, NoLengthControl
-from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Reinforce
+from scalerl.rl.algo.loss import Cispo, Dapo, Decoupled, Grpo, Gspo, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize, Context
@@ -40,7 +40,8 @@ def weights_after(loop_and_parts, n_steps):
 
 
 def test_no_loss_is_another_once_the_policy_has_moved_and_all_bounds_act(recipe, start_run):
-    losses = [Cispo(1.5), Dapo(), Grpo(), Gspo(), Gspo(length_normalised=False), Reinforce(1.5)]
+    decoupled = [Decoupled(max_weight=1.5, updates=n) for n in (1, 2)]
+    losses = [Cispo(1.5), Dapo(), Grpo(), Gspo(), Gspo(length_normalised=False), Reinforce(1.5), *decoupled]
     after = []
     for loss in losses:
         steps, weights = weights_after(start_run(replace(recipe, loss=loss)), 6)

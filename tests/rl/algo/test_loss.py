@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.algo.loss import Cispo, Dapo, Decoupled, Grpo, Gspo, Kl, Reinforce
 
 
 def losses(loss, ratio_NT, advantages, sampled_NT=None):
@@ -57,16 +57,30 @@ def test_cispo_weighs_the_rarest_token_by_its_own_ratio():
     assert not clipped_NT.any()
 
 
-def test_with_one_update_a_batch_decoupled_ppo_has_the_gradient_of_cispo():
-    # min(pi_prox / pi_behaviour, c) min(r A, clip(r, .8, 1.2) A) with r = pi / pi_prox, at pi = pi_prox.
+def test_decoupled_ppo_by_hand():
+    # Behaviour .1, proximal .2, .1, .6 and .05: weights 2, 1, 6 (above 5: left out) and .5. Trained at .3,
+    # .05, .6 and .06: ratios 1.5, .5, 1 and 1.2; with A = 2 the first is clipped, with A = -3 the second.
+    behaviour_NT = torch.full((2, 4), 0.1, dtype=torch.float64).log()
+    proximal_NT = torch.tensor([[0.2, 0.1, 0.6, 0.05]] * 2, dtype=torch.float64).log()
+    logp_NT = torch.tensor([[0.3, 0.05, 0.6, 0.06]] * 2, dtype=torch.float64).log().requires_grad_()
+    advantage_N = torch.tensor([2.0, -3.0], dtype=torch.float64)
+    every = torch.ones(2, 4) > 0
+    value_NT, clipped_NT = Decoupled()(logp_NT, behaviour_NT, advantage_N, every, proximal_NT)
+    # -w min(r A, clip(r, .8, 1.2) A)
+    expected = [[-2 * 1.2 * 2, -0.5 * 2, 0.0, -0.5 * 1.2 * 2], [2 * 1.5 * 3, 0.8 * 3, 0.0, 0.5 * 1.2 * 3]]
+    torch.testing.assert_close(value_NT.detach(), torch.tensor(expected, dtype=torch.float64))
+    assert clipped_NT.tolist() == [[True, False, True, False], [False, True, True, False]]
+    (gradient_NT,) = torch.autograd.grad(value_NT.sum(), logp_NT)
+    expected = [[0.0, -0.5 * 2, 0.0, -0.5 * 1.2 * 2], [2 * 1.5 * 3, 0.0, 0.0, 0.5 * 1.2 * 3]]
+    torch.testing.assert_close(gradient_NT, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_where_the_policy_is_the_proximal_one_decoupled_ppo_has_the_gradient_of_cispo_below_the_cap():
     ratio_NT = torch.tensor([[0.01, 0.7, 1.0, 3.0, 9.0]] * 2, dtype=torch.float64)
-    logp_NT = (math.log(0.1) + ratio_NT.log()).requires_grad_()
-    proximal_NT, advantage_N1 = logp_NT.detach(), torch.tensor([[2.0], [-3.0]], dtype=torch.float64)
-    r_NT = (logp_NT - proximal_NT).exp()
-    surrogate_NT = torch.minimum(r_NT * advantage_N1, r_NT.clamp(0.8, 1.2) * advantage_N1)
-    weight_NT = (proximal_NT - math.log(0.1)).exp().clamp(max=5.0)
-    (decoupled_NT,) = torch.autograd.grad(-(weight_NT * surrogate_NT).sum(), logp_NT)
-    torch.testing.assert_close(losses(Cispo(max_ratio=5.0), ratio_NT, [2.0, -3.0])[2], decoupled_NT)
+    cispo_NT = losses(Cispo(max_ratio=5.0), ratio_NT, [2.0, -3.0])[2]
+    decoupled_NT = losses(Decoupled(max_weight=5.0), ratio_NT, [2.0, -3.0])[2]
+    torch.testing.assert_close(decoupled_NT[:, :4], cispo_NT[:, :4])
+    assert not decoupled_NT[:, 4].any()  # which CISPO gives the weight 5
 
 
 @pytest.mark.parametrize("max_ratio", [0.0, -1.0, math.nan])
@@ -135,7 +149,9 @@ def test_reinforce_weighs_a_completion_by_the_product_of_its_ratios():
     assert clipped_NT[:, 0].tolist() == [True, False]
 
 
-@pytest.mark.parametrize("loss", [Cispo(), Reinforce(), Grpo(), Dapo(), Gspo()], ids=lambda loss: loss.kind)
+@pytest.mark.parametrize(
+    "loss", [Cispo(), Reinforce(), Grpo(), Dapo(), Decoupled(), Gspo()], ids=lambda loss: loss.kind
+)
 def test_on_policy_every_loss_has_the_policy_gradient(loss):
     # At a ratio of 1 the gradient is -A by each token; GSPO's mean ratio shares it out over the completion.
     _, clipped_NT, gradient_NT = losses(loss, torch.ones(2, 3, dtype=torch.float64), [2.0, -1.0])

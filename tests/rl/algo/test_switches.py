@@ -12,7 +12,7 @@ from scalerl.rl.algo.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd
 from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
 from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, NoLengthControl
-from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.algo.loss import Cispo, Dapo, Decoupled, Grpo, Gspo, Kl, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import from_dict
@@ -20,7 +20,15 @@ from scalerl.rl.config.settings import BatchSize, Context, Lora
 
 SWITCHES = {
     "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],
-    "loss": [Cispo(), Dapo(), Grpo(), Gspo(), Gspo(length_normalised=False), Reinforce()],
+    "loss": [
+        Cispo(),
+        Dapo(),
+        Decoupled(updates=2),
+        Grpo(),
+        Gspo(),
+        Gspo(length_normalised=False),
+        Reinforce(),
+    ],
     "averaging": [PromptAverage(), SampleAverage(), TokenAverage(), ConstantAverage()],
     "advantage": [BatchStd(), PromptStd(), NoStd(), LeaveOneOut()],
     "zero_variance": ["drop", "keep"],

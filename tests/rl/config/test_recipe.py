@@ -120,7 +120,7 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ),
         (
             '[loss]\nkind = "ppo"\n',
-            "loss.kind: no kind 'ppo'; the kinds are cispo, dapo, grpo, gspo, reinforce, or",
+            "loss.kind: no kind 'ppo'; the kinds are cispo, dapo, decoupled, grpo, gspo, reinforce, or",
         ),
         ('[loss]\nkind = "dapo"\nlength_normalised = true\n', "unknown key 'loss.length_normalised'"),
         ('[length]\nkind = ["none"]\n', "length"),

@@ -10,7 +10,7 @@ from weight_arrays import arrays
 from scalerl.errors import DivergedError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
-from scalerl.rl.algo.loss import Cispo, Kl
+from scalerl.rl.algo.loss import Cispo, Decoupled, Kl
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize, Steps, TokensBudget
 from scalerl.rl.learner.batch import make_batch
@@ -92,6 +92,61 @@ def test_the_micro_batch_does_not_change_the_gradient(llama_folder, batch, micro
     found = gradient_of_step(learner_of(llama_folder, micro_batch), off_policy)
     difference = torch.cat([g.flatten() for g in found]) - expected
     assert difference.abs().max() < 1e-6 * expected.norm()
+
+
+@pytest.fixture
+def decoupled(llama_folder, batch):
+    """A function that returns a learner with a proximal policy, after one of its two steps."""
+
+    def make(micro_batch=64):
+        settings = replace(UNCLIPPED, lr=0.01, warmup_steps=1)
+        learner = learner_of(llama_folder, micro_batch, settings=settings, loss=Decoupled(updates=2))
+        learner.step(batch)
+        return learner
+
+    return make
+
+
+def log_probs_of(model, token_T):
+    logits_TV = model(input_ids=token_T[None]).logits[0, :-1] / 0.8
+    return torch.log_softmax(logits_TV, -1).gather(-1, token_T[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("micro_batch", [64, 3])
+def test_the_proximal_policy_is_that_before_the_first_of_its_steps(
+    llama_folder, batch, decoupled, micro_batch
+):
+    learner, before = decoupled(micro_batch), load_model(llama_folder)
+    now = load_model(llama_folder)
+    now.load_state_dict(learner.model.state_dict())
+    clipped = 0
+    for i, length in enumerate(batch.length_N):
+        token_T, advantage = torch.from_numpy(batch.token_NT[i, :length]), batch.advantage_N[i]
+        with torch.no_grad():
+            proximal_T = log_probs_of(before, token_T)
+        logp_T = log_probs_of(now, token_T)
+        w_T = (proximal_T - torch.from_numpy(batch.behaviour_logp_NT[i, 1:length])).exp()
+        r_T = (logp_T - proximal_T).exp()
+        value_T = -w_T * torch.minimum(r_T * advantage, r_T.clamp(0.8, 1.2) * advantage)
+        clipped += int((r_T > 1.2).sum() + (r_T < 0.8).sum())
+        (value_T * torch.from_numpy(batch.weight_NT[i, 1:length])).sum().backward()
+    assert clipped > 10
+    for a, b in zip(gradient_of_step(learner, batch), now.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, atol=1e-6, rtol=1e-3)
+
+
+def test_a_proximal_policy_is_resumed_and_then_replaced(llama_folder, batch, decoupled, tmp_path):
+    learner, resumed = decoupled(), learner_of(llama_folder, loss=Decoupled(updates=2))
+    learner.saver(tmp_path)(tmp_path)
+    resumed.restore(tmp_path)
+    for a, b in zip(*(gradient_of_step(one, batch) for one in (learner, resumed)), strict=True):
+        assert torch.equal(a, b)
+    assert learner.version == resumed.version == 2
+    # From here on the policy is the proximal one, and the ratio to it 1, however far it has moved.
+    alone = learner_of(llama_folder, loss=Decoupled(updates=1))
+    alone.model.load_state_dict(learner.model.state_dict())
+    for a, b in zip(*(gradient_of_step(one, batch) for one in (learner, alone)), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_stats_of_a_step_on_policy_and_off(llama_folder, batch):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from weight_arrays import arrays
 
 from scalerl.errors import OutOfMemoryError
-from scalerl.rl.algo.loss import Gspo, Kl
+from scalerl.rl.algo.loss import Decoupled, Gspo, Kl
 from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.settings import BatchSize, LearnerSettings, Lora
 from scalerl.rl.learner.load import load_learner
@@ -131,6 +131,7 @@ CASES: dict[str, Any] = {
     "products shared in two rows": ({}, {"tensor_parallel": 2}),
     "products shared, norms of heads": ({"model": "qwen3"}, {"tensor_parallel": 2}),
     "whole-completion ratios": ({"loss": Gspo()}, {}),
+    "a proximal policy": ({"loss": Decoupled(updates=3), "batch": BatchSize(micro_tokens=60)}, {}),
 }
 
 

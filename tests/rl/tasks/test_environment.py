@@ -169,7 +169,7 @@ def test_without_a_reward_of_its_own_the_verifier_takes_the_last_turn(shop):
         ("Plain", r"task.environment: \S+:Plain has no get_reward\(\): set task.answer to the column"),
         ("Toolless", "task.environment: .*has no tool, which is a method without an underscore"),
         ("Undescribed", "task.environment: .*Undescribed.*no docstring"),
-        ("Refuses", r"data.jsonl, line 1: reset of .*:Refuses raises KeyError"),
+        ("Refuses", r"data.jsonl, line 1: reset of .*:Refuses raised an error .KeyError"),
         ("Nothing", "task.environment: .*has no Nothing; it has Shop, Plain"),
     ],
 )

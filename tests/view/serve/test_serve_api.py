@@ -215,7 +215,7 @@ def test_event_files_of_tensorboard_are_followed(runs):
 
 
 def test_every_format_that_is_listed_is_one():
-    from scalerl.ingest.formats.format import formats
+    from scalerl.ingest.formats.recognise import formats
 
     assert {"trainer-state", "tensorboard", "wandb"} <= {one.name for one in formats()}
 

@@ -15,7 +15,7 @@ from docs_logs import MAKERS
 from growing import Growing
 from serve_client import until
 
-from scalerl.ingest.formats.format import recognise
+from scalerl.ingest.formats.recognise import recognise
 from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import read_source
 from scalerl.view.facts.standing import StandingQuery

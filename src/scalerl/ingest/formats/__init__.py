@@ -1,6 +1,6 @@
 """The formats that trainers and trackers write, a file for each or for a few, and what their readers share.
 
-    format.py     what a reader provides (`Format`), and the list of all formats
+    recognise.py  all formats, and which one a file has; format.py what a reader provides (`Format`)
     importer.py   `Importer`, a reader of your own: `--format file.py:Class`
     table.py      tables of compute and pass rates, which are no logs
     lines.py, rows.py, protobuf.py     files line by line, rows of metrics, protocol buffers

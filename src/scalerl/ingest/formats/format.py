@@ -1,9 +1,8 @@
-"""What a reader of one kind of file provides, and the list of all of them."""
+"""What a reader of one kind of file provides, and what readers do with several runs."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import TYPE_CHECKING
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.files import check_input
-from scalerl.jsonl import check_not_compressed
-from scalerl.kinds import OWN
 
 if TYPE_CHECKING:
     from scalerl.ingest.logs.log import Log, Room
@@ -93,50 +89,3 @@ class Format:
     """All runs in it, the metrics that are wanted of each, and those that cannot be read. Where none can, it
     raises InputError, which names what is wrong, or OSError; and it holds no more in memory than what is
     wanted, however large the file is."""
-
-
-_PLACES = (
-    *("wandb_offline:FORMAT", "wandb_csv:FORMAT", "tensorboard:FORMAT", "trainer_state:FORMAT"),
-    *("mlflow:FORMAT", "databases:MLFLOW", "databases:TRACKIO", "metrics_jsonl:VERL", "parquet:FORMAT"),
-    *("metrics_jsonl:FORMAT", "console.reader:FORMAT"),
-)
-"""Order of the formats: those first that the name or the first bytes of a file show."""
-
-
-def formats() -> Iterator[Format]:
-    """Yield all formats, each loaded when it is its turn: those of this package first."""
-    for place in _PLACES:
-        module, _, name = place.partition(":")
-        yield getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    yield from importlib.import_module(f"{__package__}.importer").announced()
-
-
-def recognise(path: Path, named: str | None = None) -> Format | None:
-    """Return the format of a file or folder; None where no format recognises it.
-
-    Raises:
-        InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format
-            of the name given; or it is an empty or a compressed file.
-    """
-    try:
-        check_input(path)  # a pipe could be read only once
-    except (OSError, ValueError) as error:  # the latter for a NUL in the name
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if named is not None:
-        for one in formats():
-            if one.name == named:
-                return one
-        if (own := importlib.import_module(f"{__package__}.importer").named(named)) is not None:
-            return own
-        names = ", ".join(one.name for one in formats())
-        raise InputError(f"no format {named!r}; there are {names}, or {OWN}")
-    try:
-        found = next((one for one in formats() if one.recognises(path)), None)
-        if found is None and path.is_file():  # no reader, also none of tables, can read some files
-            if not path.stat().st_size:
-                raise InputError(f"{path}: the file is empty")
-            with path.open("rb") as file:
-                check_not_compressed(file.read(8), str(path))
-    except OSError as error:
-        raise InputError(unopened(error, path)) from error
-    return found

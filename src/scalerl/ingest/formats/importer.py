@@ -1,4 +1,4 @@
-"""Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`).
+"""Importers: log formats of the user's own, named by where their class is (`scalerl.own_code`).
 
 One that an installed package announces and that is broken must not keep others from their logs: it is a
 warning, once, and recognises nothing. Where `--format` names it, that is an error.
@@ -16,7 +16,7 @@ from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.formats.rows import RowReader
 from scalerl.ingest.logs.log import Log
-from scalerl.kinds import Choice, find
+from scalerl.kinds import Choice
 
 
 class Importer(Protocol):
@@ -46,18 +46,11 @@ def named(kind: str) -> Format | None:
     Raises:
         InputError: it cannot be loaded, or is no importer.
     """
-    cls = find(kind, "importers")
-    if cls is None:
+    importer = _IMPORTERS.make(kind)
+    if importer is None:
         return None
-    _IMPORTERS.check(cls, kind)
-    try:
-        importer: Importer = cls()
-    except TypeError as error:
-        raise InputError(f"{kind}: every field of an importer needs a default ({error})") from error
-    except Exception as error:
-        raise InputError(f"{kind}: the importer cannot be made ({brief_error(error)})") from error
     recognises = partial(_recognises, importer, kind)
-    return Format(kind, f"logs of {cls.__name__}", recognises, partial(_read, importer, kind))
+    return Format(kind, f"logs of {type(importer).__name__}", recognises, partial(_read, importer, kind))
 
 
 @cache

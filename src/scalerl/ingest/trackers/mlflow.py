@@ -16,7 +16,7 @@ from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.logs.log import Log, LogBuilder
-from scalerl.ingest.trackers.named import Answered, each_run
+from scalerl.ingest.trackers.runs import Answered, each_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

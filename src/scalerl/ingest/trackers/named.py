@@ -13,25 +13,21 @@ import os
 import queue
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 from scalerl.errors import InputError, brief_error
 from scalerl.ingest.formats.format import Format, Unread, Wanted
-from scalerl.ingest.logs.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log
+from scalerl.ingest.trackers.runs import Answered
 
 T = TypeVar("T")
 ANSWER_SECONDS = 60.0
 """The longest wait for an answer of a server, in which a client may have tried several times."""
 _TRACKERS = {"wandb": "runs of W&B, by name", "mlflow": "runs of a server of MLflow, by name"}
-
-Answered = Callable[[], None]
-"""What a tracker's reader calls whenever the server has answered."""
 
 
 def tracker_of(path: str | Path) -> str:
@@ -56,30 +52,11 @@ def on_server(path: str | Path, format: str | None = None) -> Format | None:
 
 def _read(tracker: str, path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     name = re.sub(r"^(mlflow:https?:)/+", r"\1//", str(path))  # a path has no two slashes
-    read = import_module(f"{__package__}.{tracker}").read
+    if tracker == "wandb":
+        from scalerl.ingest.trackers.wandb import read
+    else:
+        from scalerl.ingest.trackers.mlflow import read
     return _within(ANSWER_SECONDS, lambda answered: read(name, wanted, answered), name)
-
-
-def each_run(
-    name: str,
-    format: str,
-    runs: Sequence[tuple[str | None, str, T]],
-    wanted: Wanted,
-    read: Callable[[T, LogBuilder], Log],
-) -> list[Log | Unread]:
-    """Read every run, given with its name and ID; one of several may be unreadable."""
-    named, room = Counter(own or id for own, id, _ in runs), Room(name)
-    found: list[Log | Unread] = []
-    for own, id, run in runs:
-        title = (own or id) + f" {id}" * (named[own or id] > 1)
-        try:
-            with room.held():
-                found.append(read(run, LogBuilder(name, format, title, wanted, room)))
-        except InputError as error:
-            if len(runs) == 1:
-                raise
-            found.append(Unread(name, title, str(error)))
-    return found
 
 
 def _within(seconds: float, read: Callable[[Answered], T], name: str) -> T:

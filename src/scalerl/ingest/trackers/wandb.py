@@ -21,7 +21,7 @@ from scalerl.errors import InputError, brief_error, listed
 from scalerl.ingest.formats.format import Unread, Wanted
 from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
-from scalerl.ingest.trackers.named import Answered, each_run
+from scalerl.ingest.trackers.runs import Answered, each_run
 from scalerl.jsonl import flat
 
 if TYPE_CHECKING:

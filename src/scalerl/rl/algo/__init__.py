@@ -1,7 +1,7 @@
 """The choices of the algorithm, each a frozen dataclass with its equation.
 
     loss.py       CISPO, GSPO, DAPO's and others; the KL penalty. `kind` also names a loss of your own as
-                  file.py:Class (scalerl/kinds.py, docs/extend/loss.md), and so for all of these
+                  file.py:Class (scalerl/own_code.py, docs/extend/loss.md), and so for all of these
     advantage.py, averaging.py     rewards to advantages; the weight of every token
     schedule.py   how far the trainer may be ahead: PipelineRL(k), PPO off-policy
                   (scalerl/rl/loop/admission.py enforces k)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalerl.errors import InputError, brief, brief_error
+from scalerl.errors import InputError, brief, in_one_line
 from scalerl.rl.algo.advantage import Advantage
 from scalerl.rl.algo.averaging import Averaging
 from scalerl.rl.algo.curriculum import Curriculum, History
@@ -126,10 +126,8 @@ def try_loss(loss: Loss) -> None:
 
 
 def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
+    with in_one_line(f"{name} raised an error"):
         return function(*arguments)
-    except Exception as error:  # whatever code of others does
-        raise InputError(f"{name} raised {brief_error(error)}") from error
 
 
 def _numbers(found: Any, shape: tuple[int, ...], name: str) -> np.ndarray:

@@ -29,7 +29,11 @@ class TokenLoss(NamedTuple):
 
 
 class Loss(Protocol):
-    """A policy loss."""
+    """A policy loss.
+
+    One with an attribute `updates` above 1 has a fifth argument with a default: the log-probabilities by the
+    weights before the first of every so many steps, given where those are not the trainer's; see `Decoupled`.
+    """
 
     def __call__(
         self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
@@ -138,6 +142,49 @@ class Dapo(_TokenClip):
 
 
 @dataclass(frozen=True)
+class Decoupled:
+    """PPO whose proximal policy is not the one that sampled (arXiv 2110.00641), as AReaL has it.
+
+    w = pi_prox(y_t) / pi_gen(y_t)        r = pi_train(y_t) / pi_prox(y_t)
+    per token = -sg(w) * min(r A, clip(r, min_ratio, max_ratio) A), and 0 where w > max_weight
+
+    The proximal policy is the trainer's before the first of every `updates` steps: a copy of its weights, by
+    which the batches of the other steps are scored. So AReaL trains a batch that is cut into `updates`
+    mini-batches (arXiv 2505.24298). With 1 the policies are one, and r only has a gradient.
+    """
+
+    min_ratio: float = 0.8
+    max_ratio: float = 1.2
+    max_weight: float = 5.0
+    updates: int = 4
+    comes_with: ClassVar[Mapping[str, str]] = {"averaging": "token"}
+    kind: Literal["decoupled"] = "decoupled"
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.min_ratio, self.max_ratio)
+        if not self.max_weight >= 1:
+            raise ValueError("max_weight must be 1 or more: tokens with a larger weight are left out")
+        if self.updates < 1:
+            raise ValueError("updates must be at least 1")
+
+    def __call__(
+        self,
+        logp_NT: Tensor,
+        behaviour_logp_NT: Tensor,
+        advantage_N: Tensor,
+        sampled_NT: Tensor,
+        proximal_logp_NT: Tensor | None = None,
+    ) -> TokenLoss:
+        """See `Loss`; without `proximal_logp_NT` the proximal policy is the one that is trained."""
+        proximal_NT = logp_NT.detach() if proximal_logp_NT is None else proximal_logp_NT
+        weight_NT = (proximal_NT - behaviour_logp_NT).exp()
+        ratio_NT = (logp_NT - proximal_NT).exp()
+        value_NT, clipped_NT = _surrogate(ratio_NT, advantage_N[:, None], self.min_ratio, self.max_ratio)
+        out_NT = weight_NT > self.max_weight
+        return TokenLoss(value_NT * weight_NT.masked_fill(out_NT, 0.0), clipped_NT | out_NT)
+
+
+@dataclass(frozen=True)
 class Gspo:
     """One ratio for the whole completion: GSPO (arXiv 2507.18071, eq. 5-7).
 
@@ -193,7 +240,7 @@ def _check_bounds(low: float, high: float) -> None:
         raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
 
 
-AnyLoss = Cispo | Dapo | Grpo | Gspo | Reinforce
+AnyLoss = Cispo | Dapo | Decoupled | Grpo | Gspo | Reinforce
 """The losses that a recipe can name."""
 
 

@@ -1,8 +1,8 @@
 """Values written by hand: TOML files, overrides on the command line, and their check against a dataclass.
 
 A table with several variants, each a dataclass, names one in its field `kind`; where the field is marked as a
-`Choice`, `kind` may also name a class of the user's own (`scalerl.kinds`). Messages name dotted keys, as the
-user wrote them.
+`Choice`, `kind` may also name a class of the user's own (`scalerl.own_code`). Messages name dotted keys, as
+the user wrote them.
 """
 
 import difflib
@@ -19,7 +19,8 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from scalerl import limits
 from scalerl.errors import InputError, brief, brief_error
 from scalerl.files import open_input
-from scalerl.kinds import Choice, choices_of, hints_of, name_of
+from scalerl.kinds import Choice, choices_of, hints_of
+from scalerl.own_code import name_of
 
 T = TypeVar("T")
 _WORDS = {

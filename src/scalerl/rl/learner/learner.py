@@ -37,7 +37,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner import checkpoint
 from scalerl.rl.learner.batch import Batch, StepStats, StepSums, by_length, in_groups, nothing_of, of_rank
 from scalerl.rl.learner.optimiser import Optimiser
-from scalerl.rl.learner.score import Scorer, copies, scores_of_held
+from scalerl.rl.learner.score import Scorer, copies, in_place, scores_of_held
 from scalerl.rl.learner.sharding import Whole, clip_gradients, gathered, group_of, plain_of
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of
 from scalerl.rl.model.lora import write_adapter
@@ -47,6 +47,14 @@ from scalerl.rl.model.weights import WeightStream, plan_of, weights_of
 from scalerl.rl.types import Done, Pending, Weights
 
 T = TypeVar("T")
+
+
+def _completions(batch: Batch, rows: np.ndarray) -> tuple[Any, ...]:
+    """Return the arguments of a `Scorer` for some completions."""
+    extent = int(batch.length_N[rows].max())
+    experts = None if batch.expert_NTLK is None else batch.expert_NTLK[rows, : extent - 1]
+    tokens = batch.token_NT[rows, :extent], batch.sampled_NT[rows, 1:extent]
+    return *tokens, batch.prompt_N[rows], batch.group_N[rows], experts
 
 
 class StepStoppedError(Exception):
@@ -79,7 +87,7 @@ class Learner:
         self.trainers = dist.get_world_size() if mesh else 1
         """Processes that it is on."""
         self.version = 0
-        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
+        self.fp32_logits = recipe.fp32_head("trainer")
         self.device = next(model.parameters()).device
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         # Weights in float32 are their own masters, without a second copy.
@@ -89,6 +97,10 @@ class Learner:
         how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed, "kernels": kernels}
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how)
         self._base_score = Scorer(base, recipe.temperature, self.fp32_logits, **how) if base else None
+        self._updates = max(int(getattr(recipe.loss, "updates", 1)), 1)
+        # Of shards, shards: a checkpoint has them as it has masters.
+        self._proximal = [p.detach().clone() for p in self._trained] if self._updates > 1 else []
+        """The weights before the first of `updates` steps, for a loss that has a proximal policy."""
         self._flop_count = FlopCount.of(self.model)
         self.stop = threading.Event()
         self._report: Callable[[int, int], None] = lambda done, of: None
@@ -170,6 +182,7 @@ class Learner:
         """Return masters and moments by name, without a copy."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         state = {"version": torch.tensor(self.version)}
+        state |= {f"{name}/proximal": held for name, held in zip(names, self._proximal, strict=False)}
         for name, master in zip(names, self._masters, strict=True):
             state |= {f"{name}/{kind}": value for kind, value in self._optimiser.moments(master).items()}
             state[f"{name}/master"] = master.detach()
@@ -200,6 +213,10 @@ class Learner:
 
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""
+        scored = self.version % self._updates > 0
+        if not scored:
+            for held, weight in zip(self._proximal, self._trained, strict=False):
+                held.copy_(weight.detach())
         if not len(batch):
             # Counted: a version stands for a batch that was consumed, by which admission gives slots back.
             self.version += 1
@@ -222,8 +239,8 @@ class Learner:
         load = math.nan, math.nan
         if self.score.routers is not None:
             load = balance_of(sums.load.view(self.score.routers.n_layers, -1).numpy())
-        # A backward pass costs two forward passes; the base model only a forward pass.
-        n_passes = 3 if self._base_score is None else 4
+        # A backward pass costs two forward passes; base model and proximal policy only a forward pass.
+        n_passes = 3 + (self._base_score is not None) + scored
         tokens, ratio, squares = int(batch.sampled_NT.sum()), float(sums.ratio), float(sums.ratio_squared)
         return StepStats(
             loss=float(sums.loss),
@@ -257,19 +274,16 @@ class Learner:
         """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(1, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
+        proximal = self._by_proximal(batch, micro_batches)
         for i, rows in enumerate(micro_batches):
             self._report(i, len(micro_batches))
-            stopped = torch.tensor(float(self.stop.is_set()))
-            if self._stopping is not None:  # all ranks stop before the same micro-batch
-                dist.all_reduce(stopped, dist.ReduceOp.MAX, group=self._stopping)
-            if stopped:
-                self._drop_gradients()
-                raise StepStoppedError
+            self._check_stop()
             if self._mesh:
                 # Reduced in the last pass alone, gradients travel once a step, and are whole until then.
                 reduces = i == len(micro_batches) - 1 or self._recipe.learner.reduce == "micro_batch"
                 group_of(self._whole).set_requires_gradient_sync(reduces)
-            part, largest = self._accumulate(*((batch, rows) if len(rows) else nothing_of(batch)))
+            some = (batch, rows) if len(rows) else nothing_of(batch)
+            part, largest = self._accumulate(*some, *proximal[i : i + 1])
             sums, ratio_max = sums + part.packed(), max(ratio_max, largest)
         if not self._mesh:
             return StepSums.unpacked(sums), ratio_max
@@ -279,6 +293,27 @@ class Learner:
         dist.all_reduce(of_all, group=group)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
         return StepSums.unpacked(of_all.cpu()), float(most)
+
+    def _check_stop(self) -> None:
+        stopped = torch.tensor(float(self.stop.is_set()))
+        if self._stopping is not None:  # all ranks stop before the same micro-batch
+            dist.all_reduce(stopped, dist.ReduceOp.MAX, group=self._stopping)
+        if stopped:
+            self._drop_gradients()
+            raise StepStoppedError
+
+    def _by_proximal(self, batch: Batch, micro_batches: list[np.ndarray]) -> list[Tensor]:
+        """Score each micro-batch by the proximal policy; nothing where that is the policy as it is now."""
+        found = list[Tensor]()
+        if self.version % self._updates:
+            with in_place(self._proximal, self._trained):
+                for rows in micro_batches:
+                    self._check_stop()
+                    some = (batch, rows) if len(rows) else nothing_of(batch)
+                    found.append(self.score(*_completions(*some))[0])
+            if self.score.routers is not None:
+                self.score.routers.clear()
+        return found
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """Return the rows of each pass of this rank; empty ones where another rank has more.
@@ -293,8 +328,11 @@ class Learner:
         cut = partial(by_length, batch.length_N, size=size, packed=self.score.packed)
         return of_rank(batch.length_N, rank, n_ranks, cut)
 
-    def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[StepSums, float]:
-        """Add the gradient of some completions to the masters'; returns sums, and the largest ratio."""
+    def _accumulate(self, batch: Batch, rows: np.ndarray, *proximal: Tensor) -> tuple[StepSums, float]:
+        """Add the gradient of some completions to the masters'; returns sums, and the largest ratio.
+
+        `proximal` are their log-probabilities by a proximal policy, where there is another than this one.
+        """
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -302,21 +340,15 @@ class Learner:
 
         weight_MT = cut(batch.weight_NT)
         trained_MT = weight_MT > 0
-        completions = (
-            batch.token_NT[rows, :extent],
-            batch.sampled_NT[rows, 1:extent],
-            batch.prompt_N[rows],
-            batch.group_N[rows],
-        )
-        experts = None if batch.expert_NTLK is None else batch.expert_NTLK[rows, : extent - 1]
-        logp_MT, entropy_MT = self.score(*completions, experts)
+        completions = _completions(batch, rows)
+        logp_MT, entropy_MT = self.score(*completions)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
-        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, trained_MT)
+        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, trained_MT, *proximal)
         kl_MT = torch.zeros_like(logp_MT)
         if self._base_score is not None:
             with torch.no_grad():
-                base_logp_MT, _ = self._base_score(*completions)
+                base_logp_MT, _ = self._base_score(*completions[:-1])  # by the experts that it chooses
             kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         load, routers = loss.new_zeros(0), self.score.routers

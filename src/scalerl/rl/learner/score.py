@@ -18,6 +18,7 @@ K experts of a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -297,12 +298,26 @@ def packs(model: Any, attention: str) -> bool:
     return False
 
 
+@contextmanager
+def in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[None]:
+    """Have the model compute with the weights `held`, without a gradient; those of `trained` come back.
+
+    A second model would take as much memory again, in shards of its own.
+    """
+    own = copies(trained)
+    with torch.no_grad():
+        try:
+            _copy(held, trained)
+            yield
+        finally:
+            _copy(own, trained)
+
+
 def copies(trained: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of the weights as they are, of shards those of this rank, in the memory of the CPU."""
     return [local_of(p).detach().to("cpu", copy=True) for p in trained]
 
 
-@torch.no_grad()
 def scores_of_held(
     held: Sequence[Tensor],
     trained: Sequence[Tensor],
@@ -320,18 +335,13 @@ def scores_of_held(
     """
     chosen_W = token_NT[:, 1:][wanted_NT]
     logps, ranks, start = [], [], 0
-    # In the place of the trained ones: a second model would take as much memory again, in shards of its own.
-    own = copies(trained)
-    try:
-        _copy(held, trained)
+    with in_place(held, trained):
         tokens = token_NT.cpu().numpy(), wanted_NT.cpu().numpy()
         for logp_WV, *other in score.distributions(*tokens, heads, expert_NTLK):
             chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
             start += len(logp_WV)
             logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())
             ranks.append(torch.stack(ranks_of(logp_WV, chosen_W1), 1).cpu())
-    finally:
-        _copy(own, trained)
     return torch.cat(logps), torch.cat(ranks)
 
 
@@ -346,4 +356,4 @@ def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
 
 def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
-        local_of(parameter).detach().copy_(value)
+        local_of(parameter).detach().copy_(local_of(value))

@@ -15,7 +15,7 @@ from scalerl._version import __version__
 from scalerl.errors import InputError, WriteError, brief
 from scalerl.files import sync
 from scalerl.jsonl import dumps, plain, read_last, read_object
-from scalerl.kinds import code_of, codes_in
+from scalerl.own_code import code_of, codes_in
 from scalerl.record.cut import ends_at
 from scalerl.record.folder import RECORDS, check_unused, holds_run
 from scalerl.record.reader import UNTRAINED
@@ -331,6 +331,8 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, keys in _FREE.items():
         if isinstance(table := kept.get(name), Mapping):
             kept[name] = {key: value for key, value in table.items() if key not in keys}
+    if isinstance(engine := recipe.get("engine"), Mapping):  # engines round in other ways
+        kept["engine"] = {"kind": engine.get("kind")}
     return kept
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import InputError, ScalerlError, brief, brief_error, counted, first_line
+from scalerl.errors import InputError, brief, counted, in_one_line
 from scalerl.model_config import read_model_config
 from scalerl.rl.config.devices import ASSUMED, VISIBLE, Gpu, free_of_gpus, visible_gpus
 from scalerl.rl.config.recipe import Recipe
@@ -34,7 +33,7 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    with _one_line(f"model {path}"):
+    with in_one_line(f"model {path} cannot be loaded"):
         _check_config(path)
         how = {"attn_implementation": "sdpa", "dtype": dtype or "auto", "output_loading_info": True}
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how)
@@ -54,7 +53,7 @@ def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with _one_line(f"model {path}"), torch.device("meta"):
+    with in_one_line(f"model {path} cannot be loaded"), torch.device("meta"):
         _check_config(path)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
 
@@ -97,7 +96,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    with _one_line(f"tokenizer of {path}"):
+    with in_one_line(f"tokenizer of {path} cannot be loaded"):
         return AutoTokenizer.from_pretrained(path)
 
 
@@ -233,19 +232,6 @@ def _check_config(path: str | Path) -> None:
     """Reject a folder whose config.json would make transformers compute or allocate without bounds."""
     if (Path(path) / "config.json").exists():
         read_model_config(path)
-
-
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Turn errors of the loaders, which may be of any type, into one line for the user."""
-    try:
-        yield
-    except ScalerlError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{what} cannot be loaded ({first_line(error)})") from error
-    except Exception as error:
-        raise InputError(f"{what} cannot be loaded ({brief_error(error)})") from error
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalerl.errors import InputError, first_line
+from scalerl.errors import InputError, in_one_line
 from scalerl.model_config import ModelShape, read_model_config
 from scalerl.rl.config.devices import Gpu
 from scalerl.rl.config.memory import check_memory, memory_of
@@ -29,10 +29,8 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
     if not path.is_dir():
         from huggingface_hub import hf_hub_download
 
-        try:
+        with in_one_line(f"model {name}: its config.json cannot be read"):
             path = Path(hf_hub_download(name, "config.json"))
-        except Exception as error:  # of the network, of the hub, of a name that is none
-            raise InputError(f"model {name}: its config.json cannot be read ({first_line(error)})") from error
     return ModelShape.of(read_model_config(path), name)
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from scalerl.errors import InputError, brief_error
-from scalerl.kinds import load
+from scalerl.errors import InputError, brief_error, in_one_line
+from scalerl.own_code import load
 from scalerl.rl.tasks.dataset import Dataset, DatasetRow
 from scalerl.rl.types import Prompt, Reward, as_reward
 
@@ -111,11 +111,10 @@ class Environment(Dataset):
         name = self.environment
         try:
             make = load(name)
-            made = make()
         except InputError as error:
             raise InputError(f"task.environment: {error}") from error
-        except Exception as error:  # a class of the user's may raise anything
-            raise InputError(f"task.environment: {name} cannot be made ({brief_error(error)})") from error
+        with in_one_line(f"task.environment: {name} cannot be made"):
+            made = make()
         if not callable(getattr(made, "reset", None)):
             raise InputError(f"task.environment: {name} has no reset(**row)")
         if not _tools_of(made):
@@ -133,11 +132,9 @@ class Environment(Dataset):
         from transformers.utils.chat_template_utils import get_json_schema
 
         make, _ = self._loaded
-        try:
-            tools = [get_json_schema(tool) for tool in _tools_of(make()).values()]
-        except Exception as error:  # an argument has no type hint or no description
-            raise InputError(f"task.environment: {self.environment} ({brief_error(error)})") from error
-        return tools_prompt(tools)
+        # An argument may have no type hint or no description.
+        with in_one_line(f"task.environment: the tools of {self.environment} cannot be described"):
+            return tools_prompt([get_json_schema(tool) for tool in _tools_of(make()).values()])
 
     # -- rows -----------------------------------------------------------------------------------------------
 
@@ -148,10 +145,8 @@ class Environment(Dataset):
         *before, (role, text) = super()._conversation(row)
         (make, _), values = self._loaded, self._row(self._answer(row))
         reset = f"{row.place}: reset of {self.environment}"
-        try:
+        with in_one_line(f"{reset} raised an error"):
             found = make().reset(**values)
-        except Exception as error:
-            raise InputError(f"{reset} raises {brief_error(error)}") from error
         if found is not None and not isinstance(found, str):
             raise InputError(f"{reset} returns {type(found).__name__}, not a text or None")
         return [*before, (role, text + (found or ""))]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from scalerl.errors import InputError, ScalerlError, brief, brief_error
+from scalerl.errors import InputError, brief, in_one_line
 from scalerl.rl.types import Limits, Prompt, Reward, Split, as_reward
 
 SLOT = "{prompt}"
@@ -110,20 +109,9 @@ def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
     return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
-@contextmanager
-def calling(task: Task, call: str) -> Iterator[None]:
-    """Raise an InputError that names the task and the `call` where that raises, as the user's code may."""
-    try:
-        yield
-    except ScalerlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"task {type(task).__name__}: {call} raised {brief_error(error)}") from error
-
-
 def prompts_of(task: Task, split: Split) -> list[Prompt]:
     """Return the prompts of a split; raise an InputError where the task raises anything."""
-    with calling(task, f"prompts({split!r})"):
+    with in_one_line(f"task {type(task).__name__}: prompts({split!r}) raised an error"):
         return task.prompts(split)
 
 

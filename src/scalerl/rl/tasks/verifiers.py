@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 
 from scalerl.errors import InputError
-from scalerl.kinds import load
+from scalerl.own_code import load
 from scalerl.rl.types import Prompt, Reward, as_reward
 
 _WARM_UP = (

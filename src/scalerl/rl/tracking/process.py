@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError, ScalerlError, brief_error
+from scalerl.errors import ScalerlError, brief_error, in_one_line
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
 from scalerl.record.evaluation import EvalPoint
@@ -104,10 +104,8 @@ def log_run(channel: Channel, pickled: bytes) -> None:
     def report(text: str) -> None:
         channel.send("report", text)
 
-    try:
+    with in_one_line("the trackers cannot be loaded"):  # one may be of a module that is not found here
         setup: Setup = pickle.loads(pickled)
-    except Exception as error:  # a tracker of a module that is not found here
-        raise InputError(f"the trackers cannot be loaded ({brief_error(error)})") from error
     kept = _Kept(setup.run.folder / KEPT, report)
     trackers = [_TrackerThread(tracker, setup.run, kept, report) for tracker in setup.trackers]
     logging = threading.Lock()  # rows come from this thread and from that of the forecasts

@@ -21,8 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from scalerl.errors import ScalerlError, brief
-from scalerl.rl.tasks.task import Task, calling, prompts_of
+from scalerl.errors import ScalerlError, brief, in_one_line
+from scalerl.rl.tasks.task import Task, prompts_of
 from scalerl.rl.types import Prompt, as_reward
 from scalerl.rl.verify.verifier import is_trusted
 from scalerl.rl.verify.verifier_pool import Outcome, SupervisedVerifiers, job_of
@@ -110,7 +110,7 @@ class _Judge:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        with calling(task, "prepare()"):
+        with in_one_line(f"task {type(task).__name__}: prepare() raised an error"):
             task.prepare()
         self._pool = None if is_trusted(task) else SupervisedVerifiers(task, task.limits)
         self.verified = 0

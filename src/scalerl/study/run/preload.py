@@ -10,7 +10,9 @@ import signal
 # Runs share the machine: one thread each. It has to be set before torch is loaded.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
-import scalerl.study.run.jobs  # noqa: F401
+import scalerl.forecast.best
+import scalerl.forecast.freeze
+import scalerl.rl.train  # noqa: F401
 
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, signal.SIG_IGN)

@@ -23,7 +23,7 @@ from typing import Any
 from scalerl.errors import InputError, ScalerlError, WriteError
 from scalerl.files import lock
 from scalerl.jsonl import read_object
-from scalerl.kinds import code_of, codes_in
+from scalerl.own_code import code_of, codes_in
 from scalerl.record.saved_weights import final_folder
 from scalerl.record.writer import append_row
 from scalerl.rl.checkpoint.store import step_folders

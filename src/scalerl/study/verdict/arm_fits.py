@@ -10,7 +10,6 @@ import numpy as np
 
 from scalerl.curve.fit import fit
 from scalerl.curve.posterior import Draws
-from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import CannotAnswerError, InputError
@@ -24,6 +23,7 @@ from scalerl.forecast.sides import (
     quantities,
 )
 from scalerl.numbers import as_float, as_mapping
+from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
 from scalerl.view.facts.frozen import REACHED
 from scalerl.view.table import Estimate

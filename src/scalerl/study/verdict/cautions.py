@@ -7,8 +7,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from scalerl.kinds import codes_in
 from scalerl.numbers import as_float, as_mapping, rate, rate_interval, signed, unit_for
+from scalerl.own_code import codes_in
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 

@@ -104,11 +104,12 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
 
 
 def _families(result: Fit) -> Iterable[str]:
-    """Yield the families by falling weight: `log-logistic 0.55`, `Fréchet 0.31`."""
+    """Yield the families by falling weight, from .005: `log-logistic 0.55`, `Fréchet 0.31`."""
     from scalerl.curve.families import LABELS
 
     for name, weight in sorted(result.families.items(), key=lambda item: -item[1]):
-        yield f"{LABELS.get(name, name)} {weight:.2f}"
+        if weight >= 0.005:
+            yield f"{LABELS.get(name, name)} {weight:.2f}"
 
 
 def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:

@@ -83,7 +83,7 @@ class RunGroup:
 
     def band(self, compute_M: np.ndarray, level: float) -> Band:
         """Return the mean curve and its interval; asked of a group with `draws`."""
-        from scalerl.curve.quantiles import tails
+        from scalerl.quantiles import tails
 
         assert self.draws is not None
         curve_nM = self.draws.thinned(_DRAWS).curves_at(compute_M)

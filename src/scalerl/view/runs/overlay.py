@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.errors import InputError
 from scalerl.forecast.sides import mostly_identified
 from scalerl.numbers import short_number, short_numbers, unit_for
+from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling

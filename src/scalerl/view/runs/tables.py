@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.numbers import (
@@ -25,6 +24,7 @@ from scalerl.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.quantiles import Interval
 from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
 from scalerl.view.facts.notices import (
     NOT_CHECKED,

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES
-from scalerl.ingest.formats.format import formats
 from scalerl.ingest.formats.lines import HEAD
+from scalerl.ingest.formats.recognise import formats
 from scalerl.ingest.load import log_format
 
 _DEEPEST = 12

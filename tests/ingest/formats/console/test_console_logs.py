@@ -19,7 +19,7 @@ from read_logs import read_logs
 from scalerl import InputError, limits
 from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.console.reader import FORMAT
-from scalerl.ingest.formats.format import recognise
+from scalerl.ingest.formats.recognise import recognise
 from scalerl.ingest.load import load_run
 from scalerl.ingest.vocabularies import BY_TRAINER, CONSOLES as SETTINGS
 

@@ -42,7 +42,7 @@ from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment
-from scalerl.rl.engine.vllm.protocol import Requirements
+from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
@@ -473,7 +473,7 @@ from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = weights_of(load_model(folder)), load_tokenizer(folder)

@@ -7,5 +7,5 @@
 
 Every form names the source that it is from. Lines of other processes may stand between those of a row.
 
-Imported by `ingest`, `view`.
+Imported by `ingest`, `ingest.formats`, `view`.
 """

@@ -4,7 +4,8 @@
     server_pool.py     the servers, in a thread; server_state.py: what it keeps
     completions.py     what is asked of vLLM, and what it returned; turns.py: completions of several turns
     launch.py          starts and calls workers; worker.py runs in them, served.py in vLLM's own processes
-    http_client.py     the calls of servers; protocol.py: what both must be
+    http_client.py     the calls of servers; protocol.py what both sides agree on
+    requirements.py    what a server must be
 
-Imported by `rl.placement`, `rl.placement.ray`.
+Imported by `rl`, `rl.placement`.
 """

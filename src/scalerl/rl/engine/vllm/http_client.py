@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from scalerl.errors import WorkerError, brief, brief_error
-from scalerl.rl.engine.vllm.protocol import WORKER
+from scalerl.rl.engine.vllm.requirements import WORKER
 from scalerl.rl.sync.vllm_client import SampledTokens, ServerLostError, VllmClient
 
 _LOG = logging.getLogger("scalerl")

@@ -28,7 +28,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from scalerl.rl.algo.length import LengthRule, LengthState
-from scalerl.rl.engine.vllm.protocol import LENGTH, LENGTH_CONTROL, rule_from_json, shape_of
+from scalerl.rl.engine.vllm.protocol import LENGTH, rule_from_json, shape_of
 
 
 class Worker:
@@ -68,7 +68,7 @@ class Worker:
             "seed": model.seed,
             "v2_model_runner": bool(config.use_v2_model_runner),
             "shape": shape_of(model.hf_text_config),
-            "length_control": LENGTH_CONTROL in (model.logits_processors or ()),
+            "length_control": f"{__name__}:{LengthProcessor.__name__}" in (model.logits_processors or ()),
             "data_parallel": parallel.data_parallel_size,
             "pipeline_parallel": parallel.pipeline_parallel_size,
             "speculative": config.speculative_config is not None,

@@ -1,0 +1,212 @@
+"""Code of the user's own: classes and functions by the module or the file that they are in.
+
+    my_package.losses:Topr     of a module that is installed, or is in the working folder
+    losses.py:Topr             of a file beside the recipe's, or in the working folder
+    topr                       an entry point of `scalerl.losses` in an installed package
+
+A file is a module below this one, under a name that contains its path. Unpickling an object imports its
+module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
+While a file is loaded, its folder is on the path of modules, so that it can import those beside it.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.metadata import entry_points
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+from scalerl.errors import InputError, in_one_line
+
+__path__: list[str] = []  # makes this a package, which modules of files can be in
+_FILE = f"{__name__}."
+_MAIN = ("__main__", "__mp_main__")
+OWN = "your own as module:Class or file.py:Class"
+
+Group = Literal[
+    "losses",
+    "advantages",
+    "averagings",
+    "curricula",
+    "lengths",
+    "tasks",
+    "verifiers",
+    "importers",
+    "families",
+]
+"""Packages announce their kinds as entry points of `scalerl.GROUP`."""
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is none of the package's."""
+    # A file's module is below this one by name, and is not of the package.
+    return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
+
+
+def name_of(cls: type) -> str:
+    """Return `module:Class`, or `path:Class` with the absolute path for a class of a file or of the program.
+
+    Raises:
+        InputError: the class was defined at a prompt or in a notebook, where no other process finds it.
+    """
+    module = cls.__module__
+    if module.startswith(_FILE):
+        module = unquote(module.removeprefix(_FILE))
+    elif module in _MAIN:
+        file = getattr(sys.modules[module], "__file__", None)
+        if file is None:
+            raise InputError(f"{cls.__qualname__}: put the class into a file, where other processes find it")
+        module = str(Path(file).resolve())
+    return f"{module}:{cls.__qualname__}"
+
+
+def absolute(kind: str) -> str:
+    """Return the kind of a file with its absolute path; any other unchanged."""
+    source, colon, name = kind.rpartition(":")
+    return f"{Path(source).resolve()}:{name}" if colon and source.endswith(".py") else kind
+
+
+def beside(folder: Path, values: Any) -> Any:
+    """Return the values of a file in `folder`, where the Python files that they name have absolute paths.
+
+    A file is that in the folder, or else in the working folder; where there is neither, its name is kept.
+    """
+    if isinstance(values, Mapping):
+        return {key: beside(folder, value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [beside(folder, value) for value in values]
+    source, colon, name = values.rpartition(":") if isinstance(values, str) else ("", "", "")
+    if not colon or not source.endswith(".py"):
+        return values
+    try:
+        found = next((path for path in (folder / source, Path(source)) if path.is_file()), None)
+    except OSError:  # of a name that is too long for a file
+        return values
+    return values if found is None else f"{found.resolve()}:{name}"
+
+
+def label(kind: str) -> str:
+    """Return the name of the class, for names of runs."""
+    return kind.rpartition(":")[2]
+
+
+def find(kind: str, group: Group) -> Any:
+    """Return the object that a `kind` names in a module, a file or an entry point; None for other names.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+    if ":" in kind:
+        return load(kind)
+    for entry in entry_points(group=f"scalerl.{group}", name=kind):
+        return load(entry.value)
+    return None
+
+
+def load(name: str) -> Any:
+    """Return the object that `module:name` or `file.py:name` names.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+    source, _, inner = name.rpartition(":")
+    with in_one_line(f"{name} cannot be loaded"):
+        module = found = _module(source)
+    for part in inner.split("."):
+        if not part or not hasattr(found, part):
+            # What it imports is not meant, nor is what it keeps to itself.
+            own = [
+                name
+                for name, value in vars(module).items()
+                if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+            ]
+            wrong = f"{source} has no {inner}" if inner else f"{name} names nothing after the colon"
+            raise InputError(
+                wrong + f"; {source if not inner else 'it'} has {', '.join(own[:12])}" * bool(own)
+            )
+        found = getattr(found, part)
+    return found
+
+
+def code_of(values: Any) -> dict[str, str]:
+    """Return a hash of the file of every custom class and function in the tables of a recipe, by its name.
+
+    Of a module it is that of its own file, once it is loaded; what the file imports is not in the hash.
+    """
+    if isinstance(values, list | tuple):
+        return {name: code for one in values for name, code in code_of(one).items()}
+    if not isinstance(values, Mapping):
+        return {}
+    found = {name: code for one in values.values() for name, code in code_of(one).items()}
+    kind = values.get("kind")
+    key = {"function": "name", "env": "environment"}.get(str(kind), "kind")
+    named = values.get(key)
+    source = named.rpartition(":")[0] if isinstance(named, str) else ""
+    file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+    if file is not None and Path(file).is_file():
+        found[absolute(str(named))] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+    return found
+
+
+def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the hashes of custom kinds in a run's config.json: one for each change of a file."""
+    found = config.get("code")
+    return {
+        name: [str(code) for code in codes]
+        for name, codes in (found.items() if isinstance(found, Mapping) else ())
+        if isinstance(codes, list) and codes
+    }
+
+
+def _module(source: str) -> ModuleType:
+    """Import a module by its name or its file."""
+    if source.endswith(".py"):
+        path = Path(source).resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
+        # The dots of a path would be packages: quoted, a file is one module, found by `_Files`.
+        return importlib.import_module(_FILE + quote(str(path), safe="/ ").replace(".", "%2E"))
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:  # as with `python -m`; processes inherit it
+        # At its end: a file of the user's must not shadow a package of the same name.
+        sys.path.append(here)
+    return importlib.import_module(source)
+
+
+class _Files(MetaPathFinder):
+    """Finds the modules whose names contain the path of a file."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if not fullname.startswith(_FILE):
+            return None
+        file = unquote(fullname.removeprefix(_FILE))
+        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file))
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file, which can import modules beside it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        folder = str(Path(self.path).parent)
+        # At its end, as in `_module`; and only once: an import in it may load another file of the folder.
+        added = folder not in sys.path
+        if added:
+            sys.path.append(folder)
+        try:
+            super().exec_module(module)
+        finally:
+            if added and folder in sys.path:
+                sys.path.remove(folder)
+
+
+sys.meta_path.append(_Files())
