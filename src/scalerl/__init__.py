@@ -1,6 +1,6 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves.
 
-    errors.py files.py jsonl.py limits.py frames.py model_config.py quantiles.py tty.py   for any room
+    errors.py files.py jsonl.py limits.py frames.py model_config.py numbers.py quantiles.py tty.py   for any
     kinds.py, own_code.py     what `kind` names in a recipe, a class of your own too
     record/        the run folder: what a run writes, and every reader reads
     curve/         the fit of one run, its prior and its answers

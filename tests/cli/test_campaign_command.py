@@ -67,7 +67,7 @@ def test_the_answer_under_the_prior_says_whether_its_ceiling_is_identified(tmp_p
     rows = [line.split("  ", 1) for line in block.partition("\n\n")[0].splitlines()]
     shown = {label: text.strip() for label, text in rows[1:]}
     low, high = informed["intervals"]["A"]
-    assert shown["ceiling A"] == f"{informed['median']['A']:.3f}   95% [{low:.3f}, {high:.3f}]"
+    assert shown["ceiling A"] == f"{informed['median']['A']:.3f}   95 % [{low:.3f}, {high:.3f}]"
     assert shown["ceiling identified"] == f"{'yes' if informed['identified'] else 'no'}: {informed['why']}"
     assert f"no: {answer['why']}" in flat
 

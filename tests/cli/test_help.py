@@ -186,4 +186,4 @@ def test_a_pipe_gets_whole_lines_whatever_the_width(places, capsys, monkeypatch,
     assert lines[3].count(text.strip()) == 2
     assert main(["fit", "log.csv", "--at", "20000"]) == 0
     out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert any(line.startswith("at 20000") and "rerun [" in line for line in out.splitlines())
+    assert any(line.startswith("at 20,000 ") and "rerun [" in line for line in out.splitlines())

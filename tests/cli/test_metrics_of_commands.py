@@ -136,7 +136,7 @@ def test_a_training_reward_gets_no_verdict(tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "TRAINING REWARD" in printed
-    assert "GO, probability" not in printed
+    assert "GO, " not in printed
 
 
 def test_runs_of_different_metrics_are_not_compared(tmp_path, capsys):

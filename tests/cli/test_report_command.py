@@ -18,9 +18,9 @@ from scalerl.cli.main import main
 from scalerl.curve import fit
 from scalerl.forecast import compare
 from scalerl.forecast.recipes import distinct
+from scalerl.numbers import chance_text, plain, rate, rate_interval
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
-from scalerl.view.numbers import chance_text, plain, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.tables import health_table

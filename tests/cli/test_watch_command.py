@@ -267,7 +267,7 @@ def test_a_table_is_followed_too(tmp_path, capsys):
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
     out = once(capsys, log, "--budget", "1200", "--target", ".4").out
     assert out.startswith("log.csv  evaluation 20  ")
-    assert "GO, probability 1.00" in out
+    assert "GO, over 99 %" in out
 
 
 def test_where_nobody_looks_for_alarms_that_there_are_none_is_not_said(tmp_path, capsys):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import Points, fit
+from scalerl.numbers import amount_text, chance_text
 
 
 def test_a_few_evaluations_identify_nothing_however_well_they_lie():
@@ -15,7 +16,7 @@ def test_a_few_evaluations_identify_nothing_however_well_they_lie():
     chance = result.chance(0.5, 2400.0)
     assert chance.verdict == "too early"
     assert result.why in chance.why
-    assert chance.answer == f"TOO EARLY, probability {chance.probability:.2f}"
+    assert chance.answer == f"TOO EARLY, {chance_text(chance.probability)}"
 
 
 @pytest.mark.parametrize("n", [6, 7])
@@ -40,7 +41,8 @@ def test_a_ceiling_that_will_not_be_known_in_time_is_said_with_the_probability()
     target = result.forecast(budget).median
     chance = result.chance(target, budget)
     assert chance.why == (
-        f"the ceiling will probably not be known within the budget of 2000; at 2000 the pass rate reaches "
-        f"{target:g} with probability {chance.probability:.2f}"
+        "the ceiling will probably not be known within the budget of "
+        f"{amount_text(result.axis, budget)}; the pass rate reaches {target:g} there with probability "
+        f"{chance_text(chance.probability)}"
     )
-    assert result.chance(target, 20000.0).answer.startswith("TOO EARLY, probability 0.")
+    assert result.chance(target, 20000.0).answer.startswith("TOO EARLY, ")

@@ -333,7 +333,7 @@ def test_a_fit_prints_its_answer():
     assert "C_mid" in text
     assert "identified" in text
     (low, high), point = result.intervals.A, result.ceiling
-    assert f"A {point:.3f}  95% [{low:.3f}, {high:.3f}]" in text
+    assert f"A {point:.3f}  95 % [{low:.3f}, {high:.3f}]" in text
     assert f"least squares (paper)  A {result.paper_curve.A:.3f}  B {result.paper_curve.B:.3g}  " in text
 
 

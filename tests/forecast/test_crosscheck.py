@@ -8,6 +8,7 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
+from scalerl.numbers import percent
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -78,10 +79,10 @@ def test_ends_are_open_where_the_likelihood_never_falls():
     assert found.interval == (pytest.approx(0.5, abs=0.08), None)
     check = cross_check(early)
     assert "open]" in str(check)
-    assert str(check).startswith("given log-logistic, 95%")
+    assert str(check).startswith("given log-logistic, 95 %")
     assert check.to_json()["profile"]["interval"][1] is None
     assert check.bootstrap.A[1] == pytest.approx(1.0)
-    assert f"{check.bootstrap.at_bound:.0%} of the bootstrap's ceilings are 1" in str(check)
+    assert f"{percent(check.bootstrap.at_bound)} of the bootstrap's ceilings are 1" in str(check)
 
 
 def test_noise_of_the_bootstrap_has_the_fits_correlation():

@@ -119,7 +119,7 @@ def test_the_line_and_the_callback():
         f"[{forecast.prediction[0]:.3f}, {forecast.prediction[1]:.3f}]; "
         f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
     )
-    assert forecaster.line(1.5e12).startswith("forecast of the end (1.5e+12 GPU-hours)")
+    assert forecaster.line(1.5e12).startswith("forecast of the end (1.50e+12 GPU-hours)")
     with pytest.raises(InputError):
         evaluated(13_000, 61.0)
     assert len(forecaster) == 17

@@ -170,7 +170,7 @@ def test_it_warns_where_it_misleads():
     assert "A = 0.8 lies on the edge" in warnings(0.90, 1.92, 2542.0, 8000)
     assert "C_mid = 100 lies on the edge" in warnings(0.61, 0.6, 40.0, 8000)
     assert "reach 1.6 C_mid" in warnings(0.61, 1.92, 5090.0, 8000)
-    assert "first 27% of the gain" in warnings(0.61, 1.92, 2542.0, 8000)
+    assert "first 27 % of the gain" in warnings(0.61, 1.92, 2542.0, 8000)
     assert "first" not in warnings(0.61, 1.92, 2542.0, 8000, min_compute=0)
 
 

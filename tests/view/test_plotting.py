@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 
 import scalerl
 from scalerl.errors import InputError
-from scalerl.view.numbers import plain, plus_minus
+from scalerl.numbers import plain, plus_minus
 
 CUT = 6000.0
 

@@ -5,11 +5,9 @@ import math
 import pytest
 
 from scalerl.curve import FAMILIES
-from scalerl.record.evaluation import AXES
-from scalerl.view.numbers import (
+from scalerl.curve.families import LABELS
+from scalerl.numbers import (
     duration,
-    family_name,
-    family_weights,
     interval,
     one_unit,
     percent,
@@ -18,6 +16,7 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.record.evaluation import AXES
 
 
 @pytest.mark.parametrize(
@@ -88,14 +87,10 @@ def test_shares_and_durations():
 
 
 def test_families_have_the_names_that_people_use():
-    names = [family_name(family.name) for family in FAMILIES]
-    assert sorted(names) == [
+    assert sorted(LABELS.values()) == [
         *("Burr", "Fréchet", "Weibull", "burst", "log-logistic", "power law", "ramp", "two speeds")
     ]
-    assert family_name("gompertz") == "gompertz"
-    assert family_weights({"frechet": 0.31, "log_logistic": 0.69}) == "log-logistic 0.69, Fréchet 0.31"
-    assert family_weights({"weibull": 1.0, "power_law": None}) == "Weibull 1.00"  # as older fits stored it
-    assert family_weights(None) == "–"
+    assert LABELS.keys() == {family.name for family in FAMILIES}
 
 
 def test_every_axis_has_a_word_for_one_unit():

@@ -195,7 +195,7 @@ def test_a_forecast_takes_an_amount_as_the_command_does(places, capsys):
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out)["forecast"]
     part = scalerl.fit(scalerl.load_run("runs/mine"), max_compute=8000)
-    assert [part.forecast(text).to_json() for text in ("2x", "12 kh", "12k")] == said
+    assert [part.forecast(text).to_json() for text in ("2x", "12 kh", "80k")] == said
     assert part.forecast(["2x", 100]).compute.tolist() == [20_000, 100]
     assert part.plot(forecast="2x").get_xlim()[1] > 20_000
     asked = r"^forecast '3TFLOP': compute is on the axis gpu_hours here, and not on flops$"
@@ -206,8 +206,8 @@ def test_a_forecast_takes_an_amount_as_the_command_does(places, capsys):
 def test_amounts_of_compute_stand_with_their_unit(fitted):
     rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
     assert rows["C_mid"].endswith("] GPU-hours")
-    assert "at 16000 GPU-hours" in rows
-    assert "at 16000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
+    assert "at 16,000 GPU-hours" in rows
+    assert "at 16,000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
 
 
 def test_a_record_shows_itself_in_a_line(places):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
-from scalerl.view.numbers import rate, rate_interval
+from scalerl.numbers import chance_text, rate, rate_interval
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if not answer["is_last"]:
         where = last["path"] or "whose weights are not there"
         rows += [
-            ("better than the last", f"with probability {answer['better_than_last']:.2f}"),
+            ("better than the last", f"with probability {chance_text(answer['better_than_last'])}"),
             ("the last", f"step {last['step']}, {_rate(last, answer['level'])}, {where}"),
         ]
     if top["step"] != best["step"]:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
     """Return the seed of every run by its config.json, with its base model if there are several."""
-    from scalerl.view.numbers import as_mapping
+    from scalerl.numbers import as_mapping
 
     configs = {
         data.path: data.record.config if data.record else {} for of in recipes.values() for data, _ in of

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from scalerl.numbers import duration, rate, rate_interval
 from scalerl.tty import console_for
-from scalerl.view.numbers import duration, rate, rate_interval
 from scalerl.view.terminal.activity import activity_parts, fitted, token_speed
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
     hours = [("GPU-hours", OF_ONE_DEVICE)] if is_of_one_device(data.record, data.points.axis) else []
     if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
         return hours
-    from scalerl.view.numbers import axis_name
+    from scalerl.numbers import axis_name
 
     others = ", ".join(axis for axis in data.axes if axis != data.points.axis)
     row = ("axis", f"{axis_name(data.points.axis)} (the default); others: --x {others}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, counted
+from scalerl.numbers import percent
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
 def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:
     print()
     bounds = sorted(outcome.at_least.items(), key=lambda item: -item[1])
-    rows = [(name, f"{s:.3g}", f"{s / outcome.seconds_per_step:.0%}") for name, s in bounds]
+    rows = [(name, f"{s:.3g}", f"{percent(s / outcome.seconds_per_step)}") for name, s in bounds]
     print_table(rows, ("a step takes at the least, by", "seconds", "of the step"))
     print()
     widest = max(outcome.staleness_histogram, default=0.0)
@@ -186,8 +187,8 @@ def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]
                 f"{one.generators:,}",
                 f"{one.trainers:,}",
                 _readable(one.steps_per_hour),
-                f"{one.generators_idle:.0%}",
-                f"{one.trainers_train:.0%}",
+                f"{percent(one.generators_idle)}",
+                f"{percent(one.trainers_train)}",
                 one.bound_by,
                 "<- best" if one is outcome else "",
             )
@@ -204,17 +205,17 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
         "for the driver": outcome.wait_for_driver,
         "for evaluations": outcome.wait_for_evaluation,
     }
-    shown = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
+    shown = ", ".join(f"{percent(part)} {name}" for name, part in waits.items() if part >= 0.005)
     roles = f"{counted(outcome.generators, 'generator')}, {counted(outcome.trainers, 'trainer')}"
     steps, seconds = _readable(outcome.steps_per_hour), _readable(outcome.seconds_per_step)
-    slots = f"{outcome.slots_in_use:.0%} of {job.decode_slots:,} decode slots in use"
+    slots = f"{percent(outcome.slots_in_use)} of {job.decode_slots:,} decode slots in use"
     found = f"mean {outcome.staleness_mean:.2f}, largest {outcome.staleness_max}"
     return [
         ("devices", f"{outcome.devices:,}: {roles}"),
         ("speed", f"{steps} steps/hour, {seconds} s a step"),
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
-        ("generators", f"{outcome.generators_idle:.0%} idle; {slots}"),
-        ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {shown}" if shown else "")),
+        ("generators", f"{percent(outcome.generators_idle)} idle; {slots}"),
+        ("trainers", f"train {percent(outcome.trainers_train)}" + (f", wait {shown}" if shown else "")),
         ("staleness", f"{found} (the bound is {job.schedule.max_staleness})"),
         ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),
         ("bound by", outcome.bound_by),
@@ -236,4 +237,5 @@ def _target_rows(target: Target) -> list[tuple[str, str]]:
     parts = [span(target.samples, "completions"), span(target.hours, "hours")]
     if target.dollars is not None:
         parts.append(span(target.dollars, "dollars"))
-    return [(f"to {target.pass_rate:g}", f"{', '.join(parts)} ({target.level:.0%})"), ("curve", target.why)]
+    said = f"{', '.join(parts)} ({percent(target.level)})"
+    return [(f"to {target.pass_rate:g}", said), ("curve", target.why)]

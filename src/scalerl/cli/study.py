@@ -136,9 +136,9 @@ def _report(folder: Path, args: argparse.Namespace) -> None:
 
 def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, warnings: list[str]) -> None:
     """Print the table of runs and their total cost, or the same as JSON."""
+    from scalerl.numbers import unit_for
     from scalerl.study.plan import rate_in_words
     from scalerl.study.run.estimate import estimate
-    from scalerl.view.numbers import unit_for
     from scalerl.view.table import changes_in_words
 
     cost = estimate(plan, folder, args.like, cores)

@@ -17,6 +17,7 @@ from scalerl.curve.prior import log_mid_range
 from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 from scalerl.frames import data_frame
+from scalerl.numbers import chance_text, percent
 from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 
 GO, NO_GO = 0.95, 0.05
@@ -205,7 +206,7 @@ class Chance:
         return self._answer(self.verdict_rerun, self.probability_rerun)
 
     def _answer(self, verdict: Verdict, probability: float) -> str:
-        return verdict.upper() + ("" if self.withheld else f", probability {probability:.2f}")
+        return verdict.upper() + ("" if self.withheld else f", {chance_text(probability)}")
 
 
 def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
@@ -288,7 +289,7 @@ def identify(post: Posterior, sample: Sample, suspected: str) -> Identification:
         why = f", and {FAR:g} times the compute is forecast at {far:.3f}: the ceiling is far beyond the data"
         waits = False
     elif at_bounds[name] > MAX_AT_BOUND:
-        why = f", but {at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
+        why = f", but {percent(at_bounds[name])} of the probability of {name} lies on the edge of its prior"
         waits = False
     elif suspected:
         why, waits = f", but perhaps {suspected}", False

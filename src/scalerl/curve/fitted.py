@@ -34,6 +34,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, identified_at, outlook, stop_at
 from scalerl.errors import InputError, number_of
+from scalerl.numbers import amount_text, chance_text
 from scalerl.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.record.amounts import parse_amount
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, FAILED, LeftOut
@@ -260,7 +261,8 @@ class FittedCurve:
         doubt = self.doubt(budget)
         goes_on = self._goes_on_to(target, budget)
         verdict, verdict_rerun = self._verdict(here, doubt, goes_on), self._verdict(again, doubt, goes_on)
-        why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
+        at = amount_text(self.axis, budget)
+        why = f"{target:g} is reached at {at} with probability {chance_text(here)}"
         if doubt:
             why = doubt
         elif self.identified:
@@ -269,8 +271,8 @@ class FittedCurve:
             why = f"{why}, but nothing bends yet, and as it has risen so far the run reaches it"
         elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
-                f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
-                f"pass rate reaches {target:g} with probability {here:.2f}"
+                f"the ceiling will probably not be known within the budget of {at}; the "
+                f"pass rate reaches {target:g} there with probability {chance_text(here)}"
             )
         elif verdict == "too early":
             why = f"{why}, and the ceiling is not identified: {self.why}"
@@ -287,7 +289,7 @@ class FittedCurve:
             return self.misfit.why
         now = float(self.points.compute_N[-1])
         if not self.identified and budget > FAR * now * (1 + 1e-9):
-            far = f"{budget:g} is beyond {FAR:g} times the compute so far"
+            far = f"{amount_text(self.axis, budget)} is beyond {FAR:g} times the compute so far"
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 

@@ -14,6 +14,7 @@ from scalerl.curve.answers import span
 from scalerl.curve.families import Curve
 from scalerl.curve.fitted import FittedCurve
 from scalerl.frames import data_frame
+from scalerl.numbers import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,7 +163,7 @@ class Fit(FittedCurve):
         state = "identified" if self.identified else "not identified"
         ceiling = "withheld"
         if not self.misfit:
-            ceiling = f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A)}"
+            ceiling = f"{median.A:.3f}  {percent(intervals.level)} {span(intervals.A)}"
         return (
             f"{self.metric}\n"
             f"A {ceiling}, {state}: {self.why}\n"

@@ -11,6 +11,7 @@ import numpy as np
 from scalerl._views import views
 from scalerl.forecast.scores import covered, interval_score
 from scalerl.frames import columns_of, data_frame
+from scalerl.numbers import percent
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
 """`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
@@ -173,7 +174,7 @@ class Backtest:
     def heads(self) -> list[str]:
         """Return a line or two on what was tested."""
         n = len(self.sources)
-        lines = [f"{n} run{'s' if n > 1 else ''} on {self.axis}, {self.level:.0%} prediction intervals"]
+        lines = [f"{n} run{'s' if n > 1 else ''} on {self.axis}, {percent(self.level)} prediction intervals"]
         if self.dropped:
             lines.append(f"counted once, as their points are those of another: {', '.join(self.dropped)}")
         return lines

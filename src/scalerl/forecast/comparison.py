@@ -14,6 +14,7 @@ from scalerl.errors import listed
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import columns_of, data_frame
 from scalerl.jsonl import plain
+from scalerl.numbers import chance_text
 from scalerl.quantiles import Interval
 from scalerl.record.metric import Metric
 
@@ -283,9 +284,9 @@ def _crossing_text(pair: Pair) -> str:
     if crossing is None:
         return "withheld"
     first, last = crossing.within
-    text = f"probability {crossing.probability:.2f} between {first:.3g} and {last:.3g}"
+    text = f"probability {chance_text(crossing.probability)} between {first:.3g} and {last:.3g}"
     if crossing.interval is None:
-        return f"{text}; {pair.recipe} ends ahead with probability {crossing.ahead_last:.2f}"
+        return f"{text}; {pair.recipe} ends ahead with probability {chance_text(crossing.ahead_last)}"
     return (
         f"{text}; if so at {crossing.compute:.3g} {span(crossing.interval, '.3g')}: "
         f"{crossing.before} ahead before, {crossing.after} after"

@@ -24,6 +24,7 @@ from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError
+from scalerl.numbers import percent
 from scalerl.quantiles import Interval, tails, weighted_quantiles
 
 _GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first grid of (log B, log C_mid); of each zoom; zooms
@@ -74,7 +75,7 @@ class CrossCheck:
     def __str__(self) -> str:
         boot = self.bootstrap
         rows = [
-            (f"given {LOG_LOGISTIC.label}, {self.level:.0%}", "A", "B", "C_mid"),
+            (f"given {LOG_LOGISTIC.label}, {percent(self.level)}", "A", "B", "C_mid"),
             ("posterior", span(self.A), span(self.B), span(self.C_mid, ".4g")),
             (f"AR(1) bootstrap, {boot.n}", span(boot.A), span(boot.B), span(boot.C_mid, ".4g")),
             ("profile likelihood", span(self.profile.interval), "", ""),
@@ -83,7 +84,7 @@ class CrossCheck:
         for (compute, own), (_, other) in zip(self.curve, boot.curve, strict=True):
             lines.append(f"curve at {compute:g}: posterior {span(own)}, bootstrap {span(other)}")
         if boot.at_bound > 0:
-            lines.append(f"{boot.at_bound:.0%} of the bootstrap's ceilings are 1, the bound")
+            lines.append(f"{percent(boot.at_bound)} of the bootstrap's ceilings are 1, the bound")
         return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.record.evaluation import unit_of
+from scalerl.numbers import amount_text
 
 
 class Forecaster:
@@ -160,8 +160,7 @@ def forecast_line(
         ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"
     if found.misfit:
         ceiling = f"no curve describes the run: {found.lack_of_fit}"
-    at = f"{end:,.6g} {unit_of(points.axis)}"
     reservation = f"{found.reservation}; " * bool(found.reservation)
-    return (
-        f"{reservation}forecast {where} ({at}): {forecast.median:.3f} {span(forecast.prediction)}; {ceiling}"
-    )
+    at = amount_text(points.axis, end)
+    made = f"forecast {where} ({at}): {forecast.median:.3f} {span(forecast.prediction)}"
+    return f"{reservation}{made}; {ceiling}"

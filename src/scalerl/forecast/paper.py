@@ -19,6 +19,7 @@ from scalerl.curve.families import LOG_LOGISTIC, Curve, log_compute
 from scalerl.curve.points import Points
 from scalerl.curve.sample import MAX_ROWS
 from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.numbers import percent
 
 if TYPE_CHECKING:
     from scalerl.curve.result import Fit
@@ -262,8 +263,8 @@ def _doubts(fit: PaperFit, left_out: int) -> tuple[str, ...]:
     skipped = float((curve(fit.min_compute) - curve.R_0) / (curve.A - curve.R_0))
     if left_out and skipped > 0.1:
         doubts.append(
-            f"leaving out compute under {fit.min_compute:g} leaves out the first {skipped:.0%} of the gain: "
-            "B then rests on R_0, which is given and not fitted"
+            f"leaving out compute under {fit.min_compute:g} leaves out the first {percent(skipped)} of the "
+            "gain: B then rests on R_0, which is given and not fitted"
         )
     return tuple(doubts)
 

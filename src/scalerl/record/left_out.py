@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import counted, printable
+from scalerl.numbers import percent
 
 NAN, INFINITE, NOT_A_NUMBER = "NaN", "infinite", "not a number"
 REPEATED, SUPERSEDED, NO_STEP = "repeated", "superseded", "no step"
@@ -173,7 +174,7 @@ def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
     what = " or ".join(_WHY[reason] for reason in dict.fromkeys(one.reason for one in newest))
     n, of = len(newest), f" of '{metric}'" if metric else ""
     last = "the last evaluation" if n == 1 else f"the last {n} of {total} evaluations"
-    share = f" ({n / total:.0%})" if n > 1 else ""
+    share = f" ({percent(n / total)})" if n > 1 else ""
     steps = [one.step for one in newest if one.step is not None]
     more = f" (steps {steps[0]} to {steps[-1]})" if len(steps) > 1 else ""
     span = f" (step {steps[0]})" if len(steps) == 1 else more

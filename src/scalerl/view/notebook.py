@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
 from scalerl.forecast.backtest_result import COLUMNS
-from scalerl.record.evaluation import unit_of
+from scalerl.numbers import amount_text, plain, rate, unit_for
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
-from scalerl.view.numbers import plain, rate, unit_for
 from scalerl.view.plotting import fit_svg, plot
 from scalerl.view.runs.tables import latex
 
@@ -40,7 +39,7 @@ def forecast_html(forecast: Forecast) -> str:
         ("rerun", span(forecast.rerun)),
         ("least squares (paper)", f"{forecast.paper_point:.3f}"),
     ]
-    return _pairs([(f"at {forecast.compute:g} {unit_of(forecast.axis)}", ""), *rows])
+    return _pairs([(f"at {amount_text(forecast.axis, forecast.compute)}", ""), *rows])
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -21,11 +21,11 @@ from scalerl.curve.fit import fit as fit_curve
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
+from scalerl.numbers import rate, rate_interval
 from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.facts.sampled import places_between, thin
-from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.style import LATER, MUTED, inline_svg, new_figure, plain_rates, run_look, style
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
+from scalerl.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
 from scalerl.quantiles import Interval
-from scalerl.view.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
 
 Mark = Literal["", "base", "moved", "open"]
 """How a row stands out: the base, an arm that moves something, one of which nothing can be said."""

@@ -168,7 +168,7 @@ def test_multiples_of_the_data_and_amounts_far_beyond_them(files, capsys):
     assert main(["fit", "runs/mine", "--at", "800k"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count(f"warning: {warning}\n") == 1
-    assert "at 800000 GPU-hours" in captured.out
+    assert "at 800,000 GPU-hours" in captured.out
     assert main(["fit", "runs/mine", "--at", "800 steps"]) == 2
     assert "for an answer in steps add --x steps" in capsys.readouterr().err
 

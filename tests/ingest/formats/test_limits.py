@@ -224,7 +224,7 @@ def test_evaluations_that_are_nan_in_a_console_log_are_counted(tmp_path, capsys)
     path = written(tmp_path / "verl.log", "".join(lines))
     assert main([str(word) for word in ingest(path)]) == 0
     assert (
-        "the last 4 of 12 evaluations of 'val-core/a/acc/mean@4' (33%) are NaN (steps 9 to 12)"
+        "the last 4 of 12 evaluations of 'val-core/a/acc/mean@4' (33 %) are NaN (steps 9 to 12)"
         in capsys.readouterr().err
     )
 

@@ -97,7 +97,7 @@ def test_evaluations_of_the_orchestrator_without_a_number_are_named(tmp_path, nu
     if numbers:
         run = load_run(tmp_path / "run")
         assert run.config["left_out"]["reasons"] == {"NaN": 5}
-        assert "the last 5 of 10 evaluations of 'eval/aime/avg@4' (50%) are NaN" in run.warnings[0]
+        assert "the last 5 of 10 evaluations of 'eval/aime/avg@4' (50 %) are NaN" in run.warnings[0]
     else:
         with pytest.raises(InputError, match="10 evaluations of 'eval/aime/avg@4' left out, NaN"):
             load_run(tmp_path / "run")

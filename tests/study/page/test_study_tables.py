@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hostile_study import ARMS, BUDGET, FAILED, check_latex
 
+from scalerl.numbers import rate, rate_interval
 from scalerl.study.page.figures import forest_figure
 from scalerl.study.page.page import study_document, write_study_report
 from scalerl.study.page.tables import (
@@ -23,7 +24,6 @@ from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.verdict import kind_of
 from scalerl.view import formats
 from scalerl.view.facts.notices import claim_text
-from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.table import Table, difference_cell, rate_cell
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from scalerl.curve import fit
 from scalerl.forecast.freeze import freeze
+from scalerl.numbers import unit_for
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, frozen_forecasts, main_forecast, report_html
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
-from scalerl.view.numbers import unit_for
 from scalerl.view.runs.figures import run_figure
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay

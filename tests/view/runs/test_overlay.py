@@ -9,10 +9,10 @@ from simulated_runs import BUDGET, write_run
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
+from scalerl.numbers import plain
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import script_json
 from scalerl.view.facts.sampled import thin
-from scalerl.view.numbers import plain
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun, run_key

@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.curve import Points, fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
-from scalerl.view.numbers import percent, rate, rate_interval
+from scalerl.numbers import percent, rate, rate_interval
 from scalerl.view.runs.answer import answers_of, more_text, plain_pair, sentence_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun

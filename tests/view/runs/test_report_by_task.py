@@ -11,9 +11,9 @@ import pytest
 from mixed_runs import write_mixed
 
 from scalerl.curve import Points, fit
+from scalerl.numbers import DASH
 from scalerl.record.reader import RunRecord
 from scalerl.view import report_html
-from scalerl.view.numbers import DASH
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun

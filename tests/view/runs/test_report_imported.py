@@ -10,9 +10,9 @@ import pytest
 
 from scalerl.curve import Points, fit
 from scalerl.ingest import load_run
+from scalerl.numbers import duration, rate, rate_interval
 from scalerl.view import report_html
 from scalerl.view.facts.facts import compute_rows
-from scalerl.view.numbers import duration, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView, assumptions
 from scalerl.view.runs.groups import OverlayRun
 

@@ -11,11 +11,11 @@ import pytest
 
 from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, WriteError
+from scalerl.numbers import percent, rate, rate_interval
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, report_html, write_report
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.frozen import REACHED
-from scalerl.view.numbers import percent, rate, rate_interval
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"

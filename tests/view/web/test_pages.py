@@ -12,7 +12,7 @@ from browser_tools import redrawn
 from PIL import Image
 from simulated_runs import BUDGET, HOSTILE, tokens_at
 
-from scalerl.view.numbers import rate
+from scalerl.numbers import rate
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import run_look

@@ -15,10 +15,10 @@ import numpy as np
 
 from scalerl.curve import Points
 from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.numbers import MINUS, percent, unit_for
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import claim_text, is_made
-from scalerl.view.numbers import MINUS, percent, unit_for
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
 from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.runs.overlay import overlay

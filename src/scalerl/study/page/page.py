@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import counted
+from scalerl.numbers import rate, rate_interval
 from scalerl.study.page.figures import study_chart
 from scalerl.study.page.tables import mark_of, plan_rows, study_tables, verdict_table
 from scalerl.study.verdict.answers import answers, budget_text
@@ -27,7 +28,6 @@ from scalerl.view import formats
 from scalerl.view.assets import link, without_folders, write_text
 from scalerl.view.document import Document, PagePart, PageSection
 from scalerl.view.facts.notices import is_made
-from scalerl.view.numbers import rate, rate_interval
 from scalerl.view.table import Cell
 
 if TYPE_CHECKING:

@@ -6,12 +6,7 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
-from scalerl.study.verdict.answers import budget_text, measured_table
-from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
-from scalerl.study.verdict.forecast_scores import ForecastScore
-from scalerl.study.verdict.verdict import StudyVerdict
-from scalerl.view.facts.notices import question_cell
-from scalerl.view.numbers import (
+from scalerl.numbers import (
     DASH,
     Unit,
     as_float,
@@ -24,6 +19,11 @@ from scalerl.view.numbers import (
     signed,
     unit_for,
 )
+from scalerl.study.verdict.answers import budget_text, measured_table
+from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
+from scalerl.study.verdict.forecast_scores import ForecastScore
+from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.view.facts.notices import question_cell
 from scalerl.view.runs.tables import frozen_table
 from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
 

@@ -22,10 +22,10 @@ from scalerl.forecast.sides import (
     mostly_identified,
     quantities,
 )
+from scalerl.numbers import as_float, as_mapping
 from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
 from scalerl.view.facts.frozen import REACHED
-from scalerl.view.numbers import as_float, as_mapping
 from scalerl.view.table import Estimate
 
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)

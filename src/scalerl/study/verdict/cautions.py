@@ -7,10 +7,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from scalerl.numbers import as_float, as_mapping, rate, rate_interval, signed, unit_for
 from scalerl.own_code import codes_in
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
-from scalerl.view.numbers import as_float, as_mapping, rate, rate_interval, signed, unit_for
 
 RATIO_IS_ONE = 1.01
 """The largest importance ratio that is taken for 1: by float32 kernels alone it differs from 1 by 1e-5."""

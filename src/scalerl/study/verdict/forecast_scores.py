@@ -13,10 +13,10 @@ from scalerl.curve.fit import fit
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.baselines import RIVALS, PointForecast
 from scalerl.forecast.scores import interval_score
+from scalerl.numbers import as_float, as_mapping
 from scalerl.record.reader import RunRecord
 from scalerl.study.record import StudyRecord
 from scalerl.view.facts.frozen import FrozenForecast, Outcome, judge
-from scalerl.view.numbers import as_float, as_mapping
 
 ALIKE = 0.08
 """Shares of the target that differ by no more are pooled."""

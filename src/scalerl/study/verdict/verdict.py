@@ -12,6 +12,7 @@ from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.jsonl import plain
+from scalerl.numbers import rate
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
 from scalerl.study.verdict.cautions import cautions, same_runs, unmoved
@@ -24,7 +25,6 @@ from scalerl.study.verdict.forecast_scores import (
 )
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.notices import is_made
-from scalerl.view.numbers import rate
 from scalerl.view.runs.tables import latex
 
 KINDS = (

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.jsonl import flat
-from scalerl.record.devices import is_of_one_device
-from scalerl.record.reader import RunRecord
-from scalerl.view.facts.frozen import FrozenForecast
-from scalerl.view.numbers import (
+from scalerl.numbers import (
     DASH,
     Unit,
     as_float,
@@ -22,6 +19,9 @@ from scalerl.view.numbers import (
     rate,
     unit_for,
 )
+from scalerl.record.devices import is_of_one_device
+from scalerl.record.reader import RunRecord
+from scalerl.view.facts.frozen import FrozenForecast
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
 from scalerl.errors import listed
+from scalerl.numbers import amount_text, as_float, as_mapping, axis_name, one_unit, percent
 from scalerl.record.evaluation import unit_of
-from scalerl.view.numbers import as_float, as_mapping, axis_name, family_weights, one_unit
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -34,8 +34,9 @@ def answer_rows(
 
     With the prior of siblings the same follows once more.
     """
-    intervals, unit = result.intervals, unit_of(result.axis)
-    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
+    asked_at = [budget] if target is not None and budget is not None and budget not in at else []
+    intervals = result.intervals
+    shown = f"{result.median.A:.3f}   {percent(intervals.level)} {span(intervals.A)}"
     rows = [
         ("ceiling A", "withheld" if result.misfit else shown),
         ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
@@ -45,16 +46,15 @@ def answer_rows(
         if needed := result.compute_to_identify:
             moves = result.identification.ratio >= 1
             sure = "it moves as the run goes on" if moves else "a rough guess"
-            place = f"about {_shown(float(f'{needed:.2g}'))} {unit}; {sure}"
+            place = f"about {amount_text(result.axis, float(f'{needed:.2g}'))}; {sure}"
         rows.append(("identified from", place))
-    asked_at = [budget] if target is not None and budget is not None and budget not in at else []
     for amount in (*at, *asked_at):
         f = result.forecast(amount)
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {_shown(amount)} {unit}", f"{f.median:.3f}   {spans}"))
+        rows.append((f"at {amount_text(result.axis, amount)}", f"{f.median:.3f}   {spans}"))
     if target is not None and budget is not None:
-        asked, chance = f"{target:g} at {_shown(budget)}", result.chance(target, budget)
-        rows += [(f"{asked} {unit}", chance.answer), (f"{asked}, rerun", chance.answer_rerun)]
+        asked, chance = f"{target:g} at {amount_text(result.axis, budget)}", result.chance(target, budget)
+        rows += [(asked, chance.answer), (f"{asked}, rerun", chance.answer_rerun)]
         rows.append(("because", chance.why))
     if result.campaign:
         informed = result.campaign
@@ -97,10 +97,19 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
     ]
     if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
         rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
-    rows += [("families", family_weights(result.families)), ("prior", result.prior)]
+    rows += [("families", ", ".join(_families(result))), ("prior", result.prior)]
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     return rows
+
+
+def _families(result: Fit) -> Iterable[str]:
+    """Yield the families by falling weight, from .005: `log-logistic 0.55`, `Fréchet 0.31`."""
+    from scalerl.curve.families import LABELS
+
+    for name, weight in sorted(result.families.items(), key=lambda item: -item[1]):
+        if weight >= 0.005:
+            yield f"{LABELS.get(name, name)} {weight:.2f}"
 
 
 def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:
@@ -112,7 +121,9 @@ def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = (
     said = [f"last {last:.3f}", f"ceiling A {ceiling}{'' if result.identified else ', not identified'}"]
     for amount in at:
         forecast = result.forecast(amount)
-        said.append(f"at {_shown(amount)}: {forecast.median:.3f} {span(forecast.prediction)}")
+        said.append(
+            f"at {amount_text(result.axis, amount)}: {forecast.median:.3f} {span(forecast.prediction)}"
+        )
     return (f"task {name}", "   ".join(said))
 
 
@@ -126,11 +137,6 @@ def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
         (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
         ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
     ]
-
-
-def _shown(amount: float) -> str:
-    """Return an amount of compute with four digits, or more where it is a large one: `0.6333`, `16000`."""
-    return f"{amount:.{4 if amount < 1e4 else 6}g}"
 
 
 def own_budget(record: RunRecord | None, axis: str) -> float:

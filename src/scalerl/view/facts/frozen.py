@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 from scalerl.record.evaluation import EvalPoint
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.notices import misfit_in_words
-from scalerl.view.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
 """An evaluation counts as the outcome if its compute lies within this share of the forecast's target.

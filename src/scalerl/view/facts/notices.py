@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.curve.misfit import IN_WORDS
 from scalerl.errors import CannotAnswerError, counted
 from scalerl.forecast.comparison import Claim, Difference, Pair
-from scalerl.record.alarms import Alarm
-from scalerl.record.reader import RunRecord
-from scalerl.view.numbers import (
+from scalerl.numbers import (
     DASH,
     Unit,
     as_float,
@@ -27,6 +25,8 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.record.alarms import Alarm
+from scalerl.record.reader import RunRecord
 from scalerl.view.table import Cell, Table, difference_cell, row
 
 if TYPE_CHECKING:

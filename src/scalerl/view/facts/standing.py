@@ -18,13 +18,13 @@ import numpy as np
 
 from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
+from scalerl.numbers import Unit, as_float, unit_for
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.evaluation import EvalPoint
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.fit_rows import beyond, own_budget
-from scalerl.view.numbers import Unit, as_float, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast, Points

@@ -7,9 +7,9 @@ import numpy as np
 from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
-from scalerl.view.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalerl.errors import counted
+from scalerl.numbers import as_float, as_mapping, percent, rate
 from scalerl.record.downstream import SuiteResult, last_of_each
 from scalerl.record.prompts import successes_of, whole_rows
 from scalerl.record.reader import PASS_RATE_OF, RunRecord
@@ -14,7 +15,6 @@ from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
-from scalerl.view.numbers import as_float, as_mapping, percent, rate
 from scalerl.view.runs.gathered import MOST_PARTS, RunsView
 from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, step_panels

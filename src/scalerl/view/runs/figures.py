@@ -19,11 +19,11 @@ from scalerl.curve.families import Curve
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, counted
 from scalerl.files import writing
+from scalerl.numbers import Unit, as_float, as_mapping, pair, plain, rate, rate_interval, unit_for
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import FrozenForecast, frozen_forecasts, main_forecast
 from scalerl.view.facts.notices import part_that_holds
 from scalerl.view.facts.sampled import places_between
-from scalerl.view.numbers import Unit, as_float, as_mapping, pair, plain, rate, rate_interval, unit_for
 from scalerl.view.plotting import RATE, DrawnCurve, draw, draw_interval, key_of
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun, RunGroup

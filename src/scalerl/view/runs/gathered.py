@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from scalerl.curve.families import FAMILIES
 from scalerl.curve.points import Points
 from scalerl.errors import CannotAnswerError, InputError, printable
+from scalerl.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.downstream import last_of_each
 from scalerl.record.prompts import of_task
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond, common_budget
-from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by, recipe_groups
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.forecast.recipes import recipe_key
 from scalerl.jsonl import flat
+from scalerl.numbers import DASH, as_mapping
 from scalerl.record.reader import UNTRAINED, RunRecord
 from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import part_that_holds
-from scalerl.view.numbers import DASH, as_mapping
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points

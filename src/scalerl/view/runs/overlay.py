@@ -15,6 +15,7 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.forecast.sides import mostly_identified
+from scalerl.numbers import short_number, short_numbers, unit_for
 from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
@@ -23,7 +24,6 @@ from scalerl.view.facts.fit_rows import own_budget
 from scalerl.view.facts.frozen import Band, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import PLACES, places_between, thin
-from scalerl.view.numbers import short_number, short_numbers, unit_for
 from scalerl.view.runs.groups import OverlayRun, RunGroup, groupings, recipe_groups, recipe_values
 from scalerl.view.runs.panels import logged
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError
+from scalerl.numbers import axis_name, percent, rate
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
-from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
 from scalerl.view.runs.details import run_sections
 from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.numbers import as_float, as_mapping, short_numbers
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
-from scalerl.view.numbers import as_float, as_mapping, short_numbers
 
 if TYPE_CHECKING:
     from scalerl.view.runs.groups import OverlayRun

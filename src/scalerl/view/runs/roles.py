@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import counted
+from scalerl.numbers import as_float, as_mapping, duration, percent, plain
 from scalerl.view.facts.facts import Rows
-from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain
 from scalerl.view.runs.panels import HealthLine, Panel, Steps, field
 
 FATES = (

@@ -9,18 +9,7 @@ import numpy as np
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
-from scalerl.quantiles import Interval
-from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
-from scalerl.view.facts.notices import (
-    NOT_CHECKED,
-    WHO_CHECKS,
-    health_text,
-    is_made,
-    misfit_in_words,
-    question_cell,
-)
-from scalerl.view.formats import latex_text
-from scalerl.view.numbers import (
+from scalerl.numbers import (
     DASH,
     MINUS,
     as_float,
@@ -35,6 +24,17 @@ from scalerl.view.numbers import (
     rate_interval,
     unit_for,
 )
+from scalerl.quantiles import Interval
+from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.facts.notices import (
+    NOT_CHECKED,
+    WHO_CHECKS,
+    health_text,
+    is_made,
+    misfit_in_words,
+    question_cell,
+)
+from scalerl.view.formats import latex_text
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.groups import OverlayRun

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { node, rate, names, matches } = scalerlMarks;
+  const { node, rate, chance, names, matches } = scalerlMarks;
   const MOST = 40;  // as the server has it
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#runs tbody");
@@ -122,8 +122,7 @@
     if (left > 0) words.push(`${duration(left)} to go`);
     made.append(words.join(", "));
     if (run.target) {
-      const chance = `${rate(run.target.pass_rate)} with probability ${rate(run.target.probability)}`;
-      const verdict = `${run.target.verdict.toUpperCase()}: ${chance}`;
+      const verdict = `${run.target.verdict.toUpperCase()}, ${chance(run.target.probability)}: ${rate(run.target.pass_rate)}`;
       made.append(node("small", { class: run.target.verdict === "go" ? "good" : "" }, verdict));
     }
     for (const text of told) made.append(node("small", { class: "told" }, text));

@@ -188,7 +188,7 @@ class RunStore:
             UnknownRunError: there is no run of this id.
             InputError: they are too many, or have no such axis in common.
         """
-        from scalerl.view.numbers import axis_name
+        from scalerl.numbers import axis_name
         from scalerl.view.runs.answer import sentence_of
         from scalerl.view.runs.overlay import overlay
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from scalerl.numbers import duration
 from scalerl.record.activity import Activity
-from scalerl.view.numbers import duration
 
 _YOUNG = 30.0
 """Seconds after which an activity is old: a decode step, or a micro-batch, may take some."""

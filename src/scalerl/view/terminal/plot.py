@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalerl.numbers import plain
 from scalerl.view.facts.standing import Standing
-from scalerl.view.numbers import plain
 
 if TYPE_CHECKING:
     from rich.text import Text

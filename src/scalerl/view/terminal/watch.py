@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import printable
+from scalerl.numbers import duration, percent, plain, rate, rate_interval, unit_for
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
@@ -15,7 +16,6 @@ from scalerl.view.facts.facts import axis_for, known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
-from scalerl.view.numbers import duration, percent, plain, rate, rate_interval, unit_for
 from scalerl.view.terminal.activity import token_speed
 from scalerl.view.terminal.rows import print_table, rich_table
 

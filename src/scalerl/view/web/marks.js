@@ -33,6 +33,12 @@ var scalerlMarks = (() => {
     return value.toFixed(3);
   }
 
+  /* A probability as `chance_text` of scalerl/numbers.py has it. */
+  function chance(value) {
+    if (value > 0.99 || value < 0.01) return value > 0.5 ? "over 99 %" : "under 1 %";
+    return `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+  }
+
   function amount(value) {
     return Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
   }
@@ -126,5 +132,5 @@ var scalerlMarks = (() => {
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }
 
-  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, averaged, clock, node, faded, look };
+  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, chance, amount, averaged, clock, node, faded, look };
 })();

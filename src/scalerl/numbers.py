@@ -1,4 +1,4 @@
-"""Numbers and names as a reader meets them: `0.803`, `14.6 TFLOP`, `Fréchet`, and a dash for NaN."""
+"""Numbers as a reader meets them, on pages and in terminals: `0.803`, `14.6 TFLOP`, `79 %`, `–` for NaN."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def unit_for(axis: str, largest: float, of_one_device: bool = False) -> Unit:
     return Unit(size, f"{prefix}{_ONE[axis]}s" if axis in _ONE else f"{prefix}{axis}")
 
 
+def amount_text(axis: str, amount: float) -> str:
+    """An amount of compute by itself, in a unit that keeps it short: `1.50 TFLOP`, `16,000 GPU-hours`."""
+    return unit_for(axis, amount).show(amount)
+
+
 def one_unit(axis: str) -> str:
     """One unit of an axis (one of `record.AXES`, or the name of a column), as in "gain per GPU-hour"."""
     return _ONE.get(axis, f"unit of {axis}")
@@ -67,21 +72,6 @@ def one_unit(axis: str) -> str:
 def axis_name(axis: str) -> str:
     """A compute axis as it is chosen: `GPU-hours`, `FLOPs`; the name of a column as it stands."""
     return f"{_ONE[axis]}s" if axis in _ONE else axis
-
-
-def family_name(name: str) -> str:
-    """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
-    from scalerl.curve.families import LABELS  # it takes numpy, which `--help` does without
-
-    return LABELS.get(name, name)
-
-
-def family_weights(weights: Any) -> str:
-    """The families by falling weight, from .005: `log-logistic 0.55, Fréchet 0.31`; a dash without any."""
-    known = {name: as_float(weight) for name, weight in as_mapping(weights).items() if weight is not None}
-    ranked = sorted(known.items(), key=lambda item: -item[1])
-    shown = [f"{family_name(name)} {weight:.2f}" for name, weight in ranked if weight >= 0.005]
-    return ", ".join(shown) or DASH
 
 
 def as_float(value: Any) -> float:
