@@ -20,6 +20,7 @@ from torch import nn
 
 from scalerl.errors import InputError, brief, first_line
 from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.engine import BuiltInEngine
 from scalerl.rl.config.memory import RoleMemory, generator_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.generator import TorchGenerator
@@ -157,7 +158,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         recipe.context.prompt,
         length,
         tokenizer.eos_token_id,
-        recipe.engine.kind,
+        recipe.engine.kind if isinstance(recipe.engine, BuiltInEngine) else "auto",
         (*end_tokens(tokenizer)[1:], *stop_tokens(tokenizer, recipe.stop)),
         recipe.routing_replay,
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
+from scalerl.quantiles import Interval
 from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
 from scalerl.view.facts.notices import (
     NOT_CHECKED,
