@@ -19,7 +19,7 @@ from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples, prompts_of, shares_of
-from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of
+from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, wildcard
 from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Kind, Metric, is_held_out_share, is_named_for_correctness, kind_of
 
@@ -103,7 +103,7 @@ def _named(log: Log, vocabulary: Vocabulary, given: str, asked: ReadOptions) -> 
     for one in given.split(","):
         if one in log.metrics:
             return [one]
-        pattern = re.compile(".*".join(map(re.escape, one.split("*"))), re.DOTALL)
+        pattern = re.compile(wildcard(one), re.DOTALL)
         like = sorted(filter(pattern.fullmatch, log.metrics)) if "*" in one else []
         # Of what is like a pattern the spreads and lengths of completions are not meant.
         held_out = [name for name in like if is_held_out_share(name) or vocabulary.held_out([name])]

@@ -155,8 +155,12 @@ def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]
 
 def _body(pattern: str) -> str:
     """Return a pattern as a regular expression, `<set>` left as it is."""
-    body = ".*".join(map(re.escape, pattern.replace("{set}", "*").split("*")))
-    return body.replace("@", "(?:@|_at_)")
+    return wildcard(pattern.replace("{set}", "*")).replace("@", "(?:@|_at_)")
+
+
+def wildcard(pattern: str) -> str:
+    """Return a name in which `*` is any text as a regular expression."""
+    return ".*".join(map(re.escape, pattern.split("*")))
 
 
 def set_of(name: str, patterns: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
-from scalerl.ingest.vocabularies import ANY
+from scalerl.ingest.vocabularies import ANY, wildcard
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
@@ -318,7 +318,7 @@ def _meant(y: str, names: Collection[str], source: str) -> str:
         InputError: several columns are like a pattern.
     """
     for one in [y, *y.split(",")]:
-        pattern = re.compile(".*".join(map(re.escape, one.split("*"))))
+        pattern = re.compile(wildcard(one))
         like = [name for name in names if name == one or ("*" in one and pattern.fullmatch(name))]
         if len(like) > 1 and "*" in one:
             raise InputError(f"{source}: {listed(like)} are like '{one}': choose one with --y")

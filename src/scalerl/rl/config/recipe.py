@@ -158,10 +158,6 @@ class Recipe:
         if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
             raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
-    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
-        """Return whether the LM head of a role computes in float32 whatever the precision."""
-        return self.fp32_logits in ("both", role)
-
     def _check_vllm(self, engine: Vllm) -> None:
         if not self.apart:
             raise ValueError('engine: vLLM is beside the trainer: set placement.kind to "local"')
@@ -171,6 +167,10 @@ class Recipe:
             raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
         if engine.urls and (self.cluster or self.placement).generators > 1:
             raise ValueError("generators: engine.urls names all servers; leave it out")
+
+    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
+        """Return whether the LM head of a role computes in float32 whatever the precision."""
+        return self.fp32_logits in ("both", role)
 
     @property
     def cpu_threads(self) -> int:
