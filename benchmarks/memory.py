@@ -296,11 +296,10 @@ def main() -> None:
                 trace_rank(recipe, config, ranks),
             ),
         }
-        if recipe.vllm is None:  # which sizes its cache by itself
-            found["generator"] = (
-                generator_memory(recipe, shape, recipe.decode_slots).total,
-                trace_generator(recipe, config, recipe.decode_slots),
-            )
+        if recipe.vllm is None:  # which takes the share of a GPU that it is given
+            slots = recipe.decode_slots
+            of_generator = generator_memory(recipe, shape, slots).total
+            found["generator"] = (of_generator, trace_generator(recipe, config, slots))
         for role, (formula, trace) in found.items():
             both = f"{formula / 2**30:.2f} | {trace / 2**30:.2f}"
             model = f"Qwen3-{_size(recipe)}" if _size(recipe) else recipe.model

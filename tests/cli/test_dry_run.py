@@ -59,7 +59,7 @@ def test_recipes_fit_the_machines_that_they_are_for(recipe, model, monkeypatch, 
     found = dry_run(capsys, *how)
     assert all(device["fits"] for device in found["devices"])
     assert all(device["processes"] for device in found["devices"])  # none is left over
-    # What they are for is used: with 0.6 of it they would not fit.
+    # What they are for is used: with three fifths of it they would not fit.
     small = f"{gpus[:2]}{0.6 * float(gpus[2:]):g}"
     monkeypatch.setenv("SCALERL_GPUS", small)
     assert main(["train", *how, "--dry-run"]) == 2
@@ -118,15 +118,7 @@ def test_gpus_are_split_by_hand_or_by_the_planner(model, monkeypatch, capsys):
 def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch, capsys):
     """16 bytes a weight of 8 billion are more than one GPU has, and more than two have beside activations."""
     monkeypatch.setenv("SCALERL_GPUS", "8x80")
-    how = (
-        "scalerl_8x80gb",
-        "--set",
-        f"model={model('Qwen3-8B')}",
-        "--set",
-        "placement.kind=inline",
-        "--set",
-        "engine.kind=auto",
-    )
+    how = ("scalerl", "--set", f"model={model('Qwen3-8B')}")
     how += ("--set", "evaluation.decode_slots=2", "--set", "decode_slots=12")
     found = dry_run(capsys, *how, "--gpus", 8)
     assert found["recipe"]["placement"]["trainers"] >= 3

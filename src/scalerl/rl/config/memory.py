@@ -370,9 +370,7 @@ def _of_each(n: int, role: str) -> str:
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:
-    """Raise an InputError where a device does not hold what it is given: of the one that lacks most, with its
-    largest terms and the keys to change.
-    """
+    """Raise an InputError of the device that lacks most, with its largest term and the keys to change."""
     over = [device for device in devices if not device.fits]
     if over:
         worst = max(over, key=lambda device: device.excess)

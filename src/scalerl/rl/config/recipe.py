@@ -240,11 +240,8 @@ class Recipe:
         return "samples", self.budget.amount * len(prompts_of(self.task, "train")) * self.batch.samples
 
     def without_prompts(self) -> Recipe:
-        """Return the same recipe, without the prompts that its task has loaded.
-
-        So it is sent to other processes: it is small, whatever the data, and a class of `__main__` has become
-        one that they can import.
-        """
+        """Return what other processes are sent: small, whatever prompts the task has loaded, and of classes
+        that they can import."""
         return from_dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
