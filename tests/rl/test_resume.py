@@ -132,11 +132,11 @@ def test_a_step_that_is_given_up_between_micro_batches_is_made_again(recipe, tmp
         learner = load_learner(*arguments)
         accumulate, passes = learner._accumulate, []
 
-        def second(*given):
+        def second(batch, rows, *proximal):
             passes.append(learner.version)
             if passes.count(4) == 2:
                 stop.set()
-            return accumulate(*given)
+            return accumulate(batch, rows, *proximal)
 
         learner._accumulate = second
         return learner

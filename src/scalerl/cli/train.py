@@ -37,7 +37,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     option(train, "recipe")
-    option(train, "-o --output RUN", "run folder (runs/NAME-seedN)", type=Path)
+    option(train, "-o --output RUN", "run folder (default: runs/NAME-seedN)", type=Path)
     option(train, "--set", "change one key of the recipe: loss.max_ratio=4")
     option(
         train,
@@ -59,7 +59,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         devices,
         "--gpus N",
-        "split N GPUs of this machine or cluster between the roles (as the recipe has it)",
+        "split N GPUs of this machine or cluster between the roles (default: as in the recipe)",
         type=whole(),
     )
     option(devices, "--generators N", "rollout workers", type=whole())
