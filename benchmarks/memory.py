@@ -4,10 +4,10 @@
 
 The shapes are real and the tensors have none of their data (device `meta`): every storage that an operation
 makes is counted from its first to its last reference, and the peak is compared with the formula of
-`scalerl.rl.config.memory`. Attention counts as a fused kernel does: its result and one number a query. A
-recipe without a model of Qwen3's has the shape of 0.6B. What a device needs beside tensors (its context, the
-allocator's gaps) is in neither. Of a sharded trainer it is one rank's: FSDP2 itself on fake tensors, with
-collectives that do nothing.
+`scalerl.rl.config.memory`. Attention counts as a fused kernel does: its result and one number a query. Other
+models than Qwen3's have their own sizes in blocks of Qwen3's form. What a device needs beside tensors (its
+context, the allocator's gaps) is in neither. Of a sharded trainer it is one rank's: FSDP2 itself on fake
+tensors, with collectives that do nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -39,6 +39,7 @@ from scalerl.rl.learner.score import _Chunked
 from scalerl.rl.learner.sharding import Whole, group_of, shard
 from scalerl.rl.model import causal_lm
 from scalerl.rl.model.causal_lm import checkpoint_activations, dtype_of, hidden_states, log_probs_TV
+from scalerl.rl.model.named import model_shape
 
 RECIPES = resources.files("scalerl") / "recipes"
 _NO_MASK = {"full_attention": None}
@@ -236,7 +237,8 @@ def trace_generator(recipe: Recipe, config: Any, slots: int) -> int:
                 attention_mask={"full_attention": mask},
                 cache=cache,
             )
-            logp_BV = log_probs_TV(model, hidden_BTD[:, -1], recipe.temperature, recipe.fp32_logits == "both")
+            fp32 = recipe.fp32_head("generator")
+            logp_BV = log_probs_TV(model, hidden_BTD[:, -1], recipe.temperature, fp32)
             logp_BV.double().exp_().cumsum(-1)  # as a token is drawn
             del hidden_BTD, mask, logp_BV
     return mode.peak
@@ -248,11 +250,18 @@ _SHAPES = {
     "1.7B": (2048, 28, 16, 6144, True),
     "8B": (4096, 36, 32, 12288, False),
 }
+_KEYS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "tie_word_embeddings"),
+)
 
 
-def _config(size: str) -> Any:
+def _config(recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
+    if not (size := _size(recipe)):
+        found = cast(Any, model_shape(recipe)).config.to_dict()
+        return AutoConfig.for_model("qwen3", **{key: found[key] for key in _KEYS if found.get(key)})
     hidden, layers, heads, inner, tied = _SHAPES[size]
     return AutoConfig.for_model(
         "qwen3",
@@ -267,14 +276,17 @@ def _config(size: str) -> Any:
     )
 
 
+def _size(recipe: Recipe) -> str:
+    return next((size for size in _SHAPES if size in recipe.model), "")
+
+
 def main() -> None:
     """Print a table of formulas and traces, one process of each role of every recipe."""
     names = sys.argv[1:] or sorted(f.name[:-5] for f in RECIPES.iterdir() if f.name.endswith(".toml"))
     print("| recipe | shape | role | formula, GiB | trace, GiB | difference |\n|---|---|---|---|---|---|")
     for name in names:
         recipe = load_recipe(name)
-        size = next((size for size in _SHAPES if size in recipe.model), "0.6B")
-        config = _config(size)
+        config = _config(recipe)
         shape = ModelShape.of(config.to_dict(), name)
         ranks = max(recipe.trainers, 4)
         found = {
@@ -290,7 +302,8 @@ def main() -> None:
         }
         for role, (formula, trace) in found.items():
             both = f"{formula / 2**30:.2f} | {trace / 2**30:.2f}"
-            print(f"| {name} | Qwen3-{size} | {role} | {both} | {formula / trace - 1:+.1%} |", flush=True)
+            model = f"Qwen3-{_size(recipe)}" if _size(recipe) else recipe.model
+            print(f"| {name} | {model} | {role} | {both} | {formula / trace - 1:+.1%} |", flush=True)
 
 
 if __name__ == "__main__":

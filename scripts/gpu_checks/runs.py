@@ -21,8 +21,8 @@ import torch
 from gpu_checks import SkippedError
 from gpu_checks.lab import Lab
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.devices import use_first
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.launch import find_python
 from scalerl.rl.verify.proc import descendants
 
@@ -74,7 +74,7 @@ def vllm_under_ray(lab: Lab) -> dict[str, Any]:
     """The same for three steps with a worker of vLLM, which shares the only GPU with the learner: Ray has
     none, and weights stay in its memory. On a CPU they travel by files.
     """
-    engine = Vllm(transport="ipc" if lab.device.type == "cuda" else "file")
+    engine = Vllm()
     try:
         python = find_python(engine)
     except InputError as error:
@@ -87,11 +87,10 @@ def vllm_under_ray(lab: Lab) -> dict[str, Any]:
         "model=chain-base:heads=2,hidden_size=64",  # vLLM has no kernels for heads of 16
         f"budget.amount={steps}",
         "evaluation.count=1",
-        "cluster.engine.kind=vllm",
-        f"cluster.engine.python={python}",
-        f"cluster.engine.transport={engine.transport}",
-        "cluster.engine.gpu_memory=0.3",
-        'cluster.engine.arguments=["--block-size", "32", "--enforce-eager"]',
+        "engine.kind=vllm",
+        f"engine.python={python}",
+        "engine.gpu_memory=0.3",
+        'engine.arguments=["--block-size", "32", "--enforce-eager"]',
     )
     assert figures["steps"] == steps, figures
     lines = _lines(lab.folder / "ray" / "timeline.jsonl")

@@ -18,7 +18,7 @@ from gpu_checks.lab import Lab, within
 from random_model import END_TOKEN, chain_tokenizer
 from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import find_python
@@ -72,7 +72,6 @@ def _generating(
 ) -> Iterator[VllmGenerator]:
     """Yield a started generator with one worker, on the device that `model` is on."""
     settings = Vllm(
-        transport="ipc" if lab.device.type == "cuda" else "file",
         gpu_memory=0.3,
         arguments=("--block-size", "32", *more),
     )

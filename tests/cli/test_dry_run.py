@@ -85,10 +85,20 @@ def test_roles_and_terms_are_printed_with_the_recipe(model, monkeypatch, capsys)
     assert "placement.trainers = 4" in out
     assert "loss.max_ratio = 5.0" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["GPU", "4", "generator", "weights", "15.3"] in rows
-    assert ["generator", "KV", "cache", "45.1"] in rows
-    assert ["GPU", "7", "evaluation", "weights", "15.3"] in rows
+    assert ["GPU", "3", "trainer", "masters", "7.6"] in rows
+    assert ["GPU", "7,", "vLLM's", "share", "vLLM", "server", "weights", "15.3"] in rows
+    assert out.count("of 68.0 free: fits") == 4
     assert out.count("fits") == 8
+
+
+def test_the_engine_is_told_where_vllm_is_there_and_not_taken(model, monkeypatch, capsys):
+    monkeypatch.setenv("SCALERL_GPUS", "2x80")
+    monkeypatch.setenv("SCALERL_VLLM_PYTHON", "/there/bin/python")
+    how = ["train", "scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--gpus", "2", "--dry-run"]
+    main(how)
+    assert "the built-in engine generates (engine.kind = auto)" in capsys.readouterr().err
+    main([*how, "--set", "placement.kind=local", "--set", "engine.kind=vllm"])
+    assert "generates" not in capsys.readouterr().err
 
 
 def test_gpus_are_split_by_hand_or_by_the_planner(model, monkeypatch, capsys):
@@ -150,11 +160,12 @@ def test_the_planner_counts_the_gpus_of_vllm_servers(model, monkeypatch, capsys)
     monkeypatch.setenv("SCALERL_GPUS", "12x80")
     how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
     how += ("--cluster", "ray", "--set", "cluster.address=local", "--gpus", 12)
-    vllm = ("--set", "cluster.engine.kind=vllm", "--set", "cluster.engine.tensor_parallel=2")
+    vllm = ("--set", "engine.kind=vllm", "--set", "engine.tensor_parallel=2")
     found = dry_run(capsys, *how, *vllm)
     cluster = found["recipe"]["cluster"]
+    assert found["recipe"]["engine"]["tensor_parallel"] == 2
     # All, as servers evaluate too; one may be left over beside pairs.
-    assert 2 * cluster["engine"]["servers"] + cluster["trainers"] in (11, 12)
+    assert 2 * cluster["generators"] + cluster["trainers"] in (11, 12)
     assert cluster["learner"]["kind"] == ("fsdp2" if cluster["trainers"] > 1 else "one")
     monkeypatch.setenv("SCALERL_GPUS", "12x80")
     cluster = dry_run(capsys, *how)["recipe"]["cluster"]
@@ -176,8 +187,8 @@ def test_the_gpus_of_a_local_cluster_are_told_by_role(model, monkeypatch, capsys
 def test_one_gpu_is_shared_with_vllm_and_no_plan_of_more_shares_it(model, monkeypatch, capsys):
     monkeypatch.setenv("SCALERL_GPUS", "1x80")
     how = ("scalerl_80gb", "--set", f"model={model('Qwen3-1.7B')}", "--set", "placement.kind=inline")
-    how += ("--set", "cluster.address=local", "--set", "cluster.engine.kind=vllm")
-    found = dry_run(capsys, *how, "--gpus", 1, "--set", "cluster.engine.gpu_memory=0.3")
+    how += ("--set", "cluster.address=local", "--set", "engine.kind=vllm")
+    found = dry_run(capsys, *how, "--gpus", 1, "--set", "engine.gpu_memory=0.3")
     assert [device["name"] for device in found["devices"]] == [
         "of the trainer, beside vLLM",
         "of 1 vLLM server, 1 each",

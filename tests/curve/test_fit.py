@@ -479,3 +479,18 @@ def test_a_given_r_0_that_is_not_this_runs_is_warned_of():
     points = noisy_points()
     assert not any("R_0 is given" in w for w in fit(points, r0=0.40).warnings)
     assert any("R_0 is given as 0.5" in w for w in fit(points, r0=0.5).warnings)
+
+
+def test_a_line_that_has_not_bent_is_no_no_go():
+    """.2 + .4 x to half of the run: without a ramp its end, .6, was above the interval."""
+    compute_N = np.linspace(0, 5000, 31)
+    noise_N = np.random.default_rng(0).normal(0, 0.005, 31)
+    points = Points.from_arrays(compute_N, 0.2 + 0.4 * compute_N / 10_000 + noise_N)
+    flat = fit(points, prior="flat").chance(0.58, 10_000)  # without a ramp
+    assert flat.probability < 0.05
+    assert flat.verdict == "too early"
+    assert flat.why.endswith("but nothing bends yet, and at its pace so far the run reaches it")
+    result = fit(points)
+    low, high = result.forecast(10_000).interval
+    assert low < 0.6 < high
+    assert result.verdict(0.8, 10_000) == "no-go"

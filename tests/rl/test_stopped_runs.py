@@ -14,6 +14,7 @@ from record_checker import check
 from small_demo import small_demo
 
 from scalerl.record.activity import read_activity
+from scalerl.rl.loop.resume import find_checkpoint
 
 INTERRUPTED = 130
 STEPS = 3
@@ -26,6 +27,15 @@ LONG_STEPS = small_demo(
     *("batch.prompts=16", "batch.samples=16", "batch.micro=1", "decode_slots=256", "zero_variance=keep"),
 )
 """Of 256 micro-batches, shared by the trainers."""
+LONG_GENERATION = small_demo(
+    STEPS,
+    1,
+    *("task.heldout_per_length=10", "evaluation.samples=1", "schedule.k=0"),
+    *("batch.samples=20000", "decode_slots=4"),
+)
+"""Of 80,000 completions in four slots: a minute and more before the first step."""
+NOTICE = 20
+"""Seconds to a checkpoint: the notice of a spot machine is 30 to 120."""
 
 
 def command(folder, model, changes, *words, resume=False):
@@ -42,8 +52,9 @@ def whole(process):
     return out
 
 
-def stopped_when(folder, process, condition):
-    """Send SIGTERM once the run says that it does this; return its standard error."""
+def stopped_when(folder, process, condition, seconds=60):
+    """Send SIGTERM once the run says that it does this, which ends it in so many seconds; return its standard
+    error."""
     deadline = time.monotonic() + 180
     try:
         while not ((now := read_activity(folder)) and condition(now)):
@@ -51,7 +62,7 @@ def stopped_when(folder, process, condition):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=seconds)
     finally:
         process.kill()
     assert process.returncode == INTERRUPTED, err
@@ -81,6 +92,21 @@ def test_an_evaluation_in_the_trainers_process_is_made_by_the_resume(small_base,
     whole(command(tmp_path / "whole", small_base, LONG_EVALUATION))
     assert check(folder) == []
     assert record_and_weights(folder) == record_and_weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_long_step_is_left_between_two_decode_ticks_with_what_it_has_sampled(small_base, tmp_path):
+    """Two signals to one step, which would take far longer than either has."""
+    folder, sampled = tmp_path / "run", [0]
+    for again in (False, True):
+        process = command(folder, small_base, () if again else LONG_GENERATION, resume=again)
+        stopped_when(folder, process, lambda now: now.doing == "generating" and now.tokens > 500, NOTICE)
+        checkpoint = find_checkpoint(folder)
+        assert checkpoint is not None
+        sampled.append(checkpoint["generator"]["counters"]["tokens"])
+    assert not lines(folder / "steps.jsonl")
+    assert sampled[2] > sampled[1] + 500 > 1000
+    assert len(stopped_within(folder)) == 2
 
 
 ON = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.launch import VENV
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.sync.vllm_client import VllmClient

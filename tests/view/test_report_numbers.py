@@ -89,7 +89,9 @@ def test_shares_and_durations():
 
 def test_families_have_the_names_that_people_use():
     names = [family_name(family.name) for family in FAMILIES]
-    assert sorted(names) == ["Burr", "Fréchet", "Weibull", "burst", "log-logistic", "power law", "two speeds"]
+    assert sorted(names) == [
+        *("Burr", "Fréchet", "Weibull", "burst", "log-logistic", "power law", "ramp", "two speeds")
+    ]
     assert family_name("gompertz") == "gompertz"
     assert family_weights({"frechet": 0.31, "log_logistic": 0.69}) == "log-logistic 0.69, Fréchet 0.31"
     assert family_weights({"weibull": 1.0, "power_law": None}) == "Weibull 1.00"  # as older fits stored it

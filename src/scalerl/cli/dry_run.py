@@ -1,13 +1,16 @@
 """`scalerl train --dry-run`: the resolved recipe, which role has which device, and the memory of each."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from scalerl.cli.shared.arguments import print_json
 from scalerl.jsonl import flat
-from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess, Torch
-from scalerl.rl.config.devices import assign, use_first, visible_gpus
+from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess
+from scalerl.rl.config.devices import Gpu, assign, use_first, visible_gpus
+from scalerl.rl.config.engine import BUILT_IN
 from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Inline, Local
@@ -49,11 +52,20 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, excess, each))
 
 
-def idle_gpus(recipe: Recipe) -> list[str]:
-    """Return a warning of the GPUs of this machine that no role has; empty on a cluster."""
+def notices(recipe: Recipe) -> list[str]:
+    """Return a warning of the engine where vLLM is there and not named, and one of the GPUs of this machine
+    that no role has; empty on a cluster."""
     gpus = visible_gpus() if recipe.cluster is None else ()
+    there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
+    if gpus and there and recipe.apart and recipe.engine == BUILT_IN:
+        taken = ["the built-in engine generates (engine.kind = auto); --set engine.kind=vllm has vLLM do so"]
+        return taken + _idle(recipe, gpus)
+    return _idle(recipe, gpus)
+
+
+def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     given = assign(recipe, gpus, min(recipe.trainers, len(gpus)))
-    idle = [gpu.name for gpu in gpus if gpu.name not in (*given.trainers, *given.generators, given.evaluator)]
+    idle = [gpu.name for gpu in gpus if gpu.name not in given.used]
     if not idle:
         return []
     which = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not used"
@@ -72,10 +84,8 @@ def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[Devic
     if not gpus:
         return []
     cluster = recipe.cluster or Cluster()
-    if isinstance(cluster.engine, Torch):
-        cluster = replace(cluster, generators=generators)
     learner = Fsdp2() if trainers > 1 else OneProcess()
-    cluster = replace(cluster, trainers=trainers, learner=learner)
+    cluster = replace(cluster, generators=generators, trainers=trainers, learner=learner)
     return memory_of(replace(recipe, placement=Inline(), cluster=cluster), shape_of(recipe), gpus)
 
 

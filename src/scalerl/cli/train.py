@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,14 +78,14 @@ def run(args: argparse.Namespace) -> None:
     # The lock must precede the first read, of the recipe in config.json; torch takes seconds to import.
     place = None if by_torchrun or args.dry_run or folder is None else _claim(folder, args)
 
-    from scalerl.cli.dry_run import dry_run, idle_gpus, use_gpus
+    from scalerl.cli.dry_run import dry_run, notices, use_gpus
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, [*_overrides(args), *args.set])
     if args.gpus and not by_torchrun:
         recipe = use_gpus(recipe, args.gpus, args.generators is None and args.trainers is None)
     if not by_torchrun:
-        print_warnings(idle_gpus(recipe))
+        print_warnings(notices(recipe))
     if args.dry_run:
         return dry_run(recipe, args.json)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         lead_or_follow(
             timeout_of(recipe),
             lambda load: run_training(
-                replace(recipe, cluster=None), place or _claim(folder, args), *how, load, restart=args.restart
+                recipe.on_this_machine(), place or _claim(folder, args), *how, load, restart=args.restart
             ),
         )
 

@@ -21,6 +21,8 @@ from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantile
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
+BENT = 1.0
+"""Times C_mid (posterior median) that data reach which show a bend: no-go takes one, go does not."""
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0

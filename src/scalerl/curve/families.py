@@ -34,6 +34,8 @@ class Family:
     """The name in texts and on pages."""
     tail = False
     """Whether its slope leaves its tail open; such families have no weight under the flat prior."""
+    weight = 1.0
+    """The prior probability before the data, beside 1 for most, and others with a tail for those with one."""
     usual_B = 1.5, 0.6
     """The median of B before the data, and the sd of log B."""
 
@@ -223,6 +225,30 @@ class Burst(TwoSpeeds):
 
 
 @dataclass(frozen=True)
+class Ramp(Family):
+    """share = min(1, (C / C_mid)^B / 2): a line (B = 1) or a power law that has not bent, until it is at A.
+
+    Data in which nothing bends say nothing of where it will: A may come at once, or far beyond.
+    """
+
+    name: str = "ramp"
+    label: str = "ramp"
+    tail = True
+    weight = 0.2
+    usual_B = 1.0, 0.5
+
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        return 0.5 * np.exp(np.minimum(u, _LN2))
+
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        share = self._at(u)
+        return share, np.where(u < _LN2, share, 0.0)
+
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        return _LN2 + np.log(share)
+
+
+@dataclass(frozen=True)
 class Gompertz(Family):
     """share = 2^(-e^(-B (C / C_mid - 1))): a sigmoid in C itself, not in log C. For comparison only.
 
@@ -265,6 +291,7 @@ FAMILIES: tuple[Family, ...] = (
     Burr(),
     TwoSpeeds("two_speeds", "two speeds"),
     Burst("burst", "burst"),
+    Ramp(),
 )
 """The families that are averaged, the paper's first."""
 LABELS: dict[str, str] = {family.name: family.label for family in FAMILIES}

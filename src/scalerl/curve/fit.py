@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
 from scalerl.curve.evidence import from_neighbours
-from scalerl.curve.families import LOG_LOGISTIC, Family
+from scalerl.curve.families import LOG_LOGISTIC, Family, Ramp
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.misfit import IN_WORDS, Misfit, find_failed, find_fall, find_misfit
 from scalerl.curve.own_families import with_extra
@@ -101,7 +101,8 @@ def fit(
     if chosen is FLAT:
         _check_rise(points, given, rmse * math.sqrt(len(points) / max(len(points) - 2, 1)), floor)
     post = _posterior(sample, floor, found, chosen)
-    changed, clock = _misfit_of(points, found)
+    # A ramp has a kink, which is what is looked for: no curve of a healthy run.
+    changed, clock = _misfit_of(points, [one for one in found if not isinstance(one.curve.family, Ramp)])
     misfit, suspected = (changed, None) if changed is None or changed.sure else (None, changed)
     r0_value, r0_source = _r0(points, given, best)
     # With the noise sd profiled out the log-likelihood is -n/2 log RSS; 1e-300 is for exact data.

@@ -11,6 +11,7 @@ from typing import Literal, overload
 import numpy as np
 
 from scalerl.curve.answers import (
+    BENT,
     FAR,
     GO,
     NO_GO,
@@ -237,7 +238,9 @@ class FittedCurve:
 
         "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
-        the ceiling is identified, and else "too early". Also "too early" where no family describes the run,
+        the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
+        reach `BENT` times C_mid and the run would reach the target at its pace so far: nothing has shown yet
+        that it will bend. And where no family describes the run,
         or the newest evaluations have no number or may have failed; and for a budget beyond `FAR` times the
         compute, unless the ceiling is identified.
         """
@@ -256,12 +259,15 @@ class FittedCurve:
         """
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         doubt = self.doubt(budget)
-        verdict, verdict_rerun = self._verdict(here, doubt), self._verdict(again, doubt)
+        goes_on = self._goes_on_to(target, budget)
+        verdict, verdict_rerun = self._verdict(here, doubt, goes_on), self._verdict(again, doubt, goes_on)
         why = f"{target:g} is reached at {budget:g} with probability {here:.2f}"
         if doubt:
             why = doubt
         elif self.identified:
             why = f"the ceiling is identified; {why}"
+        elif goes_on and here <= NO_GO:
+            why = f"{why}, but nothing bends yet, and at its pace so far the run reaches it"
         elif verdict == "too early" and (self.compute_to_identify or math.inf) > budget:
             why = (
                 f"the ceiling will probably not be known within the budget of {budget:g}; at {budget:g} the "
@@ -286,14 +292,31 @@ class FittedCurve:
             return f"{far}, and the ceiling is not identified: {self.why}"
         return ""
 
-    def _verdict(self, probability: float, doubt: str) -> Verdict:
+    def _goes_on_to(self, target: float, budget: float) -> bool:
+        """Whether the run has not bent, and the line through its later half is at `target` by `budget`.
+
+        Where that is steeper than the line through the first half, it goes on to grow steeper likewise, by at
+        most 2 in half a run, and for one and a half times the run.
+        """
+        if self.identification.ratio >= BENT:
+            return False
+        compute_N, rate_N, n = self.points.compute_N, self.points.pass_rate_N, len(self.points)
+        early, _ = np.polyfit(compute_N[: n - n // 2], rate_N[: n - n // 2], 1)
+        late, start = np.polyfit(compute_N[n // 2 :], rate_N[n // 2 :], 1)
+        growth = min(max(late / max(early, 1e-300), 1.0), 2.0) if late > 0 else 1.0
+        ahead = budget - compute_N[-1]
+        halves_M = np.linspace(0.0, max(2 * ahead / compute_N[-1], 0.0), 64)
+        steeper = float(np.mean(growth ** np.minimum(halves_M, 3.0)))
+        return float(start + late * (compute_N[-1] + ahead * steeper)) >= target
+
+    def _verdict(self, probability: float, doubt: str, goes_on: bool) -> Verdict:
         if self.metric.no_verdict:
             return "training reward"
         if doubt:
             return "too early"
         if probability >= GO:
             return "go"
-        if probability <= NO_GO:
+        if probability <= NO_GO and not goes_on:
             return "no-go"
         return "too close" if self.identified else "too early"
 

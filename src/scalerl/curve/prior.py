@@ -1,8 +1,10 @@
 """The prior of a fit: `DEFAULT`, which knows what runs look like, and `FLAT` over what is measured.
 
-The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is worth:
+The default; `benchmarks/coverage.py`, `bank.py` and `lcdb.py` show what it is worth, and `prior.py` there
+what real runs say of its numbers, which are set by hand:
 
-    family              log-logistic, Weibull, Frechet, power law: .152 each; Burr, two speeds, burst: .130
+    family              log-logistic, Weibull, Frechet, power law: .148 each; Burr, two speeds, burst: .127;
+                        ramp: .025
     log C_mid           normal about half of the largest compute (log -.7), sd 1.6
     log B               normal about 1.5, sd .6; of the burst about 6, sd .35 (`Family.usual_B`)
     A, given R_0        (A - R_0) / (1 - R_0) ~ Beta(.7, 1.3): small gains are common, and R_0 is flat; A = 1
@@ -104,7 +106,7 @@ class Prior:
 
     def families(self, given: Sequence[Family]) -> tuple[tuple[Family, ...], np.ndarray]:
         """Return those of `given` that have weight, and their probabilities (falls: log-logistic's)."""
-        weight_F = np.array([self.tails if one.tail else 1.0 for one in given])
+        weight_F = np.array([one.weight * (self.tails if one.tail else 1.0) for one in given])
         kept = tuple(one for one, weight in zip(given, weight_F, strict=True) if weight > 0)
         falls_F = np.array([self.falls * (one == LOG_LOGISTIC) for one in kept])
         return kept, (1.0 - self.falls) * weight_F[weight_F > 0] / weight_F.sum() + falls_F

@@ -125,6 +125,6 @@ class PlannedJob:
             recipe.schedule,
             cut,
             max(every, 1.0),
-            recipe.cluster is not None and recipe.cluster.engine.kind == "vllm",
+            recipe.vllm is not None,
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )

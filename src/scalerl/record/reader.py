@@ -25,7 +25,7 @@ from scalerl.record.folder import name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
 SCHEMA = 1
-UNTRAINED = ("checkpoint", "cluster", "health", "learner", "samples", "timeouts", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "engine", "health", "learner", "samples", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
 """What stands for a whole number of an evaluation that is not known."""

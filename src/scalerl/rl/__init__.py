@@ -73,16 +73,14 @@ if TYPE_CHECKING:
         Fsdp2 as Fsdp2,
         OneProcess as OneProcess,
         Resources as Resources,
-        Torch as Torch,
         Transport as Transport,
-        Vllm as Vllm,
     )
+    from scalerl.rl.config.engine import BuiltInEngine as BuiltInEngine, Vllm as Vllm
     from scalerl.rl.config.health import Health as Health, Thresholds as Thresholds
     from scalerl.rl.config.optimiser import AdamW as AdamW
     from scalerl.rl.config.recipe import Recipe as Recipe, load_recipe as load_recipe
     from scalerl.rl.config.settings import (
         BatchSize as BatchSize,
-        BuiltInEngine as BuiltInEngine,
         Checkpointing as Checkpointing,
         Context as Context,
         Epochs as Epochs,

@@ -19,6 +19,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.rl.checkpoint.best import Smooth
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_prompts
+from scalerl.rl.engine.vllm.launch import find_python
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.parts import Load
 from scalerl.rl.loop.progress import Activities, Progress
@@ -115,6 +116,8 @@ def train(
             place = around.enter_context(closing(RunFolder.claim(place, new=not (resume or restart))))
         recipe = check_prompts(recipe, found)
         check_run(recipe, found, gpus_in_use())
+        if recipe.vllm and not recipe.vllm.urls:
+            find_python(recipe.vllm)  # before a model is loaded
         if resume and has_finished(place.path, recipe):
             return RunRecord.read(place.path)
         if restart:
@@ -128,7 +131,7 @@ def train(
         if recipe.cluster is not None:
             from scalerl.rl.workers.ray.session import connected
 
-            around.enter_context(connected(recipe.cluster))
+            around.enter_context(connected(recipe.cluster, recipe.engine))
         stop, aside = stop or threading.Event(), evaluate_aside
         around.callback(place.show_nothing)
         activities = Activities(activity, place.show)

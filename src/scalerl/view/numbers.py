@@ -77,10 +77,11 @@ def family_name(name: str) -> str:
 
 
 def family_weights(weights: Any) -> str:
-    """The families by falling weight: `log-logistic 0.55, Fréchet 0.31`; a dash where none are known."""
-    shown = {name: as_float(weight) for name, weight in as_mapping(weights).items() if weight is not None}
-    ranked = sorted(shown.items(), key=lambda item: -item[1])
-    return ", ".join(f"{family_name(name)} {weight:.2f}" for name, weight in ranked) or DASH
+    """The families by falling weight, from .005: `log-logistic 0.55, Fréchet 0.31`; a dash without any."""
+    known = {name: as_float(weight) for name, weight in as_mapping(weights).items() if weight is not None}
+    ranked = sorted(known.items(), key=lambda item: -item[1])
+    shown = [f"{family_name(name)} {weight:.2f}" for name, weight in ranked if weight >= 0.005]
+    return ", ".join(shown) or DASH
 
 
 def as_float(value: Any) -> float:

@@ -213,11 +213,12 @@ def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
 def possible(rng: Random, table: dict[str, Any]) -> dict[str, Any]:
     """The same without one of the parts that exclude each other."""
     table.pop(rng.choice(["cluster", "placement"]))
-    if table.get("cluster", {}).get("engine", {}).get("kind") == "vllm":
-        table["cluster"].pop("transport")  # it has one of its own
+    if table["engine"]["kind"] == "vllm":
+        table.get("cluster", {}).pop("transport", None)  # it has one of its own
+        if table.get("placement", {}).get("kind") == "inline":
+            table["placement"] = {"kind": "local"}
     if table["task"]["kind"] == "env":
         table["length"] = {"kind": rng.choice(["none", "length_penalty"])}
-        table.get("cluster", {}).pop("engine", None)
     return table
 
 
@@ -301,6 +302,7 @@ def outcome(table: dict[str, Any], model: Path) -> str:
             recipe = from_dict({"model": str(model), **table})
             assert from_dict(recipe.to_dict()) == recipe or math.nan in flat(table)
             here = {key: value for key, value in recipe.to_dict().items() if key != "cluster"}
+            here |= {"engine": {"kind": "auto"}} if recipe.vllm else {}
             inline = from_dict(here | {"placement": {"kind": "inline"}})
             train(
                 inline,

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from scalerl.errors import InputError
-from scalerl.rl.config.devices import Assignment, Gpu, assign, visible_gpus
+from scalerl.rl.config.devices import Assignment, Gpu, HeldDevices, assign, visible_gpus
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Local
 from scalerl.rl.model.causal_lm import gpus_in_use
@@ -167,3 +168,40 @@ def test_a_process_sees_the_device_that_it_was_given(monkeypatch, device):
         assert [(kind, value) for kind, value, _ in child.receive()] == [("sees", device or "3,4")]
     finally:
         child.kill()
+
+
+def with_vllm(recipe, generators, trainers=1, **settings):
+    return replace(recipe, placement=Local(generators, trainers), engine=Vllm(**settings))
+
+
+@pytest.mark.parametrize(
+    ("generators", "trainers", "settings", "found"),
+    [
+        (4, 4, {}, (("0", "1", "2", "3"), ("4", "5", "6", "7"))),
+        (2, 3, {"tensor_parallel": 2}, (("0", "1", "2"), ("4,5", "6,7"))),
+        (1, 4, {"urls": ("http://there:8000",)}, (("0", "1", "2", "3"), ())),
+    ],
+)
+def test_workers_of_vllm_have_the_last_gpus_and_evaluate(recipe, generators, trainers, settings, found):
+    wanted = with_vllm(recipe, generators, trainers, **settings)
+    assert assign(wanted, gpus(8), trainers) == Assignment(*found)
+    held = HeldDevices.of_vllm(wanted.engine, wanted.processes, shared=False)
+    each = wanted.engine.tensor_parallel
+    assert (held.generator, held.trainer, held.evaluator) == (each, 1, each * generators)
+
+
+def test_a_single_gpu_is_shared_by_a_worker_of_vllm_and_the_trainer_alone(recipe):
+    assert assign(with_vllm(recipe, 1), gpus(1)).shared
+    assert not assign(with_vllm(recipe, 1), gpus(2)).shared
+    for wanted in (with_vllm(recipe, 2), with_vllm(recipe, 1, tensor_parallel=2)):
+        with pytest.raises(InputError, match=r"beside 1 trainer, take 3, and this machine has 1: lower gen"):
+            assign(wanted, gpus(1))
+    with pytest.raises(InputError, match=r'share one with engine\.transport "auto"'):
+        assign(with_vllm(recipe, 1, transport="nccl"), gpus(1))
+    with pytest.raises(InputError, match=r"8 workers .* beside 1 trainer, take 9, and this machine has 8"):
+        assign(with_vllm(recipe, 8), gpus(8))
+
+
+def test_vllm_takes_no_turns_with_the_trainer_in_one_process(recipe):
+    with pytest.raises(ValueError, match=r'set placement\.kind to "local"'):
+        replace(recipe, engine=Vllm())

@@ -208,7 +208,9 @@ def test_the_key_of_the_largest_term_is_named():
 
 
 def test_a_server_of_vllm_is_not_held_to_the_built_in_engines_cache():
-    of = recipe("decode_slots=1000000", "cluster.engine.kind=vllm", "evaluation.decode_slots=4")
+    of = recipe(
+        "decode_slots=1000000", "cluster.generators=1", "engine.kind=vllm", "evaluation.decode_slots=4"
+    )
     trainer, server = memory_of(of, shape(), of_gpus(24 * GIB))  # which evaluates, too
     assert server.processes[0][0].role == "vLLM server"
     assert server.capacity == round(0.85 * 24 * GIB)
@@ -221,8 +223,8 @@ def test_a_server_of_vllm_and_the_trainer_add_up_on_a_single_gpu():
     """
 
     def on(gpus, share):
-        keys = ("address=local", "engine.kind=vllm", f"engine.gpu_memory={share}")
-        of = recipe("batch.micro=400", *(f"cluster.{key}" for key in keys))
+        keys = ("cluster.address=local", "engine.kind=vllm", f"engine.gpu_memory={share}")
+        of = recipe("batch.micro=400", *keys)
         return memory_of(of, shape(), gpus)
 
     (one,) = of_gpus(4 * GIB)
@@ -235,9 +237,7 @@ def test_a_server_of_vllm_and_the_trainer_add_up_on_a_single_gpu():
     assert trainer.fits
     assert server.fits
     found = [re.escape(f"({int(100 * (1 - needed)) / 100:g} or less fits)"), "or less fits"]
-    with pytest.raises(
-        InputError, match=rf"beside vLLM has 0\.6 GiB .*cluster\.engine\.gpu_memory {found[0]}"
-    ):
+    with pytest.raises(InputError, match=rf"beside vLLM has 0\.6 GiB .*engine\.gpu_memory {found[0]}"):
         check_memory(on([one], 0.7))
     check_memory(on([one], int(100 * (1 - needed)) / 100))
     with pytest.raises(InputError, match="beside vLLM"):
@@ -250,11 +250,11 @@ def test_a_server_of_vllm_and_the_trainer_add_up_on_a_single_gpu():
 
 
 def test_the_trainer_has_a_bucket_of_weights_where_vllm_reads_them_from_the_same_gpu():
-    keys = "cluster.address=local", "cluster.engine.kind=vllm", "cluster.engine.gpu_memory=0.2"
+    keys = "cluster.address=local", "engine.kind=vllm", "engine.gpu_memory=0.2"
 
     def held(transport, n_gpus, of_shape):
         gpus = [Gpu(str(i), 80 * GIB, 80 * GIB) for i in range(n_gpus)]
-        found = memory_of(recipe(*keys, f"cluster.engine.transport={transport}"), of_shape, gpus)
+        found = memory_of(recipe(*keys, f"engine.transport={transport}"), of_shape, gpus)
         return found[0].processes[0][0].held.get("bucket of weights")
 
     large = shape(vocab_size=2_000_000)
@@ -265,7 +265,7 @@ def test_the_trainer_has_a_bucket_of_weights_where_vllm_reads_them_from_the_same
 
 
 def test_servers_of_vllm_have_a_share_of_the_last_gpus_which_may_be_smaller():
-    of = recipe("cluster.address=local", "cluster.engine.kind=vllm", "cluster.engine.servers=2")
+    of = recipe("cluster.address=local", "engine.kind=vllm", "cluster.generators=2")
     _, share = memory_of(of, shape(), of_gpus(80 * GIB, 48 * GIB, 24 * GIB))
     assert share.capacity == round(0.85 * 24 * GIB)
 

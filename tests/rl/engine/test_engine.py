@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from scalerl.errors import InputError
-from scalerl.rl.config.settings import BuiltInEngine, Context
+from scalerl.rl.config.engine import BuiltInEngine
+from scalerl.rl.config.settings import Context
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.engine import TransformersEngine, make_engine
 from scalerl.rl.kernels.fused import FusedEngine, load_kernels

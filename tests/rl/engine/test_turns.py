@@ -12,8 +12,8 @@ from small_runs import learner_recipe
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.config.engine import EngineKind
 from scalerl.rl.config.optimiser import AdamW
-from scalerl.rl.config.settings import EngineKind
 from scalerl.rl.engine.generator import ANSWER_DELAY_STEPS, TorchGenerator
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.learner.batch import make_batch

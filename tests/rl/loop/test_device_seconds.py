@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from scalerl.record.evaluation import DeviceSeconds, EvalPoint, Flops, Tokens, compute_of
-from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources, Vllm
+from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources
 from scalerl.rl.config.devices import Assignment, HeldDevices
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.learner.batch import StepStats
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.types import Counters
@@ -42,13 +43,14 @@ def gpu_hours(counters):
 
 def test_an_hour_of_two_servers_on_four_gpus_each_and_four_trainers_is_twelve():
     cluster = Cluster(
-        engine=Vllm(servers=2, tensor_parallel=4),
+        generators=2,
         learner=Fsdp2(),
         trainers=4,
         trainer=Resources(gpus=1),
         generator=Resources(gpus=0.5),
     )
-    counters = RunCounters(2, 4, HeldDevices.on_cluster(cluster), apart=True)
+    held = HeldDevices.on_cluster(cluster, Vllm(tensor_parallel=4))
+    counters = RunCounters(2, 4, held, apart=True)
     # Two servers of which each decoded for 1,800 s of its hour, and took 100 s to start.
     counters.add(step_of(900, 600), Counters(seconds=3600, held=7200, startup=200), wall_seconds=3600)
     seconds = counters.json()["device_seconds"]

@@ -1,6 +1,7 @@
 """What the generator records at sampling is what the trainer computes for the same weights."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from small_runs import learner_recipe
 
 from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.group import LearnerGroup
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import head_of, hidden_states, load_model, log_probs_TV
@@ -29,6 +31,13 @@ def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
 
 def recorded_logp(rollouts):
     return np.concatenate([r.logp_T[r.sampled_T] for r in rollouts])
+
+
+class NoRanks:
+    size = 1
+
+    def all(self, name, *args):
+        return "cpu"  # the device that they load the model on
 
 
 def sample(generator, prompts, n_samples):
@@ -82,6 +91,9 @@ def test_the_fp32_head_is_on_the_side_that_the_recipe_names(save_model, tiny_rec
         sampled[where] = recorded_logp(sample(generator, uneven_prompts[:2], 3)).tolist()
         logp_1T, _ = load_learner(recipe, folder).score(token_1T.numpy(), np.ones((1, 11), dtype=bool))
         scored[where] = logp_1T.detach().float().numpy().tolist()
+        # The driver of several ranks computes nothing, but has the probe look at the trainers' head.
+        group = LearnerGroup(cast(Any, NoRanks()), recipe, folder)
+        assert group.fp32_logits == (where in ("both", "trainer"))
     assert sampled["both"] == sampled["generator"] != sampled["neither"] == sampled["trainer"]
     assert scored["both"] == scored["trainer"] != scored["neither"] == scored["generator"]
     # And which of the two is which: only FP32 has logits between two neighbours in bf16.

@@ -13,7 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from scalerl.errors import InputError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
-from scalerl.rl.config.cluster import Cluster, Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.config.settings import Inline, Local, Steps
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.ordered import pack_rollouts, unpack_rollouts
@@ -195,4 +195,4 @@ def test_replay_is_refused_where_there_is_nothing_to_replay(tiny_recipe, tmp_pat
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="routing_replay: vLLM does not return the experts"):
-        replace(recipe, cluster=Cluster(engine=Vllm()))
+        replace(recipe, placement=Local(), engine=Vllm())

@@ -14,8 +14,9 @@ from weight_arrays import arrays, stream
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.config.engine import BuiltInEngine
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import BuiltInEngine, Context, Evaluation, Steps, Suite, Timeouts
+from scalerl.rl.config.settings import Context, Evaluation, Steps, Suite, Timeouts
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base

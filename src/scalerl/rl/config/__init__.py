@@ -1,7 +1,7 @@
 """Every setting of a recipe, and the recipe itself.
 
     recipe.py     Recipe, and how it is read from TOML and config.json
-    cluster.py    the table `[cluster]`, with `Fsdp2` and `Vllm`; health.py the table `[health]`
+    cluster.py    the table `[cluster]`, with `Fsdp2`; engine.py `[engine]`, with `Vllm`; health.py `[health]`
     optimiser.py  the table `[optimiser]`, with the learning rate
     settings.py   all other tables: batch, context, budget, evaluation, placement, checkpoints ...
     form.py       TOML and overrides, and their check against dataclasses

@@ -8,7 +8,8 @@ A device is a GPU. On a machine without any, and on a cluster whose actors reque
 
 A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
 generators the next, and evaluations one that is left over, or else that of the last generator. On too few
-devices generators share: with each other, or on a single device with the trainer, as a worker of vLLM does.
+devices generators share: with each other, or on a single device with the trainer. Workers of vLLM have the
+last ones, share none but a single one with the trainer, and evaluate.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, Vllm
+from scalerl.errors import InputError, counted
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Local
 
@@ -56,7 +58,19 @@ class HeldDevices:
     """GPUs that evaluations or verifiers have for themselves, all together: held whatever they do."""
 
     @classmethod
-    def on_cluster(cls, cluster: Cluster, here: int = 0, there: float = 0.0) -> HeldDevices:
+    def of_vllm(
+        cls, engine: Vllm, n: int, shared: bool, trainer: float = 1.0, apart: float = 0.0
+    ) -> HeldDevices:
+        """Return those of `n` servers of vLLM, of which one may share its GPU with the trainer."""
+        if shared:
+            return cls(generator=0.5, trainer=0.5, evaluator=0.5, apart=apart)
+        each = float(engine.tensor_parallel)
+        return cls(each, trainer, each * n, apart)
+
+    @classmethod
+    def on_cluster(
+        cls, cluster: Cluster, engine: AnyEngine = BUILT_IN, here: int = 0, there: float = 0.0
+    ) -> HeldDevices:
         """Return those of actors, by their resource requests, and of servers of vLLM.
 
         The driver's machine has `here` GPUs; the cluster `there`, for its actors.
@@ -64,11 +78,9 @@ class HeldDevices:
         sharded = cluster.learner.kind != "one"
         trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
         apart = cluster.verifiers * cluster.verifier.gpus_or(0.0)
-        if cluster.shares_gpu(here):
-            return cls(generator=0.5, trainer=0.5, evaluator=0.5, apart=apart)
-        if isinstance(engine := cluster.engine, Vllm):
-            each = float(engine.tensor_parallel)
-            return cls(each, trainer, each * cluster.processes, apart)
+        if isinstance(engine, Vllm):
+            n = len(engine.urls) or cluster.generators
+            return cls.of_vllm(engine, n, cluster.shares_gpu(engine, here), trainer, apart)
         of_actor = cluster.with_gpus(there).generator.gpus_or(1.0)
         if cluster.evaluates_beside(there):  # which is a generator's GPU, and counted as that
             return cls(of_actor, trainer, of_actor / 2, apart)
@@ -81,8 +93,21 @@ class Assignment:
 
     trainers: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
-    """Empty also where generator and trainer take turns in one process."""
+    """Of a worker of vLLM several, as in CUDA_VISIBLE_DEVICES. Empty also where generator and trainer take
+    turns in one process."""
     evaluator: str | None = None
+    """None also where servers of vLLM evaluate."""
+
+    @property
+    def used(self) -> frozenset[str]:
+        """All devices that some process has."""
+        generating = (name for names in self.generators for name in names.split(","))
+        return frozenset((*self.trainers, *generating, *([self.evaluator] if self.evaluator else ())))
+
+    @property
+    def shared(self) -> bool:
+        """Whether a generator has the device of the trainer."""
+        return self.generators[:1] == self.trainers[:1] != ()
 
     @property
     def held(self) -> HeldDevices:
@@ -112,6 +137,9 @@ def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment
         return Assignment()
     if len(names) < trainers:
         raise InputError(f"--trainers: {trainers} trainers need a GPU each, and there are {len(names)}")
+    if engine := recipe.vllm:
+        workers = () if engine.urls else gpus_of_workers(engine, recipe.processes, names, trainers)
+        return Assignment(tuple(names[:trainers]), tuple(",".join(of_worker) for of_worker in workers))
     rest = names[trainers:]
     generating = rest or names
     n = recipe.placement.generators if isinstance(recipe.placement, Local) else 0
@@ -119,6 +147,30 @@ def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment
     left = [name for name in rest if name not in generators]
     evaluator = left[0] if left else generators[-1] if generators else names[0]
     return Assignment(tuple(names[:trainers]), generators, evaluator)
+
+
+def gpus_of_workers(engine: Vllm, n: int, names: Sequence[str], trainers: int) -> tuple[tuple[str, ...], ...]:
+    """Return the GPUs of each of `n` workers of vLLM: the last ones, as the trainers have the first; none
+    where there are no `names`. A single GPU is shared.
+
+    Raises:
+        InputError: there are not enough.
+    """
+    each, there = engine.tensor_parallel, len(names)
+    needed = trainers + n * each
+    if not there:
+        return ((),) * n
+    if there < needed and not (there == n == trainers == 1 and engine.shares_gpu):
+        beside = f", beside {counted(trainers, 'trainer')}," * bool(trainers)
+        how = "lower generators, trainers or engine.tensor_parallel"
+        if there == n == each == trainers == 1:
+            how = 'they share one with engine.transport "auto", "file" or "ipc"'
+        raise InputError(
+            f"{counted(n, 'worker')} of vLLM with {counted(each, 'GPU')} each{beside} take {needed}, and "
+            f"this machine has {there}: {how}"
+        )
+    first = there - n * each
+    return tuple(tuple(names[first + i * each : first + (i + 1) * each]) for i in range(n))
 
 
 def use_first(n: int) -> tuple[Gpu, ...]:

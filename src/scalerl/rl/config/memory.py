@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from scalerl.errors import InputError, counted
 from scalerl.model_config import ModelShape
-from scalerl.rl.config.cluster import BUCKET_MIB, Vllm
 from scalerl.rl.config.devices import Gpu, assign
+from scalerl.rl.config.engine import BUCKET_MIB, Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import ALL_LINEAR, Inline
 
@@ -187,7 +187,7 @@ def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Term
     moments = [(_COPIES * places, sum_so_far)]  # of the softmax
     if number_bytes(recipe.precision) == _FLOAT:
         moments.append((2 * places, sum_so_far + one))
-    elif recipe.fp32_logits in ("both", "trainer"):
+    elif recipe.fp32_head("trainer"):
         # The product is made of two halves of bfloat16, the second one after the first.
         moments += [((_COPIES + 1) * places, sum_so_far + one), (_COPIES * places, sum_so_far + 2 * one)]
     else:
@@ -252,13 +252,14 @@ def memory_of(
     slots = of_evaluation.decode_slots if n_heldout is None else of_evaluation.slots_for(n_heldout)
     evaluation = generator_memory(recipe, shape, slots, "evaluation")
     if recipe.cluster is not None:
-        return _on_cluster(recipe, shape, gpus, trainer, generator, evaluation)
+        return _on_cluster(recipe, shape, gpus, (trainer, generator, evaluation))
+    if recipe.vllm is not None:
+        return _with_vllm(recipe, recipe.vllm, shape, gpus, trainer, ranks)
     turns = isinstance(recipe.placement, Inline)
     first = (trainer, generator) if turns else (trainer,)
     if not gpus:
         others = [(trainer,)] * (ranks - 1) + [(generator,)] * (0 if turns else recipe.processes)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return [DeviceMemory("machine", memory, (first, *others, (evaluation,)), on_gpu=False)]
+        return [_machine([first, *others, (evaluation,)])]
     found, assignment = [], assign(recipe, gpus, ranks)
     for gpu in gpus:
         on_it = [first] if gpu.name in assignment.trainers[:1] else []
@@ -271,22 +272,45 @@ def memory_of(
     return found
 
 
+def _machine(processes: Sequence[tuple[RoleMemory, ...]]) -> DeviceMemory:
+    """Return the memory of a machine without GPUs."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return DeviceMemory("machine", memory, tuple(processes), on_gpu=False)
+
+
+def _with_vllm(
+    recipe: Recipe, engine: Vllm, shape: ModelShape, gpus: Sequence[Gpu], trainer: RoleMemory, ranks: int
+) -> list[DeviceMemory]:
+    """Return what trainers hold, and workers of vLLM, on one machine."""
+    server = _server_memory(recipe, shape, engine, on_gpu=bool(gpus))
+    if not gpus:
+        return [_machine([(trainer,)] * ranks + [(server,)] * (0 if engine.urls else recipe.processes))]
+    found, assignment = [], assign(recipe, gpus, ranks)
+    for gpu in gpus:
+        part = round(gpu.memory * engine.gpu_memory)
+        share = DeviceMemory(f"{gpu.name}, vLLM's share", part, ((server,),))
+        if assignment.shared and gpu.name in assignment.trainers:
+            found += [_beside_server(gpu, _with_bucket(trainer, recipe, shape, engine), share), share]
+        elif gpu.name in assignment.used.difference(assignment.trainers):
+            found.append(replace(share, capacity=min(part, gpu.free)))
+        else:
+            found.append(DeviceMemory(gpu.name, gpu.free, ((trainer,),) * (gpu.name in assignment.trainers)))
+    return found
+
+
 def _on_cluster(
-    recipe: Recipe,
-    shape: ModelShape,
-    gpus: Sequence[Gpu],
-    trainer: RoleMemory,
-    generator: RoleMemory,
-    evaluation: RoleMemory,
+    recipe: Recipe, shape: ModelShape, gpus: Sequence[Gpu], roles: tuple[RoleMemory, RoleMemory, RoleMemory]
 ) -> list[DeviceMemory]:
     if not gpus:
         return []  # of what machines it is made is known to the cluster alone
+    trainer, generator, evaluation = roles
     cluster, memory = recipe.on_cluster, gpus[0].free
     part = min(cluster.generator.gpus_or(1.0) or 1.0, 1.0)
     of_trainer = min(cluster.trainer.gpus_or(1.0) or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
     devices = [DeviceMemory(_of_each(cluster.trainers, "trainer"), round(memory * of_trainer), ((trainer,),))]
     # How many there are is known of a cluster of this machine alone.
-    there = len(gpus) - sum(cluster.beside_ray) if cluster.address == "local" else math.inf
+    beside_ray = cluster.beside_ray(recipe.engine)
+    there = len(gpus) - sum(beside_ray) if cluster.address == "local" else math.inf
     beside = cluster.evaluates_beside(there)
     alone = cluster.generators - beside
     last = (
@@ -295,16 +319,16 @@ def _on_cluster(
         else DeviceMemory("of the evaluation", round(memory * part), ((evaluation,),))
     )
     generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
-    if isinstance(engine := cluster.engine, Vllm):
+    if engine := recipe.vllm:
         server = _server_memory(recipe, shape, engine)
         # Workers that are started here have the last GPUs, which may be smaller than the first.
-        own = gpus[-cluster.beside_ray[1] :] if cluster.beside_ray[1] else gpus[:1]
+        own = gpus[-beside_ray[1] :] if beside_ray[1] else gpus[:1]
         share = DeviceMemory(
-            f"of {counted(cluster.processes, 'vLLM server')}, {engine.tensor_parallel} each",
+            f"of {counted(recipe.processes, 'vLLM server')}, {engine.tensor_parallel} each",
             round(min(gpu.memory for gpu in own) * engine.gpu_memory),
             ((server,),),
         )
-        if cluster.address == "local" and cluster.shares_gpu(len(gpus)):
+        if cluster.address == "local" and cluster.shares_gpu(engine, len(gpus)):
             trainer = _with_bucket(trainer, recipe, shape, engine)
             return [_beside_server(gpus[0], trainer, share), share]
         return [*devices, share]
@@ -313,21 +337,23 @@ def _on_cluster(
 
 def _with_bucket(trainer: RoleMemory, recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:
     """Return what the trainer takes of a GPU where vLLM reads the weights from it, a bucket at a time."""
-    if engine.transport != "ipc":
+    if engine.transport not in ("ipc", "auto"):
         return trainer
     largest = max(shape.embedding, shape.hidden * shape.inner) * number_bytes(recipe.precision)
     bucket = max(largest, round(BUCKET_MIB * 2**20))
     return replace(trainer, held={**trainer.held, "bucket of weights": bucket})
 
 
-def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:
-    """Return what a server of vLLM needs at least, on each of its GPUs."""
+def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm, on_gpu: bool = True) -> RoleMemory:
+    """Return what a server of vLLM needs at least, on each of its GPUs; or on a CPU."""
+    held = {"weights": shape.parameters * number_bytes(recipe.precision) // engine.tensor_parallel}
+    if not on_gpu:
+        return RoleMemory(
+            "vLLM server", held | {"KV cache": engine.cpu_cache_gib * 2**30}, {}, "engine.cpu_cache_gib"
+        )
     cache = positions_of(recipe) * shape.cache_per_position(number_bytes(recipe.precision))
-    held = {
-        "weights": shape.parameters * number_bytes(recipe.precision) // engine.tensor_parallel,
-        "KV cache of a completion": cache // engine.tensor_parallel,
-    }
-    keys = "cluster.engine.tensor_parallel, cluster.engine.gpu_memory or context"
+    held["KV cache of a completion"] = cache // engine.tensor_parallel
+    keys = "engine.tensor_parallel, engine.gpu_memory or context"
     return RoleMemory("vLLM server", held, {}, keys)
 
 
@@ -337,7 +363,7 @@ def _beside_server(gpu: Gpu, trainer: RoleMemory, share: DeviceMemory) -> Device
     needed = DeviceMemory("", 0, ((trainer,),)).total
     most = math.floor(100 * (free - needed) / gpu.memory) / 100
     if most * gpu.memory >= share.total:  # else no share is enough for both
-        trainer = replace(trainer, keys=f"cluster.engine.gpu_memory ({most:g} or less fits), {trainer.keys}")
+        trainer = replace(trainer, keys=f"engine.gpu_memory ({most:g} or less fits), {trainer.keys}")
     return DeviceMemory("of the trainer, beside vLLM", free - share.capacity, ((trainer,),))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -32,14 +32,14 @@ from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResa
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
-from scalerl.rl.config.cluster import Cluster, Vllm
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.engine import AnyEngine, BuiltInEngine, Vllm
 from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import (
     AnyBudget,
     BatchSize,
-    BuiltInEngine,
     Checkpointing,
     Context,
     Evaluation,
@@ -110,7 +110,8 @@ class Recipe:
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    engine: BuiltInEngine = field(default_factory=BuiltInEngine)
+    engine: Annotated[AnyEngine, Discriminator("kind")] = field(default_factory=BuiltInEngine)
+    """What samples completions, in training and in evaluations: the built-in engine, or vLLM."""
     decode_slots: int = 768
     """Completions that a generator decodes at once."""
     threads: int = 1
@@ -139,8 +140,8 @@ class Recipe:
             choice.check_object(getattr(self, name), name)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
-        if self.routing_replay and self.vllm is not None:
-            raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
+        if self.vllm is not None:
+            self._check_vllm(self.vllm)
         self.optimiser.check_decay(self.budget)
         if isinstance(self.length, ForcedInterruption | LengthPenalty):
             length = self.length.within(self.context.thinking, self.context.answer)
@@ -157,6 +158,20 @@ class Recipe:
         if taken := [suite.name for suite in self.evaluation.downstream if suite.name in tasks]:
             raise ValueError(f"evaluation.downstream: {taken[0]!r} is also the name of a task of the mixture")
 
+    def _check_vllm(self, engine: Vllm) -> None:
+        if not self.apart:
+            raise ValueError('engine: vLLM is beside the trainer: set placement.kind to "local"')
+        if self.routing_replay:
+            raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
+        if self.cluster is not None and self.cluster.transport.kind != "object_store":
+            raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
+        if engine.urls and (self.cluster or self.placement).generators > 1:
+            raise ValueError("generators: engine.urls names all servers; leave it out")
+
+    def fp32_head(self, role: Literal["generator", "trainer"]) -> bool:
+        """Return whether the LM head of a role computes in float32 whatever the precision."""
+        return self.fp32_logits in ("both", role)
+
     @property
     def cpu_threads(self) -> int:
         """Threads of each process that computes the model, on this machine."""
@@ -165,13 +180,12 @@ class Recipe:
     @property
     def vllm(self) -> Vllm | None:
         """The settings of vLLM, where it generates."""
-        engine = self.cluster.engine if self.cluster is not None else None
-        return engine if isinstance(engine, Vllm) else None
+        return self.engine if isinstance(self.engine, Vllm) else None
 
     @property
     def processes(self) -> int:
         """Processes that decode."""
-        return self.cluster.processes if self.cluster is not None else self.placement.generators
+        return len(self.vllm.urls if self.vllm else ()) or (self.cluster or self.placement).generators
 
     @property
     def apart(self) -> bool:
@@ -181,7 +195,8 @@ class Recipe:
     @property
     def devices(self) -> int:
         """Devices whose time is counted: those of the generators and of the trainers."""
-        return self.processes + self.trainers if self.apart else self.trainers
+        each = self.vllm.tensor_parallel if self.vllm else 1
+        return self.processes * each + self.trainers if self.apart else self.trainers
 
     @property
     def trainers(self) -> int:
@@ -194,6 +209,14 @@ class Recipe:
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
+
+    def on_this_machine(self) -> Recipe:
+        """Return the same without `[cluster]`, for trainers that torchrun has started."""
+        if self.cluster is None:
+            return self
+        return replace(
+            self, cluster=None, placement=Local(self.cluster.generators) if self.vllm else Inline()
+        )
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of the step that makes version `step` + 1."""

@@ -206,20 +206,6 @@ class Inline:
     kind: Literal["inline"] = "inline"
 
 
-EngineKind = Literal["auto", "kernels", "transformers"]
-
-
-@dataclass(frozen=True)
-class BuiltInEngine:
-    """What computes the model in the built-in generator, and in a trainer that is not sharded.
-
-    `kernels` is this package's C code: Llama, Mistral, Qwen2 and Qwen3 in float32 on a CPU. `transformers` is
-    the model's own modules, on any device. `auto` takes the kernels where they fit.
-    """
-
-    kind: EngineKind = "auto"
-
-
 @dataclass(frozen=True)
 class Local:
     """Generators in processes of their own beside the trainers, on one machine; they never wait for them.

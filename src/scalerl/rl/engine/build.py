@@ -20,6 +20,7 @@ from torch import nn
 
 from scalerl.errors import InputError, brief, first_line
 from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.engine import BuiltInEngine
 from scalerl.rl.config.memory import RoleMemory, generator_memory
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.generator import TorchGenerator
@@ -152,12 +153,12 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         raise InputError(f"tokenizer of {recipe.model} has no end token (eos_token)")
     return Sampling(
         recipe.temperature,
-        recipe.fp32_logits in ("both", "generator"),
+        recipe.fp32_head("generator"),
         seed,
         recipe.context.prompt,
         length,
         tokenizer.eos_token_id,
-        recipe.engine.kind,
+        recipe.engine.kind if isinstance(recipe.engine, BuiltInEngine) else "auto",
         (*end_tokens(tokenizer)[1:], *stop_tokens(tokenizer, recipe.stop)),
         recipe.routing_replay,
     )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.errors import InputError
-from scalerl.rl.config.settings import EngineKind
+from scalerl.rl.config.engine import EngineKind
 from scalerl.rl.kernels.fused import FusedEngine, longer
 from scalerl.rl.model.cache_blocks import BLOCK, BlockPool, BlockTable, blocks_for
 from scalerl.rl.model.causal_lm import hidden_states

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.rl.algo.length import LengthRule
-from scalerl.rl.config.settings import EngineKind
+from scalerl.rl.config.engine import EngineKind
 from scalerl.rl.model.causal_lm import prompt_tokens
 from scalerl.rl.types import Prompt, Rollout
 

@@ -125,7 +125,7 @@ class LearnerGroup:
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
         """The model's shape, without weights."""
         self._plan = plan_of(self.model)
-        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
+        self.fp32_logits = recipe.fp32_head("trainer")
         self.version = 0
 
     def begin(self, batch: Batch) -> Pending[StepStats]:

@@ -87,7 +87,7 @@ class Learner:
         self.trainers = dist.get_world_size() if mesh else 1
         """Processes that it is on."""
         self.version = 0
-        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
+        self.fp32_logits = recipe.fp32_head("trainer")
         self.device = next(model.parameters()).device
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         # Weights in float32 are their own masters, without a second copy.

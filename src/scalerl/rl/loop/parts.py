@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from scalerl.errors import LearnerLostError
 from scalerl.record.activity import Count
-from scalerl.rl.config.devices import Assignment, assign
+from scalerl.rl.config.devices import Assignment, HeldDevices, assign
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler, load_generator
 from scalerl.rl.engine.generator import TorchGenerator
@@ -43,14 +43,24 @@ class PartsHere:
     """What every process did when: recorded on a cluster alone."""
 
     def __init__(
-        self, recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load
+        self,
+        recipe: Recipe,
+        model_folder: str,
+        closing: ExitStack,
+        aside: bool,
+        load: Load,
+        folder: Path = Path(),
     ) -> None:
+        """Logs of workers of vLLM go to `folder`."""
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
-        self._aside, self._load = aside, load
+        self._aside, self._load, self._folder = aside, load, folder
         # torchrun has said how many trainers there are on this machine.
-        self._devices = assign(recipe, gpus_in_use(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self._trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._devices = assign(recipe, gpus_in_use(), self._trainers)
         self.held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
         """What a process of each role is counted with."""
+        if engine := recipe.vllm:
+            self.held = HeldDevices.of_vllm(engine, recipe.processes, self._devices.shared)
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
         """Record that the run goes on from a step, because its learner was lost: on a cluster alone."""
@@ -61,8 +71,15 @@ class PartsHere:
 
     def generator(self, learner: Any, version: int) -> Generator:
         """Return the generator, with the weights of `learner` as `version`."""
-        generator = place_generator(self._recipe, self._model_folder, learner, version, self._devices)
-        self._closing.callback(generator.close)
+        recipe, model = self._recipe, self._model_folder
+        if engine := recipe.vllm:
+            from scalerl.rl.placement.vllm import start_vllm
+
+            how: dict[str, Any] = {"trainers": self._trainers, "logs": self._folder}
+            generator = start_vllm(recipe, model, engine, learner, version, self._closing, **how)
+        else:
+            generator = place_generator(recipe, model, learner, version, self._devices)
+            self._closing.callback(generator.close)
         self._generator = generator
         return generator
 
@@ -73,7 +90,7 @@ class PartsHere:
         return verifier
 
     def evaluate(self, stop: threading.Event, activities: Activities) -> Evaluate:
-        """Return the evaluator: where `aside` is true, in a process of its own.
+        """Return the evaluator: the servers of vLLM, or where `aside` is true a process of its own.
 
         One in this process gives an evaluation up once `stop` is set.
 
@@ -87,7 +104,11 @@ class PartsHere:
                 activities.doing(EVALUATING, Count(done, of, "completions"))
 
         on_one = self._devices.evaluator in self._devices.trainers
-        if on_one and isinstance(self._generator, TorchGenerator):
+        if recipe.vllm:
+            from scalerl.rl.placement.vllm import ServedEvaluator
+
+            evaluator = ServedEvaluator(recipe, cast(Any, self._generator))
+        elif on_one and isinstance(self._generator, TorchGenerator):
             evaluator = Evaluator(recipe, model_folder, beat=beat, lender=self._generator, stop=stop)
         elif self._aside:
             arguments = recipe.without_prompts(), model_folder, prompts_of(recipe)
@@ -108,7 +129,7 @@ def parts_of(
     Without a cluster `load` makes the learner, and evaluations have their own process if `aside` is true.
     """
     if recipe.cluster is None:
-        return PartsHere(recipe, model_folder, closing, aside, load)
+        return PartsHere(recipe, model_folder, closing, aside, load, folder)
     from scalerl.rl.placement.ray.parts import RayParts
 
     return RayParts(recipe, model_folder, closing, folder)

@@ -331,6 +331,8 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, keys in _FREE.items():
         if isinstance(table := kept.get(name), Mapping):
             kept[name] = {key: value for key, value in table.items() if key not in keys}
+    if isinstance(engine := recipe.get("engine"), Mapping):  # engines round in other ways
+        kept["engine"] = {"kind": engine.get("kind")}
     return kept
 
 

@@ -25,8 +25,9 @@ from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.workers.backend import Backend, Channel, Message
-from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.timeline import Timeline
+from scalerl.rl.workers.watchdog import Watchdog
 
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""

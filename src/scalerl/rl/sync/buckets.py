@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from scalerl.rl.config.cluster import BUCKET_MIB
+from scalerl.rl.config.engine import BUCKET_MIB
 from scalerl.rl.model.weights import bytes_of, dtype_of_spec, spec_of
 from scalerl.rl.types import Plan
 

@@ -26,9 +26,10 @@ from scalerl.rl.verify import proc
 from scalerl.rl.verify.forks import MAX_FAILED_STARTS, Outcome
 from scalerl.rl.verify.supervisor import MARK, main
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerLostError
-from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.processes import FreshPython
 from scalerl.rl.workers.timeline import Timeline
+from scalerl.rl.workers.watchdog import Watchdog
 
 MAX_LOST = 2
 """Workers that may be lost with a job by itself before it counts as `died`."""

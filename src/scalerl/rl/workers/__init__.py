@@ -1,7 +1,7 @@
 """The worker pool: what it starts, watches, replaces and gives work. Rollout workers, evaluators, verifiers,
 trackers and the runs of a study are its users.
 
-    pool.py          the pool: deadlines, back-off, replacement; timeline.py records what each worker did
+    pool.py          the pool: back-off, replacement; watchdog.py: deadlines; timeline.py: what each did
     backend.py       what a pool requires of a backend; processes.py has those of this machine: by
                      multiprocessing, and of a Python that is started afresh
     signals.py       who handles and who ignores them; ranks.py makes ranks fail together

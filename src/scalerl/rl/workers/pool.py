@@ -34,10 +34,9 @@ from scalerl.rl.workers.backend import (
     WorkerProcess,
 )
 from scalerl.rl.workers.timeline import Timeline
+from scalerl.rl.workers.watchdog import Watchdog
 
 _LOG = logging.getLogger("scalerl")
-NOTICE = 30.0
-"""Seconds without progress after which that is reported."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
 MOST_LOSSES = 5
 """Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
@@ -48,39 +47,6 @@ def backoff(attempt: int, longest: float = _LONGEST_PAUSE) -> float:
     """Return the seconds to wait before a retry, where `attempt` retries have failed: they double."""
     # Without the bound on the exponent a day of retries ends in an OverflowError.
     return min(longest, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 20))
-
-
-class Watchdog:
-    """Watches one worker's progress; `what` names its work."""
-
-    def __init__(self, what: str, timeout: float, clock: PollClock, notice: float = NOTICE) -> None:
-        """Report that there was none for `notice` seconds, or half of `timeout` where that is less.
-
-        Without a timeout, of work that may be idle, nothing is reported.
-        """
-        self._what, self._timeout, self._clock = what, timeout, clock
-        self._notice = min(notice, timeout / 2) if max(notice, timeout) < math.inf else math.inf
-        self.progress()
-
-    def progress(self) -> None:
-        """Note that progress was made."""
-        self._since, self._reported = self._clock.now(), False
-
-    def check(self) -> None:
-        """Report a lack of progress, once; to be called often.
-
-        Raises:
-            WorkerLostError: the deadline has passed.
-        """
-        still = self._clock.now() - self._since
-        if still >= self._timeout:
-            raise WorkerLostError(f"{self._what} has made no progress for {self._timeout:g} s")
-        if still >= self._notice and not self._reported:
-            self._reported = True
-            _LOG.warning(
-                "%s has made no progress for %g s; its process is replaced after %g s",
-                *(self._what, self._notice, self._timeout),
-            )
 
 
 @dataclass(eq=False)

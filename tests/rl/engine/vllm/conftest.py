@@ -6,7 +6,7 @@ import pytest
 from faulty_server import KEY, STOP, TOKENS, FaultyServer
 from own_vllm import build
 
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
 from scalerl.rl.engine.vllm.generator import VllmGenerator

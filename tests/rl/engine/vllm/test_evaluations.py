@@ -13,7 +13,7 @@ from scalerl.errors import WorkerError
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Suite
 from scalerl.rl.engine.sampling import RequestFactory
-from scalerl.rl.placement.evaluate import ServedEvaluator
+from scalerl.rl.placement.vllm import ServedEvaluator
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import as_reward
 

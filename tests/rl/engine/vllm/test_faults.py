@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -30,9 +29,9 @@ from faulty_server import (
 from safetensors.torch import load_file
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm import server_pool
-from scalerl.rl.engine.vllm.launch import environment, find_python, gpus_of_workers
+from scalerl.rl.engine.vllm.launch import environment, find_python
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
@@ -504,29 +503,6 @@ def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoin
     generator.update(OnLoan(weights, 1), 1)
     with pytest.raises(LearnerLostError, match="that put them has died"):
         collect(generator, 1)
-
-
-@pytest.mark.parametrize(
-    ("servers", "each", "visible", "devices"),
-    [
-        (2, 1, "", ["6", "7"]),
-        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", ["8,GPU-ab", "MIG-c,9"]),
-        (1, 8, "", ["0,1,2,3,4,5,6,7"]),
-    ],
-)
-def test_workers_take_the_last_gpus(servers, each, visible, devices, monkeypatch):
-    """The trainer computes on the first."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    settings = Vllm(servers=servers, tensor_parallel=each)
-    assert gpus_of_workers(settings, gpus=8) == devices
-    assert gpus_of_workers(settings, gpus=0) == [None] * servers
-    with pytest.raises(InputError, match="this machine has 1"):
-        gpus_of_workers(settings, gpus=1)
-    alone = replace(settings, servers=1, tensor_parallel=1)
-    assert gpus_of_workers(alone, gpus=1) == [visible.split(",")[0] or "0"]  # which the trainer has, too
-    if servers * each == 8:
-        with pytest.raises(InputError, match="one for the trainer"):
-            gpus_of_workers(replace(settings, transport="nccl"), gpus=8)
 
 
 def test_a_worker_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):

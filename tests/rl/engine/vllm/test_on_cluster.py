@@ -1,10 +1,10 @@
-"""Runs over Ray with vLLM and a learner of two ranks: what is sampled and recorded, though a server dies."""
+"""Runs with vLLM, over Ray with two trainers and without Ray: what is recorded, though a server dies."""
 
 import json
 import os
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 import answering
@@ -19,6 +19,7 @@ from replayed_rollouts import TEMPERATURE, difference, models_of, replay
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2
 from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.settings import Local
 from scalerl.rl.evaluate import evaluate
 from scalerl.rl.train import train
 
@@ -34,8 +35,8 @@ def recipe():
         *("optimiser.lr=3e-3", "budget.kind=steps", "budget.amount=10", "evaluation.count=2"),
         *("evaluation.samples=8", "schedule.k=4", "checkpoint.steps=4", f"temperature={TEMPERATURE}"),
     ]
-    cluster = Cluster(trainers=2, learner=Fsdp2(), engine=SETTINGS, timeouts=ClusterTimeouts(start=240))
-    return replace(load_recipe("demo", small), cluster=cluster, curriculum=Uniform())
+    cluster = Cluster(trainers=2, learner=Fsdp2(), timeouts=ClusterTimeouts(start=240))
+    return replace(load_recipe("demo", small), cluster=cluster, engine=SETTINGS, curriculum=Uniform())
 
 
 def killing(generator):
@@ -126,15 +127,18 @@ def check_evaluations(record, recipe):
     assert served.device_seconds.evaluate > 0
 
 
-def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_path):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("place", ["cluster", "local"])
+def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_path, place):
+    folder, around = tmp_path / "run", simulated(2, 1)
+    if place == "local":
+        recipe, around = replace(recipe, cluster=None, placement=Local()), nullcontext()
 
     def kill():
         killed.append(servers()[-1])
         os.killpg(killed[-1], signal.SIGKILL)
 
     killed = []
-    with simulated(2, 1):
+    with around:
         train(recipe, folder, base, until=5)
         killer = when_step(folder, 7, kill)
         train(recipe, folder, base, resume=True)
@@ -143,10 +147,11 @@ def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_pat
     check_evaluations(record, recipe)
     assert record.steps()[-1]["restarted"] >= 1
     assert (folder / "vllm-0.log").stat().st_size > 0
-    lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
-    assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM worker 0"}
-    assert sum("is lost" in line.get("event", "") for line in lines) == 1
     assert not servers()
+    if place == "cluster":
+        lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+        assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM worker 0"}
+        assert sum("is lost" in line.get("event", "") for line in lines) == 1
 
 
 def test_turns_are_trained_and_evaluated_over_ray(recipe, base, tmp_path):
@@ -159,7 +164,8 @@ def test_turns_are_trained_and_evaluated_over_ray(recipe, base, tmp_path):
     ]
     folder = tmp_path / "run"
     with simulated(2, 1):
-        train(replace(load_recipe("demo", small), cluster=recipe.cluster), folder, base)
+        whole = replace(load_recipe("demo", small), cluster=recipe.cluster, engine=recipe.engine)
+        train(whole, folder, base)
     record = check_record(folder, 4)
     assert [point.version for point in record.evals] == [0, 2, 4]
     lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

@@ -473,7 +473,7 @@ from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = weights_of(load_model(folder)), load_tokenizer(folder)

@@ -48,8 +48,11 @@ def test_a_table_of_a_recipe_and_back():
             "cluster.trainers=2 cluster.learner.kind=fsdp2 cluster.trainer.gpus=0.5",
             "trainer.gpus must be 1 for several trainers",
         ),
-        ("cluster.engine.kind=vllm cluster.generators=2", "vLLM has engine.servers or engine.urls"),
-        ("cluster.engine.kind=vllm cluster.transport.kind=gloo", "vLLM has engine.transport"),
+        (
+            'engine.kind=vllm engine.urls=["http://a"] cluster.generators=2',
+            "generators: engine.urls names all servers",
+        ),
+        ("engine.kind=vllm cluster.transport.kind=gloo", "vLLM has engine.transport"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(override, complaint):

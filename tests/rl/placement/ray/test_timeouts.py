@@ -18,9 +18,10 @@ from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.placement.ray.learner import RayRanks, serve
 from scalerl.rl.placement.rollouts import RolloutWorker
 from scalerl.rl.workers.backend import PollClock, WorkerLostError
-from scalerl.rl.workers.pool import PoolWorker, Watchdog, WorkerPool
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ray import backend
 from scalerl.rl.workers.ray.backend import RayProcess
+from scalerl.rl.workers.watchdog import Watchdog
 
 LIMITS = 40.0, 30.0  # without progress, and to start
 

@@ -9,17 +9,18 @@ import ray
 from ray_nodes import simulated
 
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport, Vllm
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport
 from scalerl.rl.config.devices import HeldDevices
+from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session, connected, requests_of
 
 SHARDED = Cluster(generators=8, trainers=4, learner=Fsdp2())
 
 
-def gpus_of(cluster, there):
+def gpus_of(cluster, there, engine: AnyEngine = BUILT_IN):
     """GPUs of each actor, by role."""
-    return {role: [one.gpus for one in each] for role, each in requests_of(cluster, there).items()}
+    return {role: [one.gpus for one in each] for role, each in requests_of(cluster, there, engine).items()}
 
 
 @pytest.mark.parametrize(
@@ -53,47 +54,47 @@ def test_nccl_needs_a_cluster_with_gpus():
 
 
 def test_servers_of_vllm_are_beside_ray_and_evaluate():
-    cluster = replace(SHARDED, generators=1, engine=Vllm(servers=2, tensor_parallel=2))
-    assert cluster.beside_ray == (0, 4)
-    assert replace(cluster, learner=OneProcess(), trainers=1).beside_ray == (1, 4)
-    assert replace(cluster, engine=Vllm(urls=("http://there:8000",), tensor_parallel=2)).beside_ray == (0, 0)
-    assert gpus_of(cluster, 4) == {"trainers": [1] * 4}
+    cluster, engine = replace(SHARDED, generators=2), Vllm(tensor_parallel=2)
+    assert cluster.beside_ray(engine) == (0, 4)
+    assert replace(cluster, learner=OneProcess(), trainers=1).beside_ray(engine) == (1, 4)
+    assert cluster.beside_ray(Vllm(urls=("http://there:8000",), tensor_parallel=2)) == (0, 0)
+    assert gpus_of(cluster, 4, engine) == {"trainers": [1] * 4}
 
 
-ONE = Cluster(engine=Vllm(transport="ipc"), address="local")
+ONE, IPC = Cluster(address="local"), Vllm(transport="ipc")
 
 
 def test_a_server_and_the_learner_share_a_single_gpu_which_is_counted_once():
-    assert ONE.shares_gpu(1)
-    held = HeldDevices.on_cluster(ONE, 1)
+    assert ONE.shares_gpu(IPC, 1)
+    held = HeldDevices.on_cluster(ONE, IPC, 1)
     assert (held.trainer, held.generator, held.evaluator) == (0.5, 0.5, 0.5)
-    apart = HeldDevices.on_cluster(ONE, 2)
+    apart = HeldDevices.on_cluster(ONE, IPC, 2)
     assert (apart.trainer, apart.generator, apart.evaluator) == (1, 1, 1)
-    two = replace(ONE, engine=Vllm(servers=2))
-    assert not any(other.shares_gpu(1) for other in (two, replace(ONE, engine=Vllm(transport="nccl"))))
-    assert not replace(ONE, learner=Fsdp2()).shares_gpu(1)  # whose GPU is one that Ray gives
+    assert not replace(ONE, generators=2).shares_gpu(IPC, 1)
+    assert not ONE.shares_gpu(Vllm(transport="nccl"), 1)
+    assert not replace(ONE, learner=Fsdp2()).shares_gpu(IPC, 1)  # whose GPU is one that Ray gives
 
 
 @pytest.mark.parametrize(
-    ("engine", "complaint"),
+    ("generators", "engine", "complaint"),
     [
-        (Vllm(servers=2), r"takes 1 and vLLM's servers 2 GPUs, .* has 1: lower cluster.engine.servers"),
-        (Vllm(tensor_parallel=2), "lower cluster.engine.servers or cluster.engine.tensor_parallel"),
-        (Vllm(transport="nccl"), '.* has 1: cluster.engine.transport "file" and "ipc" let them share one'),
+        (2, IPC, r"^2 workers .* 1 GPU each, beside 1 trainer, take 3, .* has 1: lower generators"),
+        (1, Vllm(tensor_parallel=2), "lower generators, trainers or engine.tensor_parallel"),
+        (1, Vllm(transport="nccl"), '.* has 1: they share one with engine.transport "auto", "file" or "ipc"'),
     ],
 )
-def test_what_cannot_share_a_single_gpu_is_refused_in_a_line(monkeypatch, engine, complaint):
+def test_what_cannot_share_a_single_gpu_is_refused_in_a_line(monkeypatch, generators, engine, complaint):
     monkeypatch.setenv("SCALERL_GPUS", "1x80")
-    with pytest.raises(InputError, match=complaint), connected(replace(ONE, engine=engine)):
+    with pytest.raises(InputError, match=complaint), connected(replace(ONE, generators=generators), engine):
         pass
 
 
 @pytest.mark.slow
 def test_ray_has_no_gpu_that_the_learner_shares_with_a_server(monkeypatch):
     monkeypatch.setenv("SCALERL_GPUS", "1x80")
-    with connected(ONE):
+    with connected(ONE, IPC):
         assert ray.cluster_resources().get("GPU", 0) == 0
-        Session(ONE).close()
+        Session(ONE, IPC).close()
 
 
 @pytest.fixture
@@ -143,31 +144,30 @@ def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modul
 @pytest.mark.slow
 def test_actors_have_no_gpu_of_the_learner_in_the_driver_or_of_vllm(monkeypatch, own_modules):
     monkeypatch.setenv("SCALERL_GPUS", "4x80")
-    verifier = Resources(gpus=1)
-    cluster = Cluster(
-        engine=Vllm(servers=1, tensor_parallel=2), address="local", verifiers=1, verifier=verifier
-    )
-    with connected(cluster):
-        session = Session(cluster)
+    cluster = Cluster(address="local", verifiers=1, verifier=Resources(gpus=1))
+    engine = Vllm(tensor_parallel=2)
+    with connected(cluster, engine):
+        session = Session(cluster, engine)
         assert devices(session, {"verifiers": 1}) == {"verifiers": ["1"]}
         session.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cluster", "complaint"),
+    ("cluster", "engine", "complaint"),
     [
         (
             SHARDED,
+            BUILT_IN,
             r"asks for 4 trainers of 1 CPU and 1 GPU, 8 generators of .*12 GPUs; there are .* "
             r"8 GPUs .*; lower cluster.generators or cluster.trainers, or have actors share a GPU",
         ),
-        (Cluster(engine=Vllm(servers=4, tensor_parallel=2)), r"takes 1 and .* 8 GPUs, .* has 8: lower"),
+        (Cluster(generators=4), Vllm(tensor_parallel=2), r"beside 1 trainer, take 9, .* has 8: lower"),
     ],
 )
-def test_too_few_gpus_is_a_line_with_the_keys_to_change(monkeypatch, cluster, complaint):
+def test_too_few_gpus_is_a_line_with_the_keys_to_change(monkeypatch, cluster, engine, complaint):
     monkeypatch.setenv("SCALERL_GPUS", "8x80")
-    with pytest.raises(InputError, match=complaint), connected(replace(cluster, address="local")):
+    with pytest.raises(InputError, match=complaint), connected(replace(cluster, address="local"), engine):
         pass
 
 
@@ -183,6 +183,5 @@ def test_gpus_that_the_driver_needs_must_not_be_rays(monkeypatch):
         timeouts = ClusterTimeouts(start=1)
         with pytest.raises(InputError, match=r'learner in the driver .*cluster.learner.kind to "fsdp2"'):
             Session(Cluster(timeouts=timeouts))
-        servers = Vllm(servers=1, tensor_parallel=2)
         with pytest.raises(InputError, match=r"last 2 of the 4 GPUs .* gives out 4: .*--num-gpus 2"):
-            Session(Cluster(learner=Fsdp2(), engine=servers, timeouts=timeouts))
+            Session(Cluster(learner=Fsdp2(), timeouts=timeouts), Vllm(tensor_parallel=2))

@@ -7,5 +7,5 @@
     http_client.py     the calls of servers; protocol.py what both sides agree on
     requirements.py    what a server must be
 
-Imported by `rl.placement`, `rl.placement.ray`.
+Imported by `rl`, `rl.placement`.
 """

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from torch import cuda
 
 from scalerl.errors import InputError, ScalerlError
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import Generator, sum_of
@@ -75,12 +75,15 @@ class VllmGenerator(Generator):
         precision: str = "float32",
         logs: str | Path = ".",
         timeline: Any = None,
+        workers: int = 1,
+        trainers: int = 1,
         clients: Sequence[VllmClient] | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
         """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
-        records what each server did, and which joined or were lost; `clients` are engines in place of those
-        that the settings name; `environment` answers the turns of completions, which else have one."""
+        records what each server did, and which joined or were lost; `workers` are started where the settings
+        name no servers, on other GPUs than those of `trainers` here; `clients` are engines in place of both;
+        `environment` answers the turns of completions, which else have one."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -111,8 +114,8 @@ class VllmGenerator(Generator):
             clients = _servers_at(settings)
             _allow_connections(slots * len(clients))
         elif clients is None:
-            where = self._folder, Path(logs).absolute(), cuda.device_count()
-            clients = place_workers(settings, str(model_folder), required.flags(), *where)
+            what = str(model_folder), required.flags(), self._folder, Path(logs).absolute()
+            settings, clients = place_workers(settings, workers, trainers, *what)
         # The learner's GPU is the first; where the learner is on actors, this process computes on none.
         self._shares = clients[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
         if self._shares:
@@ -147,10 +150,11 @@ class VllmGenerator(Generator):
         weights: Weights,
         version: int = 0,
         *,
+        trainers: int,
         logs: str | Path,
         timeline: Any = None,
     ) -> VllmGenerator:
-        """Return the generator of a recipe.
+        """Return the generator of a recipe, on a machine where `trainers` of its trainers are.
 
         Raises:
             InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
@@ -169,6 +173,8 @@ class VllmGenerator(Generator):
             precision=recipe.precision,
             logs=logs,
             timeline=timeline,
+            workers=recipe.processes,
+            trainers=trainers,
             environment=load_environment(recipe, tokenizer),
         )
 

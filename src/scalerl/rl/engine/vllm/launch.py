@@ -8,15 +8,21 @@ import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, WorkerError
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.devices import gpus_of_workers
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.worker import serve
+from scalerl.rl.model.causal_lm import gpus_in_use
+from scalerl.rl.sync.ipc_buffers import unshareable_memory
 from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
 from scalerl.rl.workers.backend import CLOSING, STARTING, WorkerLostError
 from scalerl.rl.workers.processes import ChildProcess, FreshPython
@@ -34,6 +40,8 @@ def find_python(settings: Vllm) -> str:
     """
     named = settings.python or os.environ.get("SCALERL_VLLM_PYTHON", "")
     python = Path(named).expanduser() if named else VENV / "bin" / "python"
+    if not named and not python.exists() and find_spec("vllm"):
+        return sys.executable
     if not os.access(python, os.X_OK):
         raise InputError(
             f'no vLLM: {python} is no Python (make vllm sets up .vllm-venv; python = "..." in the engine\'s '
@@ -73,48 +81,32 @@ def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> 
 
 
 def place_workers(
-    settings: Vllm, model_folder: str, flags: Sequence[str], folder: Path, logs: Path, gpus: int
-) -> list[WorkerClient]:
-    """Return the workers of `settings`, not started, each with GPUs of its own where there are any.
+    settings: Vllm, n: int, trainers: int, model_folder: str, flags: Sequence[str], folder: Path, logs: Path
+) -> tuple[Vllm, list[WorkerClient]]:
+    """Return `n` workers of `settings`, not started, each with GPUs of its own where there are any beside
+    those of `trainers` here; and the settings with the transport that they take.
 
     Raises:
         InputError: there is no vLLM, or there are not enough GPUs.
     """
-    devices = gpus_of_workers(settings, gpus)
+    names = [gpu.name for gpu in gpus_in_use()]
+    devices = gpus_of_workers(settings, n, names, trainers)
+    if settings.transport == "auto":
+        settings = replace(settings, transport="ipc" if names and not unshareable_memory() else "file")
     python, path = find_python(settings), folder / "path"
-    backend = FreshPython(python, environment(path, settings, model_folder, gpus > 0), logs, devices)
+    backend = FreshPython(
+        python,
+        environment(path, settings, model_folder, bool(names)),
+        logs,
+        [",".join(of_worker) or None for of_worker in devices],
+    )
     arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
-    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else ["--enforce-eager"]
+    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if names else ["--enforce-eager"]
     if settings.transport != "file":
         arguments += ["--weight-transfer-config", json.dumps({"backend": settings.transport})]
     arguments += settings.arguments
-    each, first = settings.tensor_parallel, gpus - settings.servers * settings.tensor_parallel
-    own = [range(first + n * each, first + (n + 1) * each) if gpus else () for n in range(settings.servers)]
-    return [
-        WorkerClient(number, backend, folder, arguments, own[number]) for number in range(settings.servers)
-    ]
-
-
-def gpus_of_workers(settings: Vllm, gpus: int) -> list[str | None]:
-    """Return the GPUs of each worker, as in CUDA_VISIBLE_DEVICES; None where the machine has none.
-
-    They get the last ones: the trainer computes on the first. Where that is the only one, a worker shares it.
-
-    Raises:
-        InputError: there are not enough.
-    """
-    each, nccl = settings.tensor_parallel, settings.transport == "nccl"
-    if not gpus:
-        return [None] * settings.servers
-    if gpus < settings.servers * each + nccl:
-        trainer = ", one for the trainer (NCCL requires them apart)" if nccl else ""
-        raise InputError(
-            f"{settings.servers} workers of {each} GPUs each{trainer}, and this machine has {gpus}"
-        )
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = [name.strip() for name in named.split(",")] if named else [str(i) for i in range(gpus)]
-    names = names[gpus - settings.servers * each : gpus]
-    return [",".join(names[i * each : (i + 1) * each]) for i in range(settings.servers)]
+    own = [[names.index(name) for name in of_worker] for of_worker in devices]
+    return settings, [WorkerClient(number, backend, folder, arguments, own[number]) for number in range(n)]
 
 
 def of_cache(n_bytes: int) -> list[str]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
-from scalerl.rl.config.cluster import Vllm
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
@@ -75,10 +75,10 @@ class ServerPool:
     ) -> None:
         self._settings, self._sampling, self._required = settings, sampling, required
         self._salt, self._servers, self._report, self._environment = salt, servers, report, environment
-        if settings.transport == "file":
-            self._weights = FileTransport(folder, weights, version)
-        else:
+        if settings.transport in ("ipc", "nccl"):
             self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
+        else:
+            self._weights = FileTransport(folder, weights, version)
         self._offered = version
         self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()

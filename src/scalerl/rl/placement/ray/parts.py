@@ -11,17 +11,18 @@ from typing import Any, TypeVar, cast
 import torch
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.config.cluster import Fsdp2, Vllm
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.ordered import Generator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.placement.evaluate import Evaluate, ServedEvaluator, prompts_of
+from scalerl.rl.placement.evaluate import Evaluate, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
+from scalerl.rl.placement.vllm import ServedEvaluator, start_vllm
 from scalerl.rl.sync.ray_weights import StoredWeights, store, transport_of
 from scalerl.rl.types import Pending, Weights
 from scalerl.rl.verify.verifier import Completion, Verification, load_verifier
@@ -55,8 +56,8 @@ class RayParts:
         self, recipe: Recipe, model_folder: str, closing: ExitStack, folder: str | Path = "."
     ) -> None:
         """Logs of servers that are started go to `folder`."""
-        self._model_folder, self._closing, self._folder = model_folder, closing, folder
-        self._session = Session(recipe.on_cluster)
+        self._model_folder, self._closing, self._folder = model_folder, closing, Path(folder)
+        self._session = Session(recipe.on_cluster, recipe.engine)
         self._recipe = replace(recipe, cluster=self._session.cluster)
         self.held = self._session.held
         """What a process of each role is counted with."""
@@ -81,16 +82,12 @@ class RayParts:
 
     def _start_generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         recipe, model = self._recipe, self._model_folder
-        check_sampler(recipe, model, learner.model)
-        engine, weights = recipe.on_cluster.engine, learner.weights()
-        if isinstance(engine, Vllm):
-            from scalerl.rl.engine.vllm.generator import VllmGenerator
-
-            where = {"logs": self._folder, "timeline": self.timeline}
-            generator = self._keep(VllmGenerator.of(recipe, model, engine, weights, version, **where))
-            generator.wait_until_started()
-            return generator
         cluster, limits = recipe.on_cluster, recipe.on_cluster.timeouts
+        if engine := recipe.vllm:
+            here, _ = cluster.beside_ray(engine)
+            how: dict[str, Any] = {"trainers": here, "logs": self._folder, "timeline": self.timeline}
+            return start_vllm(recipe, model, engine, learner, version, self._closing, **how)
+        check_sampler(recipe, model, learner.model)
         workers = [
             RolloutWorker(f"generator {i}", i, limits.decode, limits.start, weights_timeout=limits.weights)
             for i in range(cluster.generators)
@@ -100,7 +97,7 @@ class RayParts:
             RayActors(GeneratorActor, self._session, "generators", limits.heartbeat),
             (recipe.without_prompts(), model),
             transport_of(cluster, learner),
-            weights,
+            learner.weights(),
             version,
             self.timeline,
             limits.start,
@@ -120,7 +117,7 @@ class RayParts:
         `stop` is not needed there; `activities` are `scalerl.rl.loop.progress.Activities`.
         """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
-        if isinstance(cluster.engine, Vllm):
+        if recipe.vllm:
             return self._keep(ServedEvaluator(recipe, cast(Any, self._generator)))
 
         def pack(weights: Weights) -> StoredWeights:

@@ -14,7 +14,8 @@ from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.config.cluster import Cluster, Resources
-from scalerl.rl.config.devices import VISIBLE, HeldDevices
+from scalerl.rl.config.devices import VISIBLE, HeldDevices, gpus_of_workers
+from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.workers.ray import cluster_watch
 from scalerl.rl.workers.signals import masked_signals
@@ -33,7 +34,7 @@ def _ray() -> Any:
 
 
 @contextmanager
-def connected(cluster: Cluster) -> Iterator[None]:
+def connected(cluster: Cluster, engine: AnyEngine = BUILT_IN) -> Iterator[None]:
     """Join the cluster of `[cluster]`, or start it; leave it, or end it, in the end.
 
     A program that has called `ray.init` itself keeps its connection.
@@ -65,7 +66,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
             # Signals to all of a job stop a run with a checkpoint. SIGINT Ray masks in its processes by
             # itself, and SIGTERM ends them.
             with masked_signals((signal.SIGHUP, signal.SIGUSR1)):
-                _init(ray, cluster)
+                _init(ray, cluster, engine)
             if threading.current_thread() is threading.main_thread():
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
@@ -98,12 +99,12 @@ def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
     return cluster_watch.watched(context.gcs_address, own, cluster.timeouts.heartbeat)
 
 
-def _init(ray: Any, cluster: Cluster) -> None:
+def _init(ray: Any, cluster: Cluster, engine: AnyEngine) -> None:
     address = cluster.address
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
-        with _gpus_for_actors(cluster) as gpus:
-            requests = requests_of(cluster, gpus.get("num_gpus", 0))
+        with _gpus_for_actors(cluster, engine) as gpus:
+            requests = requests_of(cluster, gpus.get("num_gpus", 0), engine)
             # As many processes as are asked for, however few cores they share.
             cpus = max(math.ceil(_in_all(requests)["CPU"]), os.cpu_count() or 1)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **gpus, **quiet)
@@ -120,24 +121,18 @@ def _init(ray: Any, cluster: Cluster) -> None:
 
 
 @contextmanager
-def _gpus_for_actors(cluster: Cluster) -> Iterator[dict[str, int]]:
+def _gpus_for_actors(cluster: Cluster, engine: AnyEngine) -> Iterator[dict[str, int]]:
     """Yield the GPUs to give to `ray.init`: those of this machine that the driver leaves to actors.
 
     Raises:
         InputError: there are fewer than the driver needs.
     """
-    gpus, (first, last) = gpus_in_use(), cluster.beside_ray
+    gpus, (first, last) = gpus_in_use(), cluster.beside_ray(engine)
     if not gpus:
         yield {}
         return
-    if len(gpus) < first + last and not cluster.shares_gpu(len(gpus)):
-        how = "lower cluster.engine.servers or cluster.engine.tensor_parallel"
-        if last == 1:
-            how = 'cluster.engine.transport "file" and "ipc" let them share one'
-        raise InputError(
-            f"[cluster]: the learner takes {first} and vLLM's servers {last} GPUs, and this machine has "
-            f"{len(gpus)}: {how}"
-        )
+    if last and isinstance(engine, Vllm):
+        gpus_of_workers(engine, cluster.generators, [gpu.name for gpu in gpus], first)
     before = os.environ.get(VISIBLE)
     left = gpus[first : len(gpus) - last]
     names = [gpu.name for gpu in left or gpus[: len(gpus) - last]]  # a single one is for all
@@ -167,7 +162,7 @@ _SPREAD = {"trainers": "PACK", "generators": "SPREAD", "verifiers": "SPREAD", "e
 """How the actors of a role are spread over nodes."""
 
 
-def requests_of(cluster: Cluster, gpus: float) -> Requests:
+def requests_of(cluster: Cluster, gpus: float, engine: AnyEngine = BUILT_IN) -> Requests:
     """Return what a run requests on a cluster that has `gpus` GPUs.
 
     As on one machine (`scalerl.rl.config.devices`), the evaluation has a GPU that is left over, or else half
@@ -175,14 +170,15 @@ def requests_of(cluster: Cluster, gpus: float) -> Requests:
     """
     fixed = cluster.with_gpus(gpus)
     generators, last = (fixed.generator,) * cluster.generators, fixed.generator
-    if cluster.evaluates_beside(gpus):
+    built_in = not isinstance(engine, Vllm)
+    if built_in and cluster.evaluates_beside(gpus):
         last = replace(last, gpus=0.5)
         generators = (*generators[1:], last)
     requests = {
         "trainers": (fixed.trainer,) * cluster.trainers * (cluster.learner.kind != "one"),
-        "generators": generators * (cluster.engine.kind == "torch"),
+        "generators": generators * built_in,
         "verifiers": (fixed.verifier,) * cluster.verifiers,
-        "evaluation": (last,) * (cluster.engine.kind == "torch"),
+        "evaluation": (last,) * built_in,
     }
     return {role: each for role, each in requests.items() if each}
 
@@ -200,19 +196,20 @@ class Session:
             and needed beside it.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, engine: AnyEngine = BUILT_IN) -> None:
         from ray.util.placement_group import placement_group
 
         cluster_watch.check()
         ray = _ray()
         there, before = ray.cluster_resources(), ray.available_resources()
-        _check_beside_ray(cluster)
-        self._requests = requests_of(cluster, there.get("GPU", 0.0))
+        _check_beside_ray(cluster, engine)
+        self._requests = requests_of(cluster, there.get("GPU", 0.0), engine)
         self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
         """The table `[cluster]`, with the number of GPUs that each actor has."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
-        self._beside = cluster.evaluates_beside(there.get("GPU", 0.0))
-        self.held = HeldDevices.on_cluster(cluster, len(gpus_in_use()), there.get("GPU", 0.0))
+        gpus = there.get("GPU", 0.0)
+        self._beside = "evaluation" in bundles and cluster.evaluates_beside(gpus)
+        self.held = HeldDevices.on_cluster(cluster, engine, len(gpus_in_use()), gpus)
         """What a process of each role is counted with."""
         if self._beside:
             (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
@@ -266,13 +263,13 @@ def _lack(requests: Requests, before: Mapping[str, float]) -> str:
     nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
     has = f"{_words(there, kinds)} on {nodes}, {_words(before, kinds)} of them free"
     keys = " or ".join(f"cluster.{role}" for role in ("generators", "trainers") if role in requests)
-    change = f"lower {keys or 'cluster.engine.servers'}"
+    change = f"lower {keys or 'cluster.generators'}"
     if in_all["GPU"] > there.get("GPU", 0.0):
         change += ", or have actors share a GPU (cluster.generator.gpus=0.5)"
     return f"[cluster] asks for {', '.join(roles)}: {_words(in_all, kinds)}; there are {has}; {change}"
 
 
-def _check_beside_ray(cluster: Cluster) -> None:
+def _check_beside_ray(cluster: Cluster, engine: AnyEngine) -> None:
     """Check that Ray does not give out what the learner in the driver, or vLLM's servers, take of this node.
 
     Raises:
@@ -280,7 +277,7 @@ def _check_beside_ray(cluster: Cluster) -> None:
     """
     if cluster.address == "local":  # `_init` has left them out
         return
-    ray, (first, last) = _ray(), cluster.beside_ray
+    ray, (first, last) = _ray(), cluster.beside_ray(engine)
     own = ray.get_runtime_context().get_node_id()
     of_ray = sum(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["NodeID"] == own)
     if not of_ray or not first + last:
@@ -294,7 +291,7 @@ def _check_beside_ray(cluster: Cluster) -> None:
         raise InputError(
             f"[cluster]: servers of vLLM take the last {last} of the {here} GPUs of this node, of which Ray "
             f"gives out {of_ray:g}: start Ray with --num-gpus {max(here - last, 0)}, or lower "
-            "cluster.engine.servers"
+            "cluster.generators"
         )
 
 

@@ -1,0 +1,111 @@
+"""vLLM as the engine of a run, wherever the rest is: its workers generate, and evaluate beside that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scalerl.rl.config.engine import Vllm
+from scalerl.rl.config.recipe import HELDOUT, Recipe
+from scalerl.rl.engine.build import check_sampler
+from scalerl.rl.engine.sampling import RequestFactory
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.engine.vllm.turns import TurnsThread
+from scalerl.rl.placement.evaluate import EvaluationResult, result_of, with_suites
+from scalerl.rl.types import Rollout, Weights
+from scalerl.rl.verify.environment import load_environment
+from scalerl.rl.verify.verifier import load_verifier
+
+
+def start_vllm(
+    recipe: Recipe,
+    model_folder: str,
+    settings: Vllm,
+    learner: Any,
+    version: int,
+    around: ExitStack,
+    *,
+    trainers: int,
+    logs: Path,
+    timeline: Any = None,
+) -> VllmGenerator:
+    """Return the generator of a recipe, once its servers have the weights of `learner`; `around` ends it.
+
+    The others are those of `VllmGenerator.of`.
+    """
+    check_sampler(recipe, model_folder, learner.model)
+    how: dict[str, Any] = {"trainers": trainers, "logs": logs, "timeline": timeline}
+    generator = VllmGenerator.of(recipe, model_folder, settings, learner.weights(), version, **how)
+    around.enter_context(closing(generator))
+    generator.wait_until_started()
+    return generator
+
+
+class ServedEvaluator:
+    """Evaluates by the vLLM servers of `generator`, beside its training; see `Evaluate`.
+
+    Every server gets completions of an evaluation as soon as it has the version that is evaluated, before
+    those of training (`scalerl.rl.engine.vllm.server_state`). Verdicts come from processes of this machine,
+    in a thread, while servers go on.
+
+    `seconds` of a result are those that all servers together needed for it, as if they had done nothing else.
+    """
+
+    def __init__(self, recipe: Recipe, generator: VllmGenerator) -> None:
+        self._generator, self._n_kept = generator, recipe.samples.evaluation
+        factory = RequestFactory(
+            generator.tokenizer, replace(generator.sampling, seed=recipe.evaluation.seed)
+        )
+        self._requests = {
+            name: [
+                request
+                for i, prompt in enumerate(task.prompts("heldout"))
+                for request in factory.requests(i, (prompt, 0, samples))
+            ]
+            for name, (task, samples) in recipe.evaluated.items()
+        }
+        self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in self._requests}
+        self._environments = {
+            name: TurnsThread(environment, generator.sampling)
+            for name in self._requests
+            if (environment := load_environment(recipe, generator.tokenizer, name))
+        }
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        self._counted = 0.0
+        """Seconds of servers that earlier results have."""
+        self._sampled = deque[Future[list[tuple[Rollout, ...]]]]()
+
+    def __call__(
+        self, weights: Weights, version: int, suites: Sequence[str] = ()
+    ) -> Future[EvaluationResult]:
+        """Start to evaluate `weights`."""
+        names = HELDOUT, *suites
+        for name in names:
+            wanted = self._requests[name], weights, version, self._environments.get(name)
+            self._sampled.append(self._generator.evaluate(*wanted))
+        return self._thread.submit(self._verify, version, names)
+
+    def close(self) -> None:
+        """Stop the processes that verify; what is still sampled is made again when the run is resumed."""
+        for sampled in self._sampled:
+            sampled.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        for part in (*self._verifiers.values(), *self._environments.values()):
+            part.close()
+
+    def _verify(self, version: int, names: Sequence[str]) -> EvaluationResult:
+        found = {name: self._verify_one(version, name) for name in names}
+        return with_suites(found.pop(HELDOUT), found)
+
+    def _verify_one(self, version: int, name: str) -> EvaluationResult:
+        groups = self._sampled[0].result()
+        self._sampled.popleft()
+        until = self._generator.evaluated_seconds
+        seconds, self._counted = (until - self._counted) / self._generator.n_servers, until
+        verdicts, n_kept = self._verifiers[name].verify(groups), self._n_kept if name == HELDOUT else 0
+        return result_of(version, groups, verdicts, seconds, self._generator.tokenizer, n_kept)
