@@ -1,6 +1,7 @@
 """`scalerl train --dry-run` with assumed devices: which process has which, and what does not fit."""
 
 import json
+import os
 
 import pytest
 
@@ -113,6 +114,19 @@ def test_gpus_are_split_by_hand_or_by_the_planner(model, monkeypatch, capsys):
     assert (
         placement["generators"] >= placement["trainers"]
     )  # a token is longer in the making than in the step
+
+
+@pytest.mark.parametrize("options", [[], ["--gpus", "2"]], ids=str)
+def test_the_machine_is_asked_for_its_gpus_once(model, monkeypatch, tmp_path, capsys, options):
+    program, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    rows = "".join(f"echo '{i}, GPU-{i}, 81559, 81000'\n" for i in range(2))
+    program.write_text(f"#!/bin/sh\necho asked >> {asked}\n{rows}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("SCALERL_GPUS", raising=False)
+    main(["train", "scalerl_80gb", "--set", f"model={model('Qwen3-0.6B')}", *options, "--dry-run"])
+    assert asked.read_text() == "asked\n"
 
 
 def test_the_planner_gives_trainers_the_memory_that_they_need(model, monkeypatch, capsys):

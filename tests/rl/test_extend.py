@@ -234,7 +234,7 @@ def test_the_tables_of_the_pages_are_those_of_a_recipe(here, page):
     (here / "mine.toml").write_text(f'base = "demo"\n{block}')
     key = {"index": "loss", "verifier": "task"}.get(page) or page
     made = getattr(load_recipe("mine.toml"), key)
-    assert "kinds" in type(made.verifier if page == "verifier" else made).__module__
+    assert "own_code" in type(made.verifier if page == "verifier" else made).__module__
 
 
 def test_the_script_with_the_tracker_by_the_verifier_of_its_page(here, small_base, monkeypatch):

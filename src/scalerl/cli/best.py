@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     option(best, "run_folder RUN", "a run folder", type=Path)
     option(best, "--y NAME", "pass_rate/NAME: a suite, or a task of a mixture (default: all)")
-    option(best, "--x", "compute axis to smooth over (that of the budget)")
+    option(best, "--x", "compute axis to smooth over (default: that of the budget)")
     option(best, "--level")
     option(best, "--json")
     best.set_defaults(run=run)

@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl demo --seed 3
 """),
     )
-    option(demo, "-o --output RUN", "run folder (runs/demo, then demo-2 ...)", type=Path)
+    option(demo, "-o --output RUN", "run folder (default: runs/demo, then demo-2 ...)", type=Path)
     option(demo, "--seed N", "seed of the run (default: 0)", type=int, default=0)
     option(demo, "--quick", "use a fourteenth of the compute")
     option(demo, "--set", "change one key of the recipe: engine.kind=transformers")

@@ -21,8 +21,8 @@ _RATES = "h100-8b"
 """Rates by which devices are split: what counts is that of generating to training, which sizes share."""
 
 
-def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
-    """Use `n` GPUs, with `split` divided between the roles if the recipe does not.
+def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ...]]:
+    """Use `n` GPUs, with `split` divided between the roles if the recipe does not; return these, too.
 
     They are the first of this machine; on a cluster that runs elsewhere `n` is only divided.
 
@@ -34,7 +34,7 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     vllm = recipe.vllm
     divided = isinstance(recipe.placement, Local) and recipe.devices <= n
     if n == 1 or not split or divided or (vllm and vllm.urls):
-        return recipe
+        return recipe, gpus
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.rates import load_rates
     from scalerl.plan.split import quick_split
@@ -49,13 +49,13 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> Recipe:
     def excess(*numbers: int) -> int:
         return max((device.excess for device in memory_of(on(*numbers), shape, gpus)), default=0)
 
-    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, excess, each))
+    return on(*quick_split(PlannedJob.of(recipe), load_rates(_RATES), n, excess, each)), gpus
 
 
-def notices(recipe: Recipe) -> list[str]:
+def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     """Return a warning of the engine where vLLM is there and not named, and one of the GPUs of this machine
     that no role has; empty on a cluster."""
-    gpus = visible_gpus() if recipe.cluster is None else ()
+    gpus = gpus if recipe.cluster is None else ()
     there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
     if gpus and there and recipe.apart and recipe.engine == BUILT_IN:
         taken = ["the built-in engine generates (engine.kind = auto); --set engine.kind=vllm has vLLM do so"]
@@ -89,14 +89,14 @@ def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[Devic
     return memory_of(replace(recipe, placement=Inline(), cluster=cluster), shape_of(recipe), gpus)
 
 
-def dry_run(recipe: Recipe, as_json: bool) -> None:
+def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
     """Print the plan of a run.
 
     Raises:
         InputError: it does not fit; the rest is printed.
     """
     shape = shape_of(recipe)
-    devices = memory_of(recipe, shape, visible_gpus())
+    devices = memory_of(recipe, shape, gpus)
     if as_json:
         found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
         print_json(found | {"devices": [device_json(device) for device in devices]})

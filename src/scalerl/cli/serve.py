@@ -32,8 +32,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(serve, "--token", "require a token even from this machine's users")
     option(serve, "--open", "open the page in a browser")
     option(serve, "--target", "pass rate to reach at the budget")
-    option(serve, "--x", "compute axis of the list (the axis of each run's budget)")
-    option(serve, "--budget", "compute at which runs end, in the unit of --x (each run's own budget)")
+    option(serve, "--x", "compute axis of the list (default: that of each run's budget)")
+    option(serve, "--budget", "compute at which runs end, in the unit of --x (default: that of each run)")
     option(serve, "--level")
     option(
         serve,

@@ -30,18 +30,18 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     option(study, "what STUDY.toml", "a study file; or `report` and the folder of a study", nargs="+")
-    option(study, "-o --output FOLDER", "study folder (studies/NAME)", type=Path)
+    option(study, "-o --output FOLDER", "study folder (default: studies/NAME)", type=Path)
     running = study.add_argument_group("running")
     option(running, "--dry-run", "print the runs and their cost; run nothing")
     option(
         running,
         "--cores N",
-        "cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
+        "cores to use, or GPUs if there are any (default: all); a run takes one for each of its devices",
         type=whole(),
     )
     option(running, "--like RUN ...", "estimate the time for --dry-run from this run", type=Path)
     verdict = study.add_argument_group("the verdict")
-    option(verdict, "--x", "compute axis (the axis of the budgets)")
+    option(verdict, "--x", "compute axis (default: that of the budgets)")
     option(verdict, "--budget", "compare the pass rates at this compute", type=amount(True))
     option(verdict, "--target", "compare the compute that reaches this pass rate")
     option(verdict, "--level")

@@ -36,7 +36,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     option(train, "recipe")
-    option(train, "-o --output RUN", "run folder (runs/NAME-seedN)", type=Path)
+    option(train, "-o --output RUN", "run folder (default: runs/NAME-seedN)", type=Path)
     option(train, "--set", "change one key of the recipe: loss.max_ratio=4")
     option(
         train,
@@ -58,7 +58,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         devices,
         "--gpus N",
-        "split N GPUs of this machine or cluster between the roles (as the recipe has it)",
+        "split N GPUs of this machine or cluster between the roles (default: as in the recipe)",
         type=whole(),
     )
     option(devices, "--generators N", "rollout workers", type=whole())
@@ -79,15 +79,19 @@ def run(args: argparse.Namespace) -> None:
     place = None if by_torchrun or args.dry_run or folder is None else _claim(folder, args)
 
     from scalerl.cli.dry_run import dry_run, notices, use_gpus
+    from scalerl.rl.config.devices import visible_gpus
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, [*_overrides(args), *args.set])
     if args.gpus and not by_torchrun:
-        recipe = use_gpus(recipe, args.gpus, args.generators is None and args.trainers is None)
+        split = args.generators is None and args.trainers is None
+        recipe, gpus = use_gpus(recipe, args.gpus, split)
+    else:  # a rank of torchrun prints nothing of them, and need not ask
+        gpus = visible_gpus() if args.dry_run or not by_torchrun else ()
     if not by_torchrun:
-        print_warnings(notices(recipe))
+        print_warnings(notices(recipe, gpus))
     if args.dry_run:
-        return dry_run(recipe, args.json)
+        return dry_run(recipe, gpus, args.json)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
     how = (args.resume, args.until, args.json)
     if not by_torchrun and (recipe.cluster is not None or recipe.trainers == 1):

@@ -60,6 +60,7 @@ class DecodeSlots:
     def start(self, slot: int, request: Request, version: int) -> None:
         """Have a free slot hold a completion of which only the prompt is there."""
         n = len(request.prompt_T)
+        # The other arrays keep what an earlier completion left: they are read up to `next_S` alone.
         self.requests[slot] = request
         self.active_S[slot] = True
         self.token_SL[slot] = 0

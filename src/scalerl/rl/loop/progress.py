@@ -56,6 +56,7 @@ class Activities:
             self._now = replace(
                 self._now, doing=doing, count=count, tokens=sampled, time=now, left=self._left()
             )
+            # By the monotonic clock: `time` goes on record, and may be set back meanwhile.
             self._due = time.monotonic() + _REPORT_SECONDS
             self._report(self._now)
             if time.monotonic() >= self._write_due:
@@ -78,6 +79,7 @@ class Activities:
     def starts(self, step: int, share: float) -> None:
         """Note the step that is made next, and the share of the budget that is spent before it."""
         with self._lock:
+            # From the first step on: what a start takes says nothing about the speed of steps.
             if math.isnan(self._trained_since):
                 self._trained_since, self._share_at_start = time.monotonic(), share
             self._now = replace(self._now, step=step, share=min(share, 1.0), left=self._left())

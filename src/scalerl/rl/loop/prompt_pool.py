@@ -85,6 +85,7 @@ class PromptPool:
         open_ = [deck for deck in self._decks.values() if deck.left]
         if not open_:
             return None
+        # The task that is furthest behind its share: no chance in it, so that a resume draws the same.
         prompt = min(open_, key=lambda deck: (deck.drawn + 1) / deck.weight).draw()
         self._epochs[prompt.id] += 1
         return prompt, self._epochs[prompt.id] - 1

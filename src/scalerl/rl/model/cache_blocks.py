@@ -38,6 +38,7 @@ class BlockPool:
         if n > len(self._free):
             needed = self.used + n
             size = max(needed, min(int(self.size * _GROWTH), self._most))
+            # Descending, as blocks are taken from the end: low numbers first.
             self._grow(size)
             self._free = np.concatenate([np.arange(size - 1, self.size - 1, -1), self._free])
             self.size = size
@@ -60,6 +61,7 @@ class BlockTable:
 
     def hold(self, entry_B: np.ndarray, length_B: np.ndarray) -> None:
         """Allocate what is missing for the first `length_B` positions of some entries, all different."""
+        # Most steps need no block: the whole batch is looked at once, and only the short ones further.
         count_B = self.count_E[entry_B]
         short = np.flatnonzero(count_B * BLOCK < length_B)
         if not len(short):

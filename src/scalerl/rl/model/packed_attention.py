@@ -54,6 +54,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Return what is attended to, (1, F, H, E), as transformers has it."""
     if cu_seq_lens_q is None or any(more.get(name) is not None for name in _OTHERS):
+        # A model that asks for more than causal attention would train on wrong log-probabilities.
         raise ValueError("this model's attention is not that of packed sequences")
     if query_1HFE.is_cuda and query_1HFE.dtype.itemsize == 2:
         from torch.nn.attention.varlen import varlen_attn
@@ -71,6 +72,7 @@ def _one_by_one(
     query_1HFE: Tensor, key_1XFE: Tensor, value_1XFE: Tensor, ends: Tensor, scaling: float | None
 ) -> Tensor:
     """Return what each sequence attends to by a product of its own, (1, F, H, E)."""
+    # One product for all would need a mask of F^2, most of it between sequences that do not meet.
     cuts = ends.diff().tolist()
     each = (heads_1.split(cuts, 2) for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
     parts = [

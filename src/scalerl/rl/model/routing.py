@@ -35,6 +35,7 @@ class Routers:
         """Coefficient of `balance_loss`: `router_aux_loss_coef` of a config.json whose `output_router_logits`
         is true, else 0."""
         self.clear()
+        # Hooks, as the choice of experts is no output of a model; they stay for its life.
         for layer, module in enumerate(modules):
             module.register_forward_hook(partial(self._route, layer))
 
@@ -86,12 +87,14 @@ class Routers:
     def _route(self, layer: int, module: Any, inputs: Any, output: Any) -> Any:
         logits_PE, weight_PK, expert_PK = output
         if self._given_PLK is not None:
+            # The weights are anew those of the given experts, so that the router gets its gradient.
             expert_PK = self._given_PLK[:, layer]
             p_PK = torch.softmax(logits_PE.float(), -1).gather(-1, expert_PK)
             if getattr(module, "norm_topk_prob", True):  # Mixtral always does
                 p_PK = p_PK / p_PK.sum(-1, keepdim=True)
             weight_PK = p_PK.to(weight_PK.dtype)
         self._expert_LPK[layer] = expert_PK.detach()
+        # Logits hold the graph of the layer: kept for the loss alone, where there is one.
         if self.balance_coefficient:
             self._logits_LPE[layer] = logits_PE
         return logits_PE, weight_PK, expert_PK

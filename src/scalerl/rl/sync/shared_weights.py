@@ -70,6 +70,7 @@ class HeldWeights:
         self.plan = weights.plan
         self._memory = SharedBytes(size_of(self.plan))
         places = dict(self)
+        # Tensor by tensor, as a stream makes each only when it is taken.
         for name, tensor in weights:
             places[name].copy_(tensor)
 
@@ -163,6 +164,7 @@ class SharedWeights(WeightTransport):
 
     def read(self, into: Mapping[str, Tensor]) -> int:
         """Copy the current weights into tensors of their shapes, and return their version."""
+        # The writer never waits: a reader whose buffer was written to meanwhile starts again.
         while True:
             current = int(self._header[_CURRENT])
             # In this order: the count before the numbers and again after them, which must not be reordered.

@@ -59,6 +59,7 @@ class TaskEnvironment:
     def wait(self, answers: Sequence[TurnAnswer]) -> None:
         """Wait until some answers are there: each has the time limit of the task."""
         for answer in answers:
+            # Not without end: the supervisor ends what runs longer than the limit, and that is an answer.
             answer.jobs.wait(math.inf)
 
     def close(self) -> None:
@@ -102,5 +103,6 @@ def load_environment(recipe: Recipe, tokenizer: Any, name: str = HELDOUT) -> Tas
     task, _ = recipe.evaluated[name]
     if task.turns == 1:
         return None
+    # Workers answer turns of prompts that they are sent: the data set itself is not sent to each.
     sent, _ = recipe.without_prompts().evaluated[name]
     return TaskEnvironment(sent, tokenizer)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.errors import InputError, ScalerlError
+from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.ingest.formats.format import Unread
 from scalerl.record.devices import check_devices, mixed_devices
 from scalerl.record.reader import RunRecord
@@ -196,8 +196,8 @@ class RunStore:
             view = self._view(chosen)
             data = overlay(view.runs, budget=chosen.budget, target=self._asked.target, tasks=view.tasks)
             common = [{"key": key, "name": axis_name(key)} for key in self._common(chosen.runs)]
-            ids = [run.id for run in chosen.runs]
-            return data | {"common": common, "ids": ids, "sentence": sentence_of(view)}
+            about = {"ids": [run.id for run in chosen.runs], "sentence": sentence_of(view)}
+            return data | {"common": common} | about
 
         return self._answered("overlay", ids, axis, answer)
 
@@ -251,8 +251,7 @@ class RunStore:
             why = self._plain(one.why_no_fit)
             shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
         target = self._asked.target
-        budget = chosen.budget if target is not None else None
-        return RunsView(tuple(shown), self._asked.level, budget, target)
+        return RunsView(tuple(shown), self._asked.level, None if target is None else chosen.budget, target)
 
     def _chosen(self, ids: Sequence[str], axis: str | None) -> _Chosen:
         from scalerl.forecast.recipes import distinct
@@ -298,8 +297,7 @@ class RunStore:
                 self._replace(entry.id, runs)
         except Exception as error:  # whatever one log does to its reader: the other runs are listed
             message = self._message(error)
-            before = self._of_entry.get(entry.id)
-            if before:  # it may be in the middle of being written
+            if before := self._of_entry.get(entry.id):  # it may be in the middle of being written
                 with self._changing:
                     for run in map(self._runs.__getitem__, before):
                         if run.row["error"] != message:
@@ -376,9 +374,8 @@ class RunStore:
         run.row, run.version = row, self.version
 
     def _message(self, error: Exception) -> str:
-        if isinstance(error, ScalerlError):
-            return self._plain(str(error))
-        return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+        ours = str(error) if isinstance(error, ScalerlError) else getattr(error, "strerror", None)
+        return self._plain(ours or brief_error(error))
 
     def _plain(self, text: str) -> str:
         """Return a message without the folder that is served, and with what an option in it is."""

@@ -54,6 +54,7 @@ class TurnsThread:
         if truncated or len(turns) >= self._environment.turns:
             return completed
         ended = _EndedTurn(request.prompt, turns)
+        # The environment is used by its own thread alone; the event loop only waits for the future.
         self._inbox.put(ended)
         answer_T = await asyncio.wrap_future(ended.answered)
         if answer_T is not None and not len(answer_T):
@@ -77,6 +78,7 @@ class TurnsThread:
         except Exception as error:
             for ended in under_way:
                 ended.answered.set_exception(error)
+            # Later turns too, until the end: a completion whose future is never set would wait for ever.
             while ended := self._inbox.get():
                 if ended.answered.set_running_or_notify_cancel():
                     ended.answered.set_exception(error)
@@ -84,6 +86,7 @@ class TurnsThread:
     def _answer(self, under_way: list[_EndedTurn]) -> None:
         """Answer turns until the thread is to end."""
         while True:
+            # It blocks only with nothing under way: else the answers that arrive would wait for a new turn.
             while not under_way or not self._inbox.empty():
                 if (ended := self._inbox.get()) is None:
                     return
