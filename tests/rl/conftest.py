@@ -172,8 +172,9 @@ def make_generator(rule):
         fp32_logits: bool = True,
         seed: int = 0,
         length: LengthRule = rule,
+        **cut: Any,
     ) -> TorchGenerator:
-        sampling = Sampling(temperature, fp32_logits, seed, 24, length, VOCABULARY.index(END))
+        sampling = Sampling(temperature, fp32_logits, seed, 24, length, VOCABULARY.index(END), **cut)
         return TorchGenerator(load_model(folder), load_tokenizer(folder), sampling, rows)
 
     return make

@@ -36,7 +36,7 @@ PARTS = (
 """Parts of a recipe that the paper leaves out one at a time, and a few more."""
 SHARED = (
     *("model", "task", "budget", "context", "end_of_thinking", "precision", "decode_slots", "placement"),
-    *("evaluation", "checkpoint", "seed", "temperature", "optimiser"),
+    *("evaluation", "checkpoint", "seed", "temperature", "top_p", "top_k", "optimiser"),
 )
 """What systems are compared on: they take it from the base."""
 MOST_ARMS = 256

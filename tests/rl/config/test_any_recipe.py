@@ -35,6 +35,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "seed": [0, 1, 2**31],
     "end_of_thinking": ["</think>"],
     "temperature": [1.0, 0.6, 2.0],
+    "top_p": [1.0],  # less goes with some losses alone
+    "top_k": [0, 5],
     "routing_replay": [False],  # the model has no experts
     "decode_slots": [1, 7, 64],
     "learner.compile": [False],  # which takes longer than these runs

@@ -130,6 +130,13 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ),
         ("temperature = 0\n", "temperature must be between 0.01 and 100"),
         ("temperature = nan\n", "temperature must be between 0.01 and 100"),
+        ("top_p = 0.0\n", "top_p must be above 0 and at most 1, which samples from all tokens"),
+        ("top_p = 1.01\n", "top_p must be above 0 and at most 1, which samples from all tokens"),
+        ("top_k = -1\n", "top_k must be at least 0, which samples from all tokens"),
+        (
+            'top_p = 0.95\nloss.kind = "gspo"\n',
+            "ratios begin at 0.95, and loss.min_ratio",
+        ),
         ("[loss]\nmax_ratio = -1\n", "loss: max_ratio must be positive"),
         ("[batch]\nsamples = 1\n", "batch: samples must be at least 2"),
         ("[schedule]\nk = -1\n", "schedule: k must be between 0 and 1000"),

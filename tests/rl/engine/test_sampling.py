@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from scalerl.rl.algo.length import LengthRule, Marker, NoLengthControl
 from scalerl.rl.engine.build import load_generator
@@ -117,6 +118,33 @@ def test_sampled_frequencies_follow_the_model(save_model, make_generator, uneven
     assert 0.05 < p_V.max() < 0.95
     error_V = np.bincount(first, minlength=len(VOCABULARY)) / n - p_V
     assert (np.abs(error_V) < 4 * np.sqrt(p_V * (1 - p_V) / n) + 1 / n).all()
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.7}, {"top_k": 4}, {"top_p": 0.8, "top_k": 6}])
+def test_tokens_are_of_the_nucleus_with_its_log_probabilities(
+    save_model, make_generator, uneven_prompts, cut
+):
+    """Against the warpers of transformers, which its `generate` samples by."""
+    folder, temperature = save_model("llama", seed=1), 0.7
+    generator = make_generator(folder, rows=64, temperature=temperature, **cut)
+    for prompt in uneven_prompts:
+        generator.submit(prompt, 0, 8)
+    model: Any = load_model(folder)
+    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(cut["top_k"])] if "top_k" in cut else []
+    warpers += [TopPLogitsWarper(cut["top_p"])] if "top_p" in cut else []
+    left_out = 0
+    for rollout in (rollout for group in generator.collect(6) for rollout in group):
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))[None]
+        with torch.no_grad():
+            scores_TV = model(input_ids=ids).logits[0, len(rollout.prompt_T) - 1 : -1]
+        for warp in warpers:
+            scores_TV = warp(ids, scores_TV)  # pyright: ignore[reportArgumentType]
+        logp_TV = scores_TV.log_softmax(-1).numpy()
+        expected_T, sampled_T = logp_TV[range(len(rollout.token_T)), rollout.token_T], rollout.sampled_T
+        np.testing.assert_allclose(rollout.logp_T[sampled_T], expected_T[sampled_T], atol=2e-5)
+        left_out += int(np.isinf(logp_TV).sum())
+    assert left_out > 1000
 
 
 @pytest.mark.parametrize("several", [True, False])

@@ -132,6 +132,19 @@ def test_another_temperature_of_the_generator_is_an_alarm(recipe, temperature):
     assert figure.level(figure(rows)) == "alarm"
 
 
+def test_what_the_recipe_cuts_off_is_no_alarm_and_what_it_does_not_is(recipe):
+    cut = replace(recipe, top_p=0.8, top_k=12)
+    rows, _, _ = run(cut, n_steps=8)
+    probes = [row for row in rows if row]
+    assert max(row["logp_gap_max"] for row in probes) < 2e-5
+    assert FIGURES["sampling"].level(FIGURES["sampling"](probes)) is None
+    for engine, trainer in ((cut, recipe), (recipe, cut)):
+        wrong = load_generator(engine, recipe.model, 0, recipe.decode_slots)
+        rows, _, _ = run(trainer, wrong, n_steps=8)
+        figure = FIGURES["logp_gap"].of("float32")
+        assert figure.level(figure(rows)) == "alarm"
+
+
 def one_behind():
     """Every version arrives one too late."""
     late = []

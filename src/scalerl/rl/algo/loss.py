@@ -240,6 +240,22 @@ def _check_bounds(low: float, high: float) -> None:
         raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
 
 
+def check_cut(top_p: float, top_k: int, loss: Loss) -> None:
+    """Check what is sampled from, which a loss may take for a change of the policy.
+
+    Raises:
+        ValueError: `top_p` is no probability, `top_k` is negative, or a ratio of `top_p` is clipped.
+    """
+    if not 0 < top_p <= 1:
+        raise ValueError("top_p must be above 0 and at most 1, which samples from all tokens")
+    if top_k < 0:
+        raise ValueError("top_k must be at least 0, which samples from all tokens")
+    bound = 0.0 if isinstance(loss, Decoupled) else getattr(loss, "min_ratio", 0.0)
+    if bound > top_p:
+        # The trainer's probabilities are of all tokens: at equal weights the ratio is what was kept.
+        raise ValueError(f"top_p: ratios begin at {top_p:g}, and loss.min_ratio ({bound:g}) clips them")
+
+
 AnyLoss = Cispo | Dapo | Decoupled | Grpo | Gspo | Reinforce
 """The losses that a recipe can name."""
 

@@ -30,7 +30,7 @@ from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
 from scalerl.rl.algo.checked import try_advantage, try_averaging, try_curriculum, try_length, try_loss
 from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl, LengthPenalty
-from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss, check_cut
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.engine import AnyEngine, BuiltInEngine, Vllm
@@ -95,9 +95,12 @@ class Recipe:
     )
     end_of_thinking: str = "</think>"
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, beside the end tokens of the model: a token that begins with one is the
-    last. The verifier sees it."""
+    """Texts that end a completion, too, and are verified: a token that begins with one is the last."""
     temperature: float = 1.0
+    top_p: float = 1.0
+    """Tokens are sampled from the fewest with this probability together, in evaluations too; 1: from all."""
+    top_k: int = 0
+    """Tokens are sampled from so many that are likeliest; 0: from all."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Dtype that generator and trainer compute with; the trainer keeps master weights in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
@@ -130,6 +133,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:
             raise ValueError("temperature must be between 0.01 and 100")
+        check_cut(self.top_p, self.top_k, self.loss)
         if "" in self.stop:
             raise ValueError("stop: an empty text would end every completion")
         at_least(1, decode_slots=self.decode_slots)

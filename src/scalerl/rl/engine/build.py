@@ -58,7 +58,7 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
     generator = TorchGenerator(
         model,
         tokenizer,
-        replace(sampling, length=short, max_prompt_tokens=longest, experts=False),
+        replace(sampling, length=short, max_prompt_tokens=longest, experts=False, top_p=1.0, top_k=0),
         n_slots=2,
     )
     try:
@@ -161,6 +161,8 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         recipe.engine.kind if isinstance(recipe.engine, BuiltInEngine) else "auto",
         (*end_tokens(tokenizer)[1:], *stop_tokens(tokenizer, recipe.stop)),
         recipe.routing_replay,
+        recipe.top_p,
+        recipe.top_k,
     )
 
 

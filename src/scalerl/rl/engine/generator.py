@@ -35,7 +35,7 @@ from scalerl.rl.engine.engine import Engine, make_engine
 from scalerl.rl.engine.ordered import Generator, pack_samples, unpack_samples
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling, uniform
 from scalerl.rl.engine.slots import DecodeSlots
-from scalerl.rl.model.causal_lm import FlopCount, head_of, log_probs_TV
+from scalerl.rl.model.causal_lm import FlopCount, cut_TV, head_of, log_probs_TV
 from scalerl.rl.model.out_of_memory import within_memory
 from scalerl.rl.model.weights import load_weights
 from scalerl.rl.types import Counters, Weights
@@ -226,6 +226,7 @@ class TorchGenerator(Generator):
             hidden_AD = self._forward(decoding, starting)
             self._head = self._head or head_of(self.model, self.sampling.fp32_logits)
             logp_AV = log_probs_TV(self.model, hidden_AD, *how, self._head)
+            logp_AV = cut_TV(logp_AV, self.sampling.top_p, self.sampling.top_k)
             token_A, logp_A = self._sample(logp_AV, slots, at)
         except (RuntimeError, MemoryError):  # out of memory, say: a checkpoint may be made of what was before
             self._counters.flops = flops

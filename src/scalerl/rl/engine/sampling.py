@@ -43,6 +43,9 @@ class Sampling:
     """Other tokens that end a completion as `end_token` does."""
     experts: bool = False
     """Whether the experts that read each token are recorded."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """Tokens that can be sampled, see `Recipe`."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:

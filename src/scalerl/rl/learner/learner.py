@@ -95,6 +95,7 @@ class Learner:
         self._optimiser = Optimiser(recipe.optimiser, self._masters, recipe.learner.offload_optimiser)
         kernels = recipe.engine.kind != "transformers" and not recipe.learner.compile
         how: dict[str, Any] = {"chunk": recipe.learner.chunk, "packed": packed, "kernels": kernels}
+        how["cut"] = recipe.top_p, recipe.top_k
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how)
         self._base_score = Scorer(base, recipe.temperature, self.fp32_logits, **how) if base else None
         self._updates = max(int(getattr(recipe.loss, "updates", 1)), 1)

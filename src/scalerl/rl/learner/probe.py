@@ -47,6 +47,7 @@ class Probe:
         self._completions = recipe.health.probe
         # In float32 there is no other head, and a recipe may ask for heads that differ.
         self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
+        self._cuts = recipe.top_p < 1 or recipe.top_k > 0
         self._held: list[Tensor] = []
         self.version = learner.version
         self._hold()
@@ -98,6 +99,8 @@ class Probe:
         experts = None if expert_NTLK is None else expert_NTLK[:, :-1]  # the last token is not read
         logp_WH, rank_W2 = self._learner.held_scores(self._held, *tokens, heads, experts)
         gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
+        # By other rounding a token at the edge of top_p or top_k is outside: of these the ranks say enough.
+        gap_WH = gap_WH[gap_WH.isfinite().all(1)] if self._cuts else gap_WH
         rank, variance = rank_W2.mean(0).tolist()
         found = {
             "probe_tokens": len(recorded_W),

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from scalerl.rl.kernels.dense import DenseModel
 from scalerl.rl.kernels.packed import Packing, can_pack, packed_hidden_states
 from scalerl.rl.learner.sharding import Whole, group_of, local_of, plain_of
-from scalerl.rl.model.causal_lm import head_of, hidden_states, log_probs_TV, logits_of, product
+from scalerl.rl.model.causal_lm import cut_TV, head_of, hidden_states, log_probs_TV, logits_of, product
 from scalerl.rl.model.packed_attention import packed_inputs
 from scalerl.rl.model.routing import Routers
 
@@ -145,12 +145,14 @@ class Scorer:
         chunk: int = 1024,
         packed: bool = False,
         kernels: bool = True,
+        cut: tuple[float, int] = (1.0, 0),
     ) -> None:
         """`packed` says that the model's attention is one for packed sequences; `kernels` allows the packed
-        pass in C, where it computes this model. `chunk` tokens' logits are in memory at once."""
+        pass in C, where it computes this model. `chunk` tokens' logits are in memory at once. `cut`
+        is `top_p` and `top_k` of a recipe, for `distributions` alone."""
         self.model = plain_of(model)
         self._whole, self._temperature, self._fp32_logits = model, temperature, fp32_logits
-        self._chunk, self.packed = chunk, packed
+        self._chunk, self.packed, self._cut = chunk, packed, cut
         self._device = next(model.parameters()).device
         self.routers = Routers.of(self.model)
         """Of a mixture of experts: after a pass, its load over the wanted tokens."""
@@ -201,7 +203,7 @@ class Scorer:
         heads: Sequence[bool],
         expert_MTLK: np.ndarray | None = None,
     ) -> Iterator[list[Tensor]]:
-        """Log-probabilities over the vocabulary at every wanted token after the first, a part at a time.
+        """Log-probabilities of sampling, over the vocabulary at wanted tokens after the first, part by part.
 
         In order, each part with a tensor (W, V) for each of `heads`: whether the LM head is in FP32. All of
         them at once would be gigabytes for long completions. All parts must be taken, on every rank.
@@ -213,7 +215,8 @@ class Scorer:
             hidden_WD = hidden_RD[part_W]
             yield self._run(
                 lambda model, hidden_WD=hidden_WD: [
-                    log_probs_TV(model, hidden_WD, self._temperature, fp32) for fp32 in heads
+                    cut_TV(log_probs_TV(model, hidden_WD, self._temperature, fp32), *self._cut)
+                    for fp32 in heads
                 ]
             )
 

@@ -288,6 +288,21 @@ def log_probs_TV(
     return torch.log_softmax(logits_TV.div_(temperature), dim=-1)
 
 
+def cut_TV(logp_TV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Return the log-probabilities that tokens are sampled with: -inf outside the `top_k` likeliest (0: all),
+    and then outside the fewest with a probability of `top_p` or more; as vLLM and transformers cut.
+    """
+    if top_k:
+        least_T1 = logp_TV.topk(min(top_k, logp_TV.shape[-1])).values[:, -1:]
+        logp_TV = logp_TV.masked_fill(logp_TV < least_T1, -torch.inf).log_softmax(-1)
+    if top_p < 1:
+        likeliest_TV, order_TV = logp_TV.sort(descending=True)
+        p_TV = likeliest_TV.double().exp()  # in float32 the sum of a large vocabulary is off by 1e-6
+        likeliest_TV = likeliest_TV.masked_fill(p_TV.cumsum(-1) - p_TV >= top_p, -torch.inf)
+        logp_TV = likeliest_TV.gather(-1, order_TV.argsort(-1)).log_softmax(-1)
+    return logp_TV
+
+
 def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
     """Return weight (V, D) and bias (V,) of the LM head for `logits_of`.
 

@@ -47,7 +47,7 @@ from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.prompt_pool import PromptPool
-from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.causal_lm import cut_TV, load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync.ipc_buffers import back_to_back, by_dtype, update_info
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
@@ -194,6 +194,22 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     print(f"{len(several)} of {len(rollouts)} completions across updates; ", end="")
     print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
     print("updates in ms:", [round(1e3 * seconds) for seconds in generator.update_seconds])
+
+
+def test_top_p_and_top_k_are_those_of_the_built_in_engine(base, connect):
+    generator = connect(NO_INTERRUPTION, top_p=0.7, top_k=6)
+    for n in range(1, 9):
+        generator.submit(prompt_of(n), 0, 2)
+    model, left_out = load_model(base), 0
+    for rollout in collect(generator, 8):
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))[None]
+        with torch.no_grad():
+            logits_TV = model(input_ids=ids).logits[0, len(rollout.prompt_T) - 1 : -1] / TEMPERATURE
+        logp_TV = cut_TV(logits_TV.log_softmax(-1), 0.7, 6).numpy()
+        expected_T, sampled_T = logp_TV[range(len(rollout.token_T)), rollout.token_T], rollout.sampled_T
+        np.testing.assert_allclose(rollout.logp_T[sampled_T], expected_T[sampled_T], atol=1e-4)
+        left_out += int(np.isinf(logp_TV).sum())
+    assert left_out > 1000
 
 
 @pytest.mark.parametrize("over", ["connect", "connect_over_http"])

@@ -41,8 +41,8 @@ def sampling_params(
     params: dict[str, Any] = {
         "max_tokens": sampling.length.max_tokens - _before(request),
         "temperature": sampling.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
         "logprobs": 0,
         "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
         "stop_token_ids": list(sampling.end_tokens),
