@@ -82,12 +82,12 @@ def test_shapes_are_forecast_and_what_was_asked_is_judged():
         assert {row[2], row[3]} <= {f"{held / answered:.3f}" for held in range(answered + 1)}
         assert float(row[5]) > 0
     own = [rows[f"400 evals, at {at}"] for at in ("0.25", "0.5", "0.75")]
-    assert all(row[15] == "0" for row in own)  # a single rise has no change to be seen
+    assert all(row[16] == "0" for row in own)  # a single rise has no change to be seen
     assert [row[:8] for row in own] == [pooled[f"many, at {at}"][:8] for at in ("0.25", "0.5", "0.75")]
-    assert rows["burst, then slow, at 0.25"][15] == "2"
-    assert rows["learning rate up, at 0.25"][15] == "0"  # it changes later
+    assert rows["burst, then slow, at 0.25"][16] == "2"
+    assert rows["learning rate up, at 0.25"][16] == "0"  # it changes later
     assert "one rise: curve at least 0.93: " in rest
-    assert "change seen: reported or held at least 0.9: " in rest
+    assert "change seen: reported, suspected or held at least 0.9: " in rest
     assert "two speeds" not in rest
 
 

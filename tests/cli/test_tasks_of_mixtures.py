@@ -19,7 +19,7 @@ def folders(tmp_path_factory):
 def test_fit_prints_a_line_for_each_task(folders, capsys):
     assert main(["fit", folders[0], "--at", "2x"]) == 0
     text = capsys.readouterr().out
-    lines = re.findall(r"^task (\w+) +last (\S+)   ceiling A (\S+) .*at 1.44e\+12: (\S+) \[", text, re.M)
+    lines = re.findall(r"^task (\w+) +last (\S+)   ceiling A (\S+) .*at 1.44 TFLOP: (\S+) \[", text, re.M)
     assert [name for name, *_ in lines] == ["hard", "easy"]
     assert [float(rate) for rate in lines[0][1:]] == pytest.approx([0.8, 0.8, 0.8], abs=0.03)
     assert main(["fit", folders[0], "--at", "2x", "--json"]) == 0

@@ -136,7 +136,10 @@ def test_in_grpo_a_forecast_is_what_the_importer_says(grpo, capsys):
     capsys.readouterr()
     assert main(["fit", str(folder / "out"), *asked]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert json.loads(json.dumps(callback.forecaster.fit.to_json([30], 0.7, 30), default=float)) == answer
+    # The command forecasts at ten times the data, too.
+    assert (
+        json.loads(json.dumps(callback.forecaster.fit.to_json([30, 300], 0.7, 30), default=float)) == answer
+    )
 
 
 def test_trackers_show_it(grpo):

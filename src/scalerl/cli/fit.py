@@ -122,7 +122,9 @@ def run(args: argparse.Namespace) -> None:
             answer["tasks"] = {
                 name: {"metric": run.points.metric.to_json(), "error": run.reason}
                 if run.fit is None
-                else run.fit.to_json(args.at, args.target, args.budget)
+                else run.fit.to_json(
+                    known_at(run.fit, data.record, args.at, args.budget), args.target, args.budget
+                )
                 for name, run in tasks.items()
             }
         answer |= {name: value.to_json() for name, value in more.items()}

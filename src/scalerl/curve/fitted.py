@@ -301,14 +301,15 @@ class FittedCurve:
         """
         if self.identification.ratio >= BENT:
             return False
-        compute_N, rate_N, n = self.points.compute_N, self.points.pass_rate_N, len(self.points)
-        early, _ = np.polyfit(compute_N[: n - n // 2], rate_N[: n - n // 2], 1)
-        late, start = np.polyfit(compute_N[n // 2 :], rate_N[n // 2 :], 1)
+        now, n = float(self.points.compute_N[-1]), len(self.points)
+        run_N, rate_N = self.points.compute_N / now, self.points.pass_rate_N
+        early, _ = _line(run_N[: n - n // 2], rate_N[: n - n // 2])
+        late, end = _line(run_N[n // 2 :], rate_N[n // 2 :])
         growth = min(max(late / max(early, 1e-300), 1.0), 2.0) if late > 0 else 1.0
-        ahead = budget - compute_N[-1]
-        halves_M = np.linspace(0.0, max(2 * ahead / compute_N[-1], 0.0), 64)
+        ahead = min(budget, FAR * now) / now - 1  # beyond that there is no verdict
+        halves_M = np.linspace(0.0, max(2 * ahead, 0.0), 64)
         steeper = float(np.mean(growth ** np.minimum(halves_M, 3.0)))
-        return float(start + late * (compute_N[-1] + ahead * steeper)) >= target
+        return end + late * ahead * steeper >= target
 
     def _verdict(self, probability: float, doubt: str, goes_on: bool) -> Verdict:
         if self.metric.no_verdict:
@@ -359,3 +360,11 @@ class FittedCurve:
             return None
         known = self.posterior, self.sample, self.noise.sd, self.noise.phi
         return identified_at(functools.partial(outlook, *known), self.identification, self.sample)
+
+
+def _line(run_N: np.ndarray, rate_N: np.ndarray) -> tuple[float, float]:
+    """Return the slope of the least-squares line, and its value where the run is now (1)."""
+    offset_N = run_N - run_N.mean()
+    square = float(offset_N @ offset_N)
+    slope = float(offset_N @ rate_N) / square if square > 0 else 0.0
+    return slope, float(rate_N.mean() + slope * (1 - run_N.mean()))

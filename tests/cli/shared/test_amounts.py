@@ -161,7 +161,7 @@ def test_multiples_of_the_data_and_amounts_far_beyond_them(files, capsys):
     words = ["fit", "runs/mine", "--max-compute", "0.8x", "--at", "2x", "--at", "5k", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["compute"] for one in found["forecast"]] == [20_000, 5_000]
+    assert [one["compute"] for one in found["forecast"]] == [20_000, 5_000, 80_000]
     assert found["max_compute"] == 8_000
     assert not any("beyond the data" in text for text in found["warnings"])
     warning = "800000 GPU-hours is 80 times beyond the data, which reach 1e+04 GPU-hours"

