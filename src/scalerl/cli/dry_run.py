@@ -57,10 +57,10 @@ def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     that no role has; empty on a cluster."""
     gpus = gpus if recipe.cluster is None else ()
     there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
+    taken = []
     if gpus and there and recipe.apart and recipe.engine == BUILT_IN:
         taken = ["the built-in engine generates (engine.kind = auto); --set engine.kind=vllm has vLLM do so"]
-        return taken + _idle(recipe, gpus)
-    return _idle(recipe, gpus)
+    return taken + _idle(recipe, gpus)
 
 
 def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:

@@ -171,7 +171,7 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
 def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:
     print()
     bounds = sorted(outcome.at_least.items(), key=lambda item: -item[1])
-    rows = [(name, f"{s:.3g}", f"{percent(s / outcome.seconds_per_step)}") for name, s in bounds]
+    rows = [(name, f"{s:.3g}", percent(s / outcome.seconds_per_step)) for name, s in bounds]
     print_table(rows, ("a step takes at the least, by", "seconds", "of the step"))
     print()
     widest = max(outcome.staleness_histogram, default=0.0)
@@ -187,8 +187,8 @@ def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]
                 f"{one.generators:,}",
                 f"{one.trainers:,}",
                 _readable(one.steps_per_hour),
-                f"{percent(one.generators_idle)}",
-                f"{percent(one.trainers_train)}",
+                percent(one.generators_idle),
+                percent(one.trainers_train),
                 one.bound_by,
                 "<- best" if one is outcome else "",
             )

@@ -57,10 +57,12 @@ class PartsHere:
         # torchrun has said how many trainers there are on this machine.
         self._trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._devices = assign(recipe, gpus_in_use(), self._trainers)
-        self.held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
-        """What a process of each role is counted with."""
         if engine := recipe.vllm:
-            self.held = HeldDevices.of_vllm(engine, recipe.processes, self._devices.shared)
+            held = HeldDevices.of_vllm(engine, recipe.processes, self._devices.shared)
+        else:
+            held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
+        self.held = held
+        """What a process of each role is counted with."""
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
         """Record that the run goes on from a step, because its learner was lost: on a cluster alone."""

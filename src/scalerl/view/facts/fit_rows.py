@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from scalerl.curve.answers import span
+from scalerl.curve.answers import FAR, span
 from scalerl.errors import listed
 from scalerl.numbers import amount_text, as_float, as_mapping, axis_name, one_unit, percent
 from scalerl.record.evaluation import unit_of
@@ -149,10 +149,6 @@ def common_budget(runs: Iterable[tuple[RunRecord | None, str]]) -> float:
     """Return the `own_budget` of all runs, each with its axis; NaN where one has another, or none."""
     own = {own_budget(record, axis) for record, axis in runs}
     return own.pop() if len(own) == 1 else math.nan
-
-
-FAR = 10.0
-"""Times the largest compute of the data beyond which a warning names the axis."""
 
 
 def beyond(amounts: Iterable[float], runs: Sequence[tuple[Points, RunRecord | None]]) -> str:
