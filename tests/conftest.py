@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
 from scalerl.record.evaluation import EvalPoint, Flops, Tokens
 from scalerl.study.verdict.verdict import StudyVerdict
+
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # Ray reads it once: no call starts a cluster by itself
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0
 PROMPTS, SAMPLES = 128, 64

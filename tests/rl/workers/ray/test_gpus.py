@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import ray
+from ray.exceptions import RayError
 from ray_nodes import simulated
 
 from scalerl.errors import InputError
@@ -138,6 +139,9 @@ def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modul
     assert sorted(seen["trainers"] + seen["generators"]) == ["0", "1", "2", "3", "4"]
     assert seen["evaluation"] == seen["generators"][-1:]
     assert seen["verifiers"] == [""]  # it has requested none, and must not use those of others
+    assert not ray.is_initialized()
+    with pytest.raises(RayError, match="has not been started"):
+        ray.cluster_resources()  # nor does a call that comes too late start another
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 

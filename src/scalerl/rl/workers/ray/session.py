@@ -43,6 +43,8 @@ def connected(cluster: Cluster, engine: AnyEngine = BUILT_IN) -> Iterator[None]:
         InputError: Ray is not installed, or no cluster is where the recipe says.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A call after the end of the cluster, as to kill an actor that went with it, would start another one.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     # Ray warns that this will be the default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray ends a driver after this long without its head; `cluster_watch` does so before, and says why.
