@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from scalerl.cli.shared.data import (
     check_options,
     end_of,
     fit_options,
+    one_blas_thread,
     read_options,
     read_siblings,
     settle_amounts,
@@ -78,8 +78,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
-    # OpenBLAS reads this once. The matrices are small: its other threads only spin, for a third of all time.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    one_blas_thread()
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
     if args.each:
