@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
-from scalerl.cli.shared.data import (
-    add_data_arguments,
-    fit_options,
-    one_blas_thread,
-    read_each,
-    settle_amounts,
-)
+from scalerl.cli.shared.data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
@@ -53,7 +47,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit every cut of every run, and print the scores or the JSON."""
-    one_blas_thread()
     if bool(args.runs_or_files) == bool(args.bank):
         raise InputError("give runs and files, or --bank FOLDER for all that are in a folder")
     from scalerl.cli.console import share_shown

@@ -12,7 +12,6 @@ from scalerl.cli.shared.data import (
     check_one_axis,
     fit_options,
     name_among,
-    one_blas_thread,
     paths_of,
     read_each,
     recipes_of,
@@ -60,7 +59,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
-    one_blas_thread()
     from scalerl.forecast import compare
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 

@@ -12,7 +12,6 @@ from scalerl.cli.shared.data import (
     check_options,
     end_of,
     fit_options,
-    one_blas_thread,
     read_options,
     read_siblings,
     settle_amounts,
@@ -78,7 +77,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
-    one_blas_thread()
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
     if args.each:

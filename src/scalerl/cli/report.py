@@ -15,7 +15,6 @@ from scalerl.cli.shared.data import (
     check_one_axis,
     end_of,
     fit_options,
-    one_blas_thread,
     paths_of,
     read_each,
     recipes_of,
@@ -64,7 +63,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the page, the figures and tables, and print where they are."""
-    one_blas_thread()
     from scalerl.view.assets import write_text
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from scalerl.cli.shared.arguments import examples, option, positive, whole
-from scalerl.cli.shared.data import one_blas_thread
 from scalerl.errors import InputError
 
 
@@ -52,7 +51,6 @@ def _devices(text: str) -> tuple[str, float]:
 
 def run(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
-    one_blas_thread()
     from scalerl.record.evaluation import AXES
 
     axes = [axis for axis in AXES if axis != "dollars"]  # which need a price

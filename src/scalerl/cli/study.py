@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings, whole
-from scalerl.cli.shared.data import one_blas_thread
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
 
@@ -63,7 +62,6 @@ def run(args: argparse.Namespace) -> None:
     if args.what[0] == "report":
         if len(args.what) != 2:
             raise InputError(f"study report: expected one folder of a study, found {len(args.what) - 1}")
-        one_blas_thread()
         folder = Path(args.what[1])
         if args.budget is not None:
             from scalerl.study.record import read_plan

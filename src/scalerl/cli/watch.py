@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import examples, option, positive, print_warnings
-from scalerl.cli.shared.data import add_data_arguments, axes_of, one_blas_thread, read_options
+from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
 from scalerl.tty import console_for
@@ -64,7 +64,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
-    one_blas_thread()
     from scalerl.ingest.load import STANDARD_INPUT
     from scalerl.view.facts.standing import StandingQuery
 

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def one_blas_thread() -> None:
-    """Keep OpenBLAS to one thread: the matrices of a fit are small, and its others only spin for them.
-
-    It reads this as numpy is imported. With two threads a fit of 1,000 evaluations takes four times the
-    processor time, and as long.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
 def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, several: bool = False) -> None:
     """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price.
 
