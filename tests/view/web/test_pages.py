@@ -376,8 +376,8 @@ def test_any_metric_is_drawn_below_on_the_same_axis(groups):
 def test_a_column_of_a_table_without_steps_is_drawn_below(visit, pages):
     page = visit(pages["long"])
     page.wait_for_selector("#chart[data-drawn]")
-    with redrawn(page):
-        page.get_by_label("Below").select_option("loss")
+    page.get_by_label("Below").select_option("loss")
+    page.wait_for_function("document.querySelector('.sc-below').data")
     x, y, text = page.evaluate(
         "() => (({ x, y, text }) => [x, y, text.at(-1)])(document.querySelector('.sc-below').data.at(-1))"
     )
