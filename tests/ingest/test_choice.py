@@ -202,7 +202,7 @@ def test_data_sets_are_pooled_by_their_prompts():
     assert [point.pass_rate for point in given_.evals] == pytest.approx(expected.tolist())
     with pytest.raises(InputError, match=r"--pooled weights by prompts, .* not logged.*--prompts"):
         run_of(verl(aime24=RIGHT, math500=RIGHT), ReadOptions(pooled=True))
-    with pytest.raises(InputError, match="it takes two data sets"):
+    with pytest.raises(InputError, match="--pooled needs two held-out data sets"):
         run_of(verl(math500=MATH), ReadOptions(pooled=True))
 
 
