@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +77,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
-    # OpenBLAS reads this once. The matrices are small: its other threads only spin, for a third of all time.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if (args.target is None) != (args.budget is None):
         raise InputError(
             "--target R and --budget C need each other: a pass rate, and the compute to reach it"

@@ -64,7 +64,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the page, the figures and tables, and print where they are."""
     from scalerl.view.assets import write_text
-    from scalerl.view.runs.figures import write_figures
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document
 
@@ -79,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
         if args.latex:
             written.append(write_text(args.latex, document.latex()))
     if args.figure:
+        from scalerl.view.runs.figures import write_figures
+
         written += write_figures(view, args.figure)
     if args.json:
         at = [] if view.budget is None else [view.budget]
