@@ -38,6 +38,7 @@ class VllmClient(ABC):
     gpus: tuple[int, ...] = ()
     """The GPUs that it has of those of this process, by their numbers here."""
 
+    # By name, as a worker gets a call as a message, and a server as a request of another name.
     @abstractmethod
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
         """Have something done, and return the answer.
@@ -49,7 +50,7 @@ class VllmClient(ABC):
 
     async def is_well(self) -> bool:
         """Return whether it answers at all."""
-        try:
+        try:  # soon: a call that was dropped is sent again only to a server that is well
             await self.call("check", seconds=5.0)
         except WorkerLostError:
             return False
