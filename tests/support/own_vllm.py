@@ -7,9 +7,11 @@ import pytest
 
 from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.launch import VENV
+from scalerl.rl.engine.vllm.server_state import ServerState
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.workers.backend import Backend, WorkerProcess, message
 
 PYTHON = Path(__file__).parents[2] / VENV / "bin" / "python"
 SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
@@ -22,22 +24,41 @@ needs_vllm = [
 ]
 
 
-class Borrowed(VllmClient):
+class Borrowed(Backend):
     """The worker of another generator, which starts and stops it, and in whose loop its calls are."""
 
     def __init__(self, generator):
-        self._client, self._loop = generator._servers[0].client, generator._pool._loop
-        self.name, self.pid = self._client.name, self._client.pid
+        self._server, self._loop = generator._servers[0], generator._pool._loop
+
+    def servers(self):
+        """What `VllmGenerator` takes."""
+        return [ServerState(self._server.name, 0)], self
+
+    def spawn(self, name, number, target, *arguments):
+        """Take it as it is."""
+        return BorrowedWorker(self._server, self._loop)
+
+
+class BorrowedWorker(WorkerProcess, VllmClient):
+    """See `Borrowed`."""
+
+    def __init__(self, server, loop):
+        self.name, self._server, self._loop, self._came = server.name, server, loop, [message("started")]
 
     async def call(self, method, *arguments, seconds):
         """As the worker's own generator would."""
-        called = self._client.call(method, *arguments, seconds=seconds)
+        called = self._server.call(method, *arguments, seconds=seconds)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called, self._loop))
 
-    async def reach(self, seconds):
-        """It is there."""
+    def send(self, message):
+        """It is called instead."""
 
-    async def close(self):
+    def receive(self):
+        """It is there."""
+        came, self._came = self._came, []
+        return came
+
+    def kill(self):
         """It goes on."""
 
 

@@ -16,14 +16,11 @@
 """
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-
-class ServerLostError(Exception):
-    """The engine does not answer any more: it is to be started again, or waited for."""
+from scalerl.rl.workers.backend import WorkerLostError
 
 
 class SampledTokens(NamedTuple):
@@ -38,20 +35,8 @@ class VllmClient(ABC):
     """An engine of vLLM."""
 
     name: str
-    pid: int | None = None
-    """Its process, where it was started here and has not exited."""
-    log: Path | None = None
-    """Its log, where it was started here."""
     gpus: tuple[int, ...] = ()
     """The GPUs that it has of those of this process, by their numbers here."""
-
-    @abstractmethod
-    async def reach(self, seconds: float) -> None:
-        """Start it, or wait until it answers.
-
-        Raises:
-            ServerLostError: it does not within `seconds`.
-        """
 
     # By name, as a worker gets a call as a message, and a server as a request of another name.
     @abstractmethod
@@ -59,7 +44,7 @@ class VllmClient(ABC):
         """Have something done, and return the answer.
 
         Raises:
-            ServerLostError: it does not answer, or not in time.
+            WorkerLostError: it does not answer, or not in time.
             WorkerError: its answer shows that a retry is of no use.
         """
 
@@ -67,17 +52,6 @@ class VllmClient(ABC):
         """Return whether it answers at all."""
         try:  # soon: a call that was dropped is sent again only to a server that is well
             await self.call("check", seconds=5.0)
-        except ServerLostError:
+        except WorkerLostError:
             return False
         return True
-
-    def exit_reason(self) -> str:
-        """Return why a process that was started here has exited."""
-        return ""
-
-    def kill(self) -> None:  # noqa: B027
-        """Kill its processes, where they were started here."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Stop it, where it was started here; else drop the connections."""

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,8 +32,9 @@ from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_erro
 from scalerl.rl.sync.buckets import in_buckets, largest_bucket
 from scalerl.rl.sync.ipc_buffers import IpcBuffer, by_dtype, unshareable_memory, update_info
 from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
+from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Weights
+from scalerl.rl.workers.backend import WorkerLostError
 
 _Transfer = Callable[..., Coroutine[Any, Any, None]]
 
@@ -88,24 +89,25 @@ class FileTransport(_HeldVersions):
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
         self._folder = folder
         self._lock = asyncio.Lock()
-        self._written: dict[int, Path] = {}
+        self._written: dict[int, asyncio.Task[Path]] = {}
         super().__init__(weights, version)
 
     @asynccontextmanager
     async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
         """See `_HeldVersions`."""
-        async with self._lock:
-            version = choose()
-            self._users[version] += 1
-            if version not in self._written:
-                # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
-                # received. Under the lock, so that servers that ask at the same time share one copy.
-                self._written[version] = await asyncio.to_thread(self._write, self._held[version], version)
-                del self._held[version]  # later servers read the files; this is a model's worth of memory
-        try:
-            yield version, self._written[version]
-        finally:
-            self.release(version)
+        with ExitStack() as uses:
+            async with self._lock:  # servers that ask meanwhile choose once these are written
+                version = choose()
+                self._users[version] += 1
+                uses.callback(self.release, version)
+                if version not in self._written:
+                    # In a thread: gigabytes take seconds to write, for which no completion of the loop would
+                    # be received. And to the end, though the server that asks may be lost meanwhile. Later
+                    # ones read the files, too: what is held is a model's worth of memory.
+                    writing = asyncio.to_thread(self._write, self._held.pop(version), version)
+                    self._written[version] = asyncio.create_task(writing)
+                await asyncio.wait([self._written[version]])
+            yield version, self._written[version].result()
 
     def keep(self, weights: Weights | None, version: int) -> None:
         """See `_HeldVersions`; what is in files already is not held once more."""
@@ -113,8 +115,8 @@ class FileTransport(_HeldVersions):
 
     def _forget_unused(self) -> None:
         super()._forget_unused()
-        for version in self._unused(list(self._written)):
-            shutil.rmtree(self._written.pop(version), ignore_errors=True)
+        for version in self._unused(v for v, writing in self._written.items() if writing.done()):
+            shutil.rmtree(self._written.pop(version).result(), ignore_errors=True)
 
     async def load(self, server: VllmClient, source: Path, seconds: float) -> dict[str, int]:
         """Have a paused server load the weights; return the progress of its completions."""
@@ -266,7 +268,7 @@ async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any],
     """Return what `do` returns in a daemon thread: NCCL may never return from a peer that was lost.
 
     Raises:
-        ServerLostError: NCCL failed, or did not return in time.
+        WorkerLostError: NCCL failed, or did not return in time.
     """
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
@@ -282,11 +284,11 @@ async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any],
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(future)
     except TimeoutError as error:
-        raise ServerLostError(f"{server.name}: NCCL took longer than {seconds:g} s") from error
+        raise WorkerLostError(f"{server.name}: NCCL took longer than {seconds:g} s") from error
     except LearnerLostError:
         raise
     except Exception as error:
-        raise ServerLostError(f"{server.name}: NCCL: {brief_error(error)}") from error
+        raise WorkerLostError(f"{server.name}: NCCL: {brief_error(error)}") from error
 
 
 class _Group:

@@ -11,6 +11,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
@@ -97,6 +98,10 @@ class WorkerProcess(ABC):
     clock: PollClock
     """That of its heartbeats: the pool's, once it is in one."""
 
+    def watched(self) -> list[int]:
+        """Return what `select` takes: ready once there is something to receive. Without any it is polled."""
+        return []
+
     @abstractmethod
     def send(self, message: Any) -> None:
         """Send a message; to a process that has exited it is dropped."""
@@ -146,9 +151,9 @@ class Backend(ABC):
             OSError: no process can be started.
         """
 
-    @abstractmethod
     def wait(self, processes: Sequence[Any], seconds: float) -> None:
         """Return when one of the processes has something to receive, and after `seconds` at the latest."""
+        wait([fd for process in processes for fd in process.watched()], seconds)
 
 
 def run_worker(channel: Channel, target: Target, arguments: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@
     complete     the work is done: the losses are no longer in a row
 
 A pool never waits for a worker, except in `poll` for a message of any. What a worker is sent and what its
-messages mean is for the pools of `scalerl.rl.placement` and `scalerl.rl.verify`.
+messages mean is for the pools of `scalerl.rl.placement`, `scalerl.rl.verify` and `scalerl.rl.engine.vllm`.
 """
 
 import atexit

@@ -32,19 +32,11 @@ _FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages
 _VISIBLE, _LINUX = "CUDA_VISIBLE_DEVICES", sys.platform == "linux"
 
 
-class _OfThisMachine(Backend):
-    _devices: Sequence[str | None] = ()
-
-    def wait(self, processes: Sequence[ChildProcess], seconds: float) -> None:
-        """See `Backend.wait`."""
-        wait([fd for process in processes for fd in process.watched()], seconds)
-
-    def _device(self, number: int) -> dict[str, str]:
-        device = self._devices[number] if self._devices else None
-        return {} if device is None else {_VISIBLE: device}
+def _device(devices: Sequence[str | None], number: int) -> dict[str, str]:
+    return {_VISIBLE: device} if devices and (device := devices[number]) is not None else {}
 
 
-class Processes(_OfThisMachine):
+class Processes(Backend):
     """Starts workers by multiprocessing."""
 
     def __init__(
@@ -73,7 +65,7 @@ class Processes(_OfThisMachine):
         """See `Backend.spawn`."""
         ours, theirs = self._context.Pipe()
         # These are few: Python waits until a process has read them, even one that has exited.
-        begin = theirs, time.perf_counter(), self._device(number), self._outlive, *self._inherited
+        begin = theirs, time.perf_counter(), _device(self._devices, number), self._outlive, *self._inherited
         kind = name.removeprefix("the ").partition(" ")[0]
         process = self._context.Process(target=_run, name=kind, args=begin, daemon=self.daemons)
         # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
@@ -110,7 +102,7 @@ def start_python(
     )
 
 
-class FreshPython(_OfThisMachine):
+class FreshPython(Backend):
     """Starts workers of a Python, with more in their environment."""
 
     def __init__(
@@ -131,7 +123,7 @@ class FreshPython(_OfThisMachine):
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
         """See `Backend.spawn`."""
-        environment, log = self._environment | self._device(number), nullcontext()
+        environment, log = self._environment | _device(self._devices, number), nullcontext()
         if self._logs is not None:
             self._logs.mkdir(parents=True, exist_ok=True)
             log = self.log(number).open("ab")
@@ -193,7 +185,7 @@ class ChildProcess(WorkerProcess):
         self._outbox, self._ends = Outbox(channel), 0.0
 
     def watched(self) -> list[int]:
-        """Return what `select` takes: ready once there is something to receive."""
+        """See `WorkerProcess.watched`."""
         # The sentinel too: what a process has started may hold its end of the channel open.
         sentinel = self._process.sentinel
         return [self.channel.fileno()] if sentinel is None else [self.channel.fileno(), sentinel]

@@ -480,6 +480,36 @@ def test_weights_travel_bucket_by_bucket_in_their_own_dtype(
     assert not generator._pool._weights._held  # they are let go of
 
 
+def test_a_server_that_dies_as_its_weights_are_written_finds_them_written_once(
+    peer, connect, tokenizer, weights, tmp_path, monkeypatch
+):
+    generator = connect(peer, slots=2)
+    submit(generator, PROMPTS[:1])
+    collect(generator, 1)
+    peer.held.clear()
+    submit(generator, PROMPTS[1:2])
+    while len(peer.bodies) < 4:
+        pass
+    writing, written, whole = threading.Event(), [], vllm_weights.in_buckets
+
+    def slowly(weights):
+        writing.set()
+        time.sleep(2.0)
+        written.append(weights)
+        return whole(weights)
+
+    monkeypatch.setattr(vllm_weights, "in_buckets", slowly)
+    generator.update(weights, 1)
+    assert writing.wait(20)
+    with died(peer, generator, tokenizer) as revived:
+        assert not written
+        (group,) = collect(generator, 1)
+        assert {rollout.first_version for rollout in group} == {1}
+        assert [Path(path).name for path in revived.loaded] == ["version-1"]
+    assert len(written) == generator.restarts == 1
+    assert not +generator._pool._weights._users
+
+
 def test_weights_are_those_of_their_version_though_the_learner_goes_on(peer, connect, weights, tmp_path):
     generator = connect(peer)
     before = {name: weight.clone() for name, weight in weights}

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import queue
 import sys
+import time
 from pathlib import Path
 
 import echoing
@@ -11,8 +13,13 @@ from echoing import ended, is_running
 
 import scalerl
 from scalerl.errors import WorkerError
-from scalerl.rl.engine.vllm.launch import WorkerClient
-from scalerl.rl.sync.vllm_client import ServerLostError
+from scalerl.rl.config.engine import Vllm
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.vllm import server_pool
+from scalerl.rl.engine.vllm.requirements import Requirements
+from scalerl.rl.engine.vllm.server_pool import ServerPool
+from scalerl.rl.engine.vllm.server_state import Installed, Restarted, ServerState
+from scalerl.rl.workers.backend import WorkerLostError
 from scalerl.rl.workers.processes import FreshPython
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
@@ -30,81 +37,148 @@ class WithoutVllm(FreshPython):
         return super().spawn(name, number, self._instead, *arguments)
 
 
-def client_of(target, folder, gpus=()):
-    backend = WithoutVllm(target, folder)
-    return WorkerClient(0, backend, folder, ["--one"], gpus)
+class Kept:
+    """A worker that a pool keeps."""
+
+    def __init__(self, target, folder, weights, rule, gpus, start_seconds):
+        backend, self.events = WithoutVllm(target, folder), queue.SimpleQueue()
+        self.server = ServerState(
+            "vLLM worker 0",
+            0,
+            start_timeout=start_seconds,
+            gpus=gpus,
+            log=backend.log(0),
+            arguments=["--one"],
+        )
+        self.pool = ServerPool(
+            [self.server],
+            backend,
+            Vllm(),
+            Sampling(1.0, True, 0, 24, rule, 1),
+            Requirements(None, (), {}, 66, "float32", True, 8),
+            "train",
+            folder,
+            weights,
+            0,
+            self.events.put,
+        )
+
+    @property
+    def pid(self):
+        return self.server.process.pid if self.server.process else None
+
+    def next(self, kind):
+        """The next event, which is of this kind."""
+        event = self.events.get(timeout=LONG)
+        assert isinstance(event, kind), event
+        return event
+
+    def begin(self, method, *arguments, seconds=LONG):
+        called = self.server.call(method, *arguments, seconds=seconds)
+        return asyncio.run_coroutine_threadsafe(called, self.pool._loop)
+
+    def call(self, method, *arguments, seconds=LONG):
+        return self.begin(method, *arguments, seconds=seconds).result(LONG)
 
 
-def test_calls_are_answered_refused_and_lost_with_their_worker(tmp_path):
-    async def main():
-        client = client_of(echoing.answer, tmp_path)
-        await client.reach(LONG)
-        first = client.pid
-        answers = [client.call("square", n, seconds=LONG) for n in range(3)]
-        assert await asyncio.gather(*answers) == [("square", n, str(tmp_path), ["--one"]) for n in range(3)]
-        with pytest.raises(WorkerError, match="vLLM worker 0: as asked"):
-            await client.call("refuse", False, seconds=LONG)
-        with pytest.raises(ServerLostError, match="vLLM worker 0: as asked"):
-            await client.call("refuse", True, seconds=LONG)
-        with pytest.raises(ServerLostError, match=r"ignore took longer than 0.1 s"):
-            await client.call("ignore", seconds=0.1)
-        calls = [client.call(method, seconds=LONG) for method in ("ignore", "exit", "ignore")]
-        lost = await asyncio.gather(*calls, return_exceptions=True)
-        assert ["status 3" in str(error) for error in lost] == [True] * 3
-        assert client.pid is None
-        with pytest.raises(ServerLostError, match="status 3"):
-            await client.call("square", 1, seconds=LONG)
-        client.kill()
-        await client.reach(LONG)
-        assert (await client.call("square", 4, seconds=LONG))[1] == 4
-        second = client.pid
-        await client.close()
-        assert ended(first)
-        assert ended(second)
+@pytest.fixture
+def keep(weights, rule, tmp_path, monkeypatch):
+    """A function that has a worker kept; it ends with the test."""
+    kept = []
 
-    asyncio.run(main())
+    async def check_server(*wanted):
+        return 0
+
+    monkeypatch.setattr(server_pool, "check_server", check_server)
+
+    def make(target, gpus=(), start_seconds=LONG):
+        kept.append(Kept(target, tmp_path, weights, rule, gpus, start_seconds))
+        return kept[-1]
+
+    yield make
+    for one in kept:
+        one.pool.close()
+        assert not one.pool._thread.is_alive()
 
 
-def test_a_restart_has_the_cache_that_the_first_start_has_measured(tmp_path):
+def test_calls_are_answered_refused_and_lost_with_their_worker(keep, tmp_path):
+    kept = keep(echoing.answer)
+    kept.next(Installed)
+    first = kept.pid
+    answers = [kept.begin("square", n) for n in range(3)]
+    assert [one.result(LONG) for one in answers] == [
+        ("square", n, str(tmp_path), ["--one"]) for n in range(3)
+    ]
+    with pytest.raises(WorkerError, match="vLLM worker 0: as asked") as refused:
+        kept.call("refuse", False)
+    assert not isinstance(refused.value, WorkerLostError)
+    with pytest.raises(WorkerLostError, match="vLLM worker 0: as asked"):
+        kept.call("refuse", True)
+    with pytest.raises(WorkerLostError, match=r"ignore took longer than 0.1 s"):
+        kept.call("ignore", seconds=0.1)
+    calls = [kept.begin(method) for method in ("ignore", "exit", "ignore")]
+    assert ["status 3" in str(call.exception(LONG)) for call in calls] == [True] * 3
+    assert kept.pid is None
+    with pytest.raises(WorkerLostError, match="vLLM worker 0 is not started"):
+        kept.call("square", 1)
+    assert "status 3 (its log says nothing of why)" in kept.next(Restarted).why
+    kept.next(Installed)
+    assert kept.call("square", 4)[1] == 4
+    second = kept.pid
+    kept.pool.close()
+    assert ended(first)
+    assert ended(second)
+
+
+def test_a_restart_has_the_cache_that_the_first_start_has_measured(keep):
     """What the trainer takes of the GPU by then is not measured as the worker's."""
     sized = ["--kv-cache-memory-bytes", str(echoing.CACHE), "--gpu-memory-utilization", "0.01"]
-
-    async def main():
-        client = client_of(echoing.answer, tmp_path, gpus=(0,))
-        for more in ([], sized, sized):
-            await client.reach(LONG)
-            assert (await client.call("square", 2, seconds=LONG))[3] == ["--one", *more]
-            client.kill()
-
-    asyncio.run(main())
+    kept = keep(echoing.answer, gpus=(0,))
+    kept.server.proven = True
+    for more in ([], sized, sized):
+        kept.next(Installed)
+        assert kept.call("square", 2)[3] == ["--one", *more]
+        kept.begin("exit")
+        kept.next(Restarted)
 
 
-def test_one_that_never_starts_is_given_up_and_killed(tmp_path):
-    async def main():
-        client = client_of(echoing.load, tmp_path)
-        with pytest.raises(ServerLostError, match="vLLM worker 0: its start took longer"):
-            await client.reach(0.5)
-        pid = client.pid
-        assert is_running(pid)
-        await client.close()
-        assert ended(pid)
+def test_one_that_never_starts_is_given_up_and_killed(keep, tmp_path):
+    kept = keep(echoing.load, start_seconds=1.0)
+    while (pid := kept.pid) is None:
+        time.sleep(0.01)
+    assert is_running(pid)
+    assert str(kept.next(WorkerError)) == (
+        "vLLM worker 0 is lost: it has not started within 1 s (its log says nothing of why): the server "
+        f"failed; its log is {tmp_path / 'vllm-0.log'}"
+    )
+    assert ended(pid)
 
-    asyncio.run(main())
+
+def test_one_that_is_lost_again_before_it_has_completed_anything_ends_the_run(keep):
+    kept = keep(echoing.answer)
+    kept.next(Installed)
+    kept.begin("exit")
+    kept.next(Restarted)
+    kept.next(Installed)
+    kept.begin("exit")
+    assert "status 3 (its log says nothing of why): the server failed 2 times in a row; its log is" in str(
+        kept.next(WorkerError)
+    )
+    assert kept.pid is None
 
 
-def test_a_call_that_is_cancelled_as_its_answer_arrives_is_cancelled(tmp_path):
+def test_a_call_that_is_cancelled_as_its_answer_arrives_is_cancelled(keep):
     """Who cancels it has dealt with the loss: its task must not report that once more."""
+    kept = keep(echoing.answer)
+    kept.next(Installed)
+    server, found = kept.server, []
 
     async def main():
-        client = client_of(echoing.answer, tmp_path)
-        await client.reach(LONG)
-        call = asyncio.create_task(client.call("ignore", seconds=LONG))
+        call = asyncio.create_task(server.call("ignore", seconds=LONG))
         await asyncio.sleep(0)
-        number = next(reversed(client._calls))
-        client._calls[number].set_exception(ServerLostError("lost"))
+        server.settle(next(reversed(server.calls)), WorkerLostError("lost"))
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        await client.close()
+        found.extend(await asyncio.gather(call, return_exceptions=True))
 
-    asyncio.run(main())
+    asyncio.run_coroutine_threadsafe(main(), kept.pool._loop).result(LONG)
+    assert isinstance(found[0], asyncio.CancelledError)

@@ -41,14 +41,14 @@ def recipe():
 
 def killing(generator):
     """Its `submit`, which kills the server once, as soon as the group is being sampled."""
-    submit, (server,), (pid,) = generator.submit, generator._pool._servers, generator.pids
+    submit, (server,), (pid,) = generator.submit, generator._servers, generator.pids
 
     def submit_and_kill(*group):
         place = submit(*group)
         ends = time.monotonic() + 0.5  # on a busy machine it may be complete before this thread looks
-        while not server.flights and time.monotonic() < ends:
+        while not server.in_flight and time.monotonic() < ends:
             time.sleep(0.001)
-        if generator.pids == [pid] and server.flights:
+        if generator.pids == [pid] and server.in_flight:
             os.killpg(pid, signal.SIGKILL)
             until(lambda: generator.pids != [pid])
         return place

@@ -175,7 +175,7 @@ def test_a_resume_begins_again_what_waits_for_an_answer(peer, connect, environme
     first = connect(peer, length=RULE, environment=environment)
     environment.ask = lambda prompt, turns: _Late(None, threading.Event())
     submit(first, ANSWERED)
-    wait_for(lambda: len(peer.bodies) == 8 and not first._servers[0].flights)
+    wait_for(lambda: len(peer.bodies) == 8 and not first._servers[0].in_flight)
     state = first.state()
     first.close()
     second = connect(peer, length=RULE, environment=TaskEnvironment(Answering(), first.tokenizer))
@@ -197,7 +197,7 @@ def test_an_evaluation_is_of_one_version_though_its_turns_wait(
     factory = RequestFactory(tokenizer, replace(generator.sampling, seed=7))
     requests = [r for i, prompt in enumerate(ANSWERED) for r in factory.requests(i, (prompt, 0, 2))]
     found = generator.evaluate(requests, weights, 0, turns)
-    wait_for(lambda: len(peer.bodies) == 8 and not generator._servers[0].flights)
+    wait_for(lambda: len(peer.bodies) == 8 and not generator._servers[0].in_flight)
     generator.update(weights, 1)
     submit(generator, PROMPTS[:1])
     collect(generator, 1)  # of training, beside it

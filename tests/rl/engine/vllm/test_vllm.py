@@ -101,12 +101,12 @@ def own(served, base_weights, tmp_path_factory):
 def connected(own, base, base_weights, **settings):
     """A function that makes a generator over the worker of `own`, or over a server."""
     made = []
-    clients = None if settings else [Borrowed(own)]
+    borrowed = None if settings else Borrowed(own)
     settings = replace(SETTINGS, request_seeds=True, **settings)
 
     def make(length=RULE, weights=base_weights, slots=SLOTS, environment=None, **changes):
         sampling = replace(Sampling(TEMPERATURE, True, 0, 48, length, STOP), **changes)
-        how = {"slots": slots, "clients": clients, "environment": environment}
+        how = {"slots": slots, "servers": borrowed and borrowed.servers(), "environment": environment}
         made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, **how))
         return made[-1]
 

@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from os import environ
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,9 +48,9 @@ from scalerl.rl.engine.vllm.server_state import (
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
 from scalerl.rl.model.out_of_memory import leave_share
-from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment
+from scalerl.rl.workers.backend import Backend
 
 
 class VllmGenerator(Generator):
@@ -77,13 +76,13 @@ class VllmGenerator(Generator):
         timeline: Any = None,
         workers: int = 1,
         trainers: int = 1,
-        clients: Sequence[VllmClient] | None = None,
+        servers: tuple[list[ServerState], Backend] | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
         """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
         records what each server did, and which joined or were lost; `workers` are started where the settings
-        name no servers, on other GPUs than those of `trainers` here; `clients` are engines in place of both;
-        `environment` answers the turns of completions, which else have one."""
+        name no servers, on other GPUs than those of `trainers` here; `servers` are engines in place of both,
+        with what starts them; `environment` answers the turns of completions, which else have one."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -110,17 +109,21 @@ class VllmGenerator(Generator):
         shape = shape_of(model.config.get_text_config())
         positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         required = Requirements(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, slots)
-        if clients is None and settings.urls:
-            clients = _servers_at(settings)
-            _allow_connections(slots * len(clients))
-        elif clients is None:
+        if servers:
+            self._servers, backend = servers
+        elif settings.urls:
+            from scalerl.rl.engine.vllm.http_client import HttpServers
+
+            self._servers = [ServerState(f"vLLM at {url}", i) for i, url in enumerate(settings.urls)]
+            backend = HttpServers(settings)
+            _allow_connections(slots * len(self._servers))
+        else:
             what = str(model_folder), required.flags(), self._folder, Path(logs).absolute()
-            settings, clients = place_workers(settings, workers, trainers, *what)
+            settings, self._servers, backend = place_workers(settings, workers, trainers, *what)
         # The learner's GPU is the first; where the learner is on actors, this process computes on none.
-        self._shares = clients[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
+        self._shares = self._servers[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
         if self._shares:
             leave_share(settings.gpu_memory)
-        self._servers = [ServerState(i, client) for i, client in enumerate(clients)]
         self._installed = [-1] * len(self._servers)
         self._lost: set[int] = set()
         """Servers that were lost, and do not take part again yet."""
@@ -129,12 +132,13 @@ class VllmGenerator(Generator):
         self._salt, self._evaluations = secrets.token_hex(4), count()
         self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
+            self._servers,
+            backend,
             settings,
             sampling,
             required,
             f"train-{self._salt}",
             self._folder,
-            self._servers,
             weights,
             version,
             self._events.put,
@@ -258,7 +262,7 @@ class VllmGenerator(Generator):
     @property
     def pids(self) -> list[int | None]:
         """The processes of the workers that were started here; None where one has exited."""
-        return [server.client.pid for server in self._servers if server.client.log]
+        return [(process := server.process) and process.pid for server in self._servers if server.log]
 
     def close(self) -> None:
         """Stop the servers that were started here; completions in flight are lost."""
@@ -316,7 +320,7 @@ class VllmGenerator(Generator):
 
     def _record(self, kind: str, server: int, what: str) -> None:
         if self._timeline:
-            name = self._servers[server].client.name
+            name = self._servers[server].name
             self._timeline.event(kind, "generate", name, self._node(server), f"{name} {what}")
 
     def _record_times(self) -> list[Times]:
@@ -325,7 +329,7 @@ class VllmGenerator(Generator):
         before, self._worked = self._worked, [of.worked for of in times]
         for i, server in enumerate(self._servers if self._timeline else ()):
             worked = self._worked[i] - before[i]
-            self._timeline.generated(server.client.name, self._node(i), time.time(), worked)
+            self._timeline.generated(server.name, self._node(i), time.time(), worked)
         return times
 
     def _node(self, server: int) -> str:
@@ -348,16 +352,3 @@ def _allow_connections(n: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _servers_at(settings: Vllm) -> list[VllmClient]:
-    from scalerl.rl.engine.vllm.http_client import HttpClient
-
-    key, key_name = environ.get(settings.api_key_env, ""), f"${settings.api_key_env}"
-    clients: list[VllmClient] = []
-    for url in settings.urls:
-        socket = url.removeprefix("unix://") if url.startswith("unix://") else None
-        # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
-        where = {"socket": socket} if socket else {"url": url.rstrip("/").removesuffix("/v1")}
-        clients.append(HttpClient(f"vLLM at {url}", key, key_name, **where))
-    return clients

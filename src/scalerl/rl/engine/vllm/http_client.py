@@ -1,16 +1,22 @@
-"""A vLLM server over HTTP, and the meaning of its refusals.
+"""A vLLM server over HTTP, as a process of a pool, and the meaning of its refusals.
+
+spawn --_reach--> started --call--> answer ...            kill: the calls are given up
 
 answer in time                 returned to the caller
 429, 503                       the server is full, or starting: the request is retried with back-off
-dropped, silent, another 5xx   `ServerLostError`: the caller waits for the server
+dropped, silent, another 5xx   `WorkerLostError`: the caller waits for the server
 anything else                  a `WorkerError` that names the server and the remedy
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +24,10 @@ import httpx
 import numpy as np
 
 from scalerl.errors import WorkerError, brief, brief_error
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.requirements import WORKER
-from scalerl.rl.sync.vllm_client import SampledTokens, ServerLostError, VllmClient
+from scalerl.rl.sync.vllm_client import SampledTokens, VllmClient
+from scalerl.rl.workers.backend import Backend, Message, Target, WorkerLostError, WorkerProcess, message
 
 _LOG = logging.getLogger("scalerl")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -30,41 +38,72 @@ _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""
 
 
-class HttpClient(VllmClient):
-    """One server: at a `url`, or at a Unix socket."""
+@dataclass(frozen=True)
+class HttpServers(Backend):
+    """Connects to the servers of the settings, in the event loop that is running."""
 
-    def __init__(
-        self, name: str, key: str, key_name: str, *, url: str = "http://vllm", socket: str | None = None
-    ) -> None:
+    settings: Vllm
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> HttpServer:
+        """See `Backend.spawn`; the server runs already."""
+        return HttpServer(name, self.settings.urls[number], self.settings)
+
+
+class HttpServer(WorkerProcess, VllmClient):
+    """One server: at a URL, or at a Unix socket. It is waited for from now on."""
+
+    def __init__(self, name: str, url: str, settings: Vllm) -> None:
+        key = os.environ.get(settings.api_key_env, "")
+        socket = url.removeprefix("unix://") if url.startswith("unix://") else None
         # A completion in flight holds a connection; httpx allows 100 by default, and others would wait.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, retries=0)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.AsyncClient(transport=transport, base_url=url, headers=headers)
-        self.name, self._key_name, self._model = name, key_name, ""
+        # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
+        base = "http://vllm" if socket else url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.AsyncClient(transport=transport, base_url=base, headers=headers)
+        self.name, self._key_name, self._model = name, f"${settings.api_key_env}", ""
+        self._loop, self._started = asyncio.get_running_loop(), False
+        self._starting = self._loop.create_task(self._reach(settings.start_seconds))
 
-    async def reach(self, seconds: float) -> None:
-        """See `VllmClient`."""
-        until, warned = time.monotonic() + seconds, False
+    def send(self, message: Any) -> None:
+        """See `WorkerProcess.send`; it is called instead, by `call`."""
+
+    def receive(self) -> list[Message]:
+        """See `WorkerProcess.receive`."""
+        if self._started or not self._starting.done():
+            return []
+        self._starting.result()
+        self._started = True
+        return [message("started")]
+
+    def kill(self) -> None:
+        """Drop the connections."""
+        self._closed = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+
+    def join(self) -> None:
+        """Wait until they are closed, in another thread than that of the loop."""
+        self._closed.result()
+
+    async def _close(self) -> None:
+        self._starting.cancel()
+        await self._http.aclose()
+
+    async def _reach(self, seconds: float) -> None:
+        until, log = time.monotonic() + seconds, _LOG.warning
         while True:
             try:
-                await self._check(5.0)
-                return
-            except ServerLostError as error:
+                return await self._check(5.0)
+            except WorkerLostError as error:
                 if time.monotonic() > until:
-                    raise ServerLostError(f"{error}; {seconds:g} s were waited for it") from error
-                if not warned:
-                    _LOG.warning("%s: waiting for it", error)
-                warned = True
+                    raise WorkerLostError(f"{error}; {seconds:g} s were waited for it") from error
+                log("%s: waiting for it", error)
+                log = _LOG.debug
                 await asyncio.sleep(0.5)
 
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
         """See `VllmClient`."""
         return await getattr(self, f"_{method}")(*arguments, seconds)
-
-    async def close(self) -> None:
-        """See `VllmClient`."""
-        await self._http.aclose()
 
     async def _limits(self, seconds: float) -> tuple[str, int]:
         models = await self._request("/v1/models", seconds=seconds)
@@ -82,7 +121,7 @@ class HttpClient(VllmClient):
     async def _describe(self, seconds: float) -> Any:
         try:
             found = (await self._call_workers("scalerl_describe", seconds))[0]
-        except ServerLostError as error:
+        except WorkerLostError as error:
             if not await self.is_well():
                 raise
             raise WorkerError(f"{error}: start it with --worker-extension-cls {WORKER}") from error
@@ -168,15 +207,15 @@ class HttpClient(VllmClient):
                 timeout = httpx.Timeout(max(until - time.monotonic(), 0.01), connect=10.0)
                 response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
             except httpx.TimeoutException as error:
-                raise ServerLostError(f"{self.name}: {path} took longer than {seconds:g} s") from error
+                raise WorkerLostError(f"{self.name}: {path} took longer than {seconds:g} s") from error
             except httpx.TransportError as error:
-                raise ServerLostError(f"{self.name}: {path}: {brief_error(error)}") from error
+                raise WorkerLostError(f"{self.name}: {path}: {brief_error(error)}") from error
             # Only these say that the request was not begun; to send any other again could sample twice.
             if response.status_code not in (429, 503):
                 return self._read(path, response)
             if time.monotonic() + pause > until:
                 full = f"full for {seconds:g} s ({response.status_code})"
-                raise ServerLostError(f"{self.name}: {path}: {full}")
+                raise WorkerLostError(f"{self.name}: {path}: {full}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -191,7 +230,7 @@ class HttpClient(VllmClient):
                 f"{self.name} has no {path} ({why}): not vLLM, or without VLLM_SERVER_DEV_MODE=1"
             )
         if status >= 500:
-            raise ServerLostError(f"{self.name}: {path}: status {status}, {_message(response)}")
+            raise WorkerLostError(f"{self.name}: {path}: status {status}, {_message(response)}")
         if status >= 300:
             raise WorkerError(f"{self.name} refuses {path} ({status}): {_message(response)}")
         if not response.content:

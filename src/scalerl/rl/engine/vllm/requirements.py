@@ -65,7 +65,7 @@ async def check_server(client: VllmClient, required: Requirements, seconds: floa
 
     Raises:
         WorkerError: it is another server, serves another model, or was started with other arguments.
-        ServerLostError: it does not answer.
+        WorkerLostError: it does not answer.
     """
     name, longest = await client.call("limits", seconds=seconds)
     if longest < required.positions:

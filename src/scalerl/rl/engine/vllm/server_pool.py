@@ -1,10 +1,13 @@
-"""The servers, each kept running and up to date, in an event loop of a thread of its own.
+"""The servers, each kept running and up to date: a pool of workers in the loop of a thread (`LoopPool`).
 
     queue        requests in order of admission, and the version that a server is to have for them; one is
                  sent as soon as a server has a free decode slot
-    supervise    one task a server: start or reach it; install that version, until it is lost; then again,
-                 with its completions in flight sampled anew
+    serve        one task a server: check what it is; install that version, until the server is lost
     sample       one task a completion
+
+    spawned --started--> checked --installed--> open <--another version is offered--> paused, installed
+       ^--back-off-- lost, in whichever state: it exits, starts too late, or leaves a call without an answer;
+                     its completions are queued again
 
 An update in flight: no completion is sent; the pause returns once no step is under way, and leaves the KV
 cache as it is; the worker extension loads the weights, and returns how many tokens each completion
@@ -16,10 +19,10 @@ again under the new version, so that the version in its cache salt is the one th
 import asyncio
 import heapq
 import logging
-import threading
+import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +32,7 @@ from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
+from scalerl.rl.engine.vllm.launch import exit_reason, of_cache
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -41,14 +45,15 @@ from scalerl.rl.engine.vllm.server_state import (
     Times,
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
+from scalerl.rl.engine.vllm.worker import serve
 from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.sync.vllm_client import ServerLostError
 from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
+from scalerl.rl.workers.backend import Backend, Message, WorkerLostError
+from scalerl.rl.workers.loop_pool import LoopPool
+from scalerl.rl.workers.pool import MOST_LOSSES
 
 _LOG = logging.getLogger("scalerl")
-MAX_LOSSES = 5
-"""Losses of a server in a row, with no completion in between, that end the run."""
 MAX_TRIES = 3
 """Times that a server which is well may drop a completion, before it counts as lost."""
 CHECK_EVERY = 5.0
@@ -57,24 +62,28 @@ ABORTS, ABORT_SECONDS = 500, 0.02
 """How often completions are aborted that have not started, and how long each abort is waited for."""
 
 
-class ServerPool:
-    """The thread that keeps `servers`; `report` is called in it with every event."""
+class ServerPool(LoopPool[ServerState]):
+    """The servers, by `backend`; `report` is called in the thread with every event."""
+
+    noun, role = "server", "generate"
 
     def __init__(
         self,
+        servers: list[ServerState],
+        backend: Backend,
         settings: Vllm,
         sampling: Sampling,
         required: Requirements,
         salt: str,
         folder: Path,
-        servers: list[ServerState],
         weights: Weights,
         version: int,
         report: Callable[[Event], None],
         environment: TurnsThread | None = None,
     ) -> None:
+        super().__init__(servers, backend, serve)
         self._settings, self._sampling, self._required = settings, sampling, required
-        self._salt, self._servers, self._report, self._environment = salt, servers, report, environment
+        self._salt, self._folder, self._report, self._environment = salt, str(folder), report, environment
         if settings.transport in ("ipc", "nccl"):
             self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
         else:
@@ -83,11 +92,7 @@ class ServerPool:
         self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
-        self._tasks = set[asyncio.Task[None]]()
-        self._loop = asyncio.new_event_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
-        self._thread.start()
+        self.start()
 
     # -- from the other thread -------------------------------------------------------------------------------
 
@@ -124,60 +129,15 @@ class ServerPool:
         self._call(begin)
         self._queue.announce(evaluation)
 
-    def close(self) -> None:
-        """Stop the servers that were started here, and close the connections to the others."""
-        self._call(self._end)
-        self._thread.join(timeout=60)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, which was reported as an event
-            self._loop.call_soon_threadsafe(function)
-
     # -- in the loop -----------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        ended: ScalerlError = WorkerError("generation by vLLM was stopped")
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._main())
-        except BaseException as error:
-            ended = error if isinstance(error, ScalerlError) else _unexpected(error)
-            self._report(ended)
-        finally:
-            self._queue.end(ended)
-
-    async def _main(self) -> None:
-        for server in self._servers:
-            self._start(self._supervise(server))
-        try:
-            await self._ended
-        finally:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(server.client.close() for server in self._servers))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task, whose failure ends the pool: its completion would be in flight for ever."""
-
-        def note(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()):
-                self._end(error)
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(note)
-        return task
-
-    def _end(self, error: BaseException | None = None) -> None:
-        if self._ended.done():
-            return
+    def _stopped(self, error: BaseException | None) -> None:
+        ended = WorkerError("generation by vLLM was stopped")
         if error:
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(None)
+            _LOG.debug("vLLM's thread", exc_info=error)
+            what = f"generation by vLLM cannot go on: {brief_error(error)}"
+            self._report(ended := error if isinstance(error, ScalerlError) else WorkerError(what))
+        self._queue.end(ended)
 
     def _queue_again(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
@@ -188,34 +148,33 @@ class ServerPool:
     def _send_waiting(self) -> None:
         """Send what waits to servers with free decode slots, those with the fewest completions first."""
         for waiting, evaluation in self._queue:
-            self._send(waiting, evaluation)
+            self._send_from(waiting, evaluation)
 
-    def _send(self, waiting: list[Request], evaluation: ServedEvaluation | None) -> None:
+    def _send_from(self, waiting: list[Request], evaluation: ServedEvaluation | None) -> None:
         def takes(server: ServerState) -> bool:
             fits = server.installed == evaluation.version if evaluation else server.trains
-            return server.open and fits and len(server.flights) < self._required.slots
+            return server.open and fits and len(server.in_flight) < self._required.slots
 
         salt, ahead = evaluation.salt if evaluation else self._salt, list[Request]()
-        while waiting and (free := [server for server in self._servers if takes(server)]):
+        while waiting and (free := [server for server in self._workers if takes(server)]):
             request = heapq.heappop(waiting)
             # Versions never fall within a completion.
             if not (free := [server for server in free if server.installed >= request.version]):
                 ahead.append(request)
                 continue
             # Its turns are in the cache of one; any other reads them again.
-            server = min(free, key=lambda s: (s.index != request.server, len(s.flights)))
+            server = min(free, key=lambda s: (s.number != request.server, len(s.in_flight)))
             self._sent += 1
-            name, marks = f"{salt}.{self._sent}", [(0, server.installed)]
-            flight = Flight(request, name, marks, evaluation=evaluation)
-            server.flights[name] = flight
+            flight = Flight(request, self._sent, salt, [(0, server.installed)], evaluation=evaluation)
+            server.in_flight[self._sent] = flight
             server.count_work()
-            flight.task = self._start(self._sample(server, flight))
+            flight.task = self._start_task(self._sample(server, flight))
         for request in ahead:
             heapq.heappush(waiting, request)
 
     def _wake(self) -> None:
         """Send no more to servers that have another version than they are to have, and wake them."""
-        for server in self._servers:
+        for server in self._workers:
             server.open &= server.installed == self._queue.target(server)
             if not server.open:
                 server.wake.set()
@@ -225,25 +184,24 @@ class ServerPool:
     async def _sample(self, server: ServerState, flight: Flight) -> None:
         request, seconds = flight.request, self._settings.request_seconds
         first = request.turns[0].first_version if request.turns else flight.marks[0][1]
-        salt = f"{flight.name.rpartition('.')[0]}-{first}"
         seeded = self._settings.request_seeds or flight.evaluation is not None
-        wanted = flight.name, request.context_T, salt, *sampling_params(self._sampling, request, seeded)
+        params = sampling_params(self._sampling, request, seeded)
+        wanted = flight.name, request.context_T, f"{flight.salt}-{first}", *params
         try:
-            answer = await server.client.call("complete", *wanted, seconds=seconds)
-        except ServerLostError as error:
-            await self._handle_drop(server, flight, error)
-            return
+            answer = await server.call("complete", *wanted, seconds=seconds)
+        except WorkerLostError as error:
+            return await self._handle_drop(server, flight, error)
         self._remove(server, flight)
         if answer is None:  # it was aborted
             self._queue_again([flight])
             return
-        completed = completed_of(server.client.name, answer, request, flight.marks)
+        completed = completed_of(server.name, answer, request, flight.marks)
         server.proven, server.losses = True, 0
         self._drops.pop(flight.key, None)
         if environment := flight.evaluation.environment if flight.evaluation else self._environment:
             found = await self._next_turn(environment, flight, completed)
             if isinstance(found, Request):
-                flight.request = replace(found, server=server.index)
+                flight.request = replace(found, server=server.number)
                 self._queue_again([flight])
                 return
             completed = found
@@ -267,105 +225,113 @@ class ServerPool:
         finally:
             flight.evaluation.answering -= 1
 
-    async def _handle_drop(self, server: ServerState, flight: Flight, error: ServerLostError) -> None:
+    async def _handle_drop(self, server: ServerState, flight: Flight, error: WorkerLostError) -> None:
         """Send the request again where the server is well; else count the server as lost."""
         self._drops[flight.key] += 1
-        if self._drops[flight.key] < MAX_TRIES and server.lost is None and await server.client.is_well():
+        if self._drops[flight.key] < MAX_TRIES and await server.is_well():
             self._report_loss(flight)
             self._remove(server, flight)
             self._queue_again([flight])
-            return
-        server.lost = server.lost or error
-        server.wake.set()
+        else:
+            self._lose(server, error)
 
     def _remove(self, server: ServerState, flight: Flight) -> None:
-        server.flights.pop(flight.name, None)
+        server.in_flight.pop(flight.number, None)
         server.count_work()
 
     # -- a server --------------------------------------------------------------------------------------------
 
-    async def _supervise(self, server: ServerState) -> None:
-        while True:
-            try:
-                await self._reach(server)
-                await self._serve(server)
-            except ServerLostError as error:
-                self._handle_loss(server, error)
+    def _spawn(self, worker: ServerState) -> None:
+        worker.count_time(Times(startup=1.0))
+        worker.log_start = worker.log.stat().st_size if worker.log and worker.log.exists() else 0
+        # At random: by one seed two workers, or one and its successor, would draw the same numbers.
+        seed = ["--seed", str(secrets.randbits(31))]
+        self._arguments = self._folder, [*seed, *worker.arguments, *of_cache(worker.cache_bytes or 0)]
+        super()._spawn(worker)
 
-    def _handle_loss(self, server: ServerState, error: ServerLostError) -> None:
-        """Queue the completions of a lost server again.
+    def _started(self, worker: ServerState, value: Any) -> None:
+        worker.serving = self._start_task(self._serve(worker))
 
-        Raises:
-            WorkerError: it was lost too often.
-        """
-        why, log = str(error), ""
-        if server.client.log:
-            why, log = f"{why} ({server.client.exit_reason()})", f"; its log is {server.client.log}"
-        server.client.kill()
-        server.losses += 1
+    def _received(self, worker: ServerState, message: Message) -> None:
+        number, value, *again = message.value
+        if again:  # it is refused
+            value = (WorkerLostError if again[0] else WorkerError)(f"{worker.name}: {value}")
+        worker.settle(number, value)
+
+    def _lose(self, worker: ServerState, error: WorkerLostError) -> None:
+        if worker.log:
+            error = WorkerLostError(f"{error} ({exit_reason(worker.log, worker.log_start)})")
+        super()._lose(worker, error)
+        for number in worker.calls:
+            worker.settle(number, error)
+
+    def _check_losses(self, worker: ServerState, why: str) -> None:
         # A server that has completed nothing is likely to be wrong, but may be lost before its first.
-        if server.losses > (MAX_LOSSES if server.proven else int(server.installed >= 0)):
-            times = f" {server.losses} times in a row" if server.losses > 1 else ""
+        if worker.losses > (MOST_LOSSES if worker.proven else int(worker.installed >= 0)):
+            times = f" {worker.losses} times in a row" if worker.losses > 1 else ""
+            log = f"; its log is {worker.log}" if worker.log else ""
             raise WorkerError(f"{why}: the server failed{times}{log}")
-        flights = list(server.flights.values())
-        _LOG.warning("%s: it is started again, with %d completions", why, len(flights))
-        for flight in flights:
+
+    def _fate(self, work: Mapping[int, Flight]) -> str:
+        return f": it is started again, with {len(work)} completions"
+
+    def _reassign(self, worker: ServerState, work: Mapping[int, Flight]) -> None:
+        for task in [worker.serving, *(flight.task for flight in work.values())]:
+            if task:
+                task.cancel()
+        for flight in work.values():
             self._report_loss(flight)
-            if flight.task:
-                flight.task.cancel()
-        server.flights.clear()
-        self._weights.forget(server.client)
-        server.count_time(Times())
-        server.open, server.rejoining, server.lost, server.installed = False, True, None, -1
-        groups = {flight.request.seq_no for flight in flights if not flight.evaluation}
-        self._report(Restarted(server.index, groups, why))
-        self._queue_again(flights)
+        self._weights.forget(worker)
+        worker.count_time(Times())
+        worker.open, worker.rejoining, worker.installed, worker.serving = False, True, -1, None
+        groups = {flight.request.seq_no for flight in work.values() if not flight.evaluation}
+        self._report(Restarted(worker.number, groups, self.lost[-1]))
+        self._queue_again(work.values())
 
     def _report_loss(self, flight: Flight) -> None:
         """Have the tokens counted that training loses."""
         if flight.seen and not flight.evaluation:
             self._report(flight.loss)
 
-    async def _reach(self, server: ServerState) -> None:
-        """Start a worker, or wait until a server answers, and check what it is."""
-        settings = self._settings
-        server.count_time(Times(startup=1.0))
-        await server.client.reach(settings.start_seconds)
-        server.seed = await check_server(server.client, self._required, settings.answer_seconds)
-        twins = [s for s in self._servers if s is not server and s.seed == server.seed]
-        if twins and not settings.request_seeds:
-            # By one seed the first completions of both would have the same random numbers.
-            what = f"{server.client.name} has the --seed of {twins[0].client.name} ({server.seed})"
-            raise WorkerError(f"{what}: start each with another, or set request_seeds")
-
     async def _serve(self, server: ServerState) -> None:
-        """Install what is offered, until the server is lost."""
-        while True:
-            server.wake.clear()
-            if server.lost:
-                raise server.lost
-            version = self._queue.target(server)
-            server.open = server.installed == version
-            if not server.open and not self._queue.must_drain(server, version):
-                await self._install(server)
-                continue
-            self._send_waiting()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_EVERY):
-                    await server.wake.wait()
-                continue
+        """Install what is offered, and see whether the server is well, until it is lost."""
+        process, seconds = server.process, self._settings.answer_seconds
+        try:
             await self._check(server)
+            while True:
+                server.wake.clear()
+                version = self._queue.target(server)
+                server.open = server.installed == version
+                if not server.open and not self._queue.must_drain(server, version):
+                    await self._install(server)
+                    continue
+                self._send_waiting()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_EVERY):
+                        await server.wake.wait()
+                    continue
+                await server.call("check", seconds=seconds)
+                if server.in_flight:  # the tokens of these are lost with it
+                    server.see(await server.call("progress", seconds=seconds))
+        except WorkerLostError as error:
+            if server.process is process:  # else its loss has ended this task, in the middle of an update
+                self._lose(server, error)
 
     async def _check(self, server: ServerState) -> None:
-        """Check that the server is well, and see how far its completions are: these are lost with it."""
-        seconds = self._settings.answer_seconds
-        await server.client.call("check", seconds=seconds)
-        if server.flights:
-            server.see(await server.client.call("progress", seconds=seconds))
+        """Check what a server is, once it has started."""
+        settings = self._settings
+        if server.gpus and server.cache_bytes is None:
+            server.cache_bytes = await server.call("cache_bytes", seconds=settings.start_seconds)
+        server.seed = await check_server(server, self._required, settings.answer_seconds)
+        twins = [s for s in self._workers if s is not server and s.seed == server.seed]
+        if twins and not settings.request_seeds:
+            # By one seed the first completions of both would have the same random numbers.
+            what = f"{server.name} has the --seed of {twins[0].name} ({server.seed})"
+            raise WorkerError(f"{what}: start each with another, or set request_seeds")
 
     async def _install(self, server: ServerState) -> None:
         """Install the version that it is to have, and report whether training samples by it."""
-        client, seconds = server.client, self._settings.answer_seconds
+        seconds = self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
             server.count_time(Times(worked=1.0, held=1.0))
         async with self._weights.chosen(lambda: self._queue.target(server)) as (version, source):
@@ -374,16 +340,16 @@ class ServerPool:
                 server.count_work()
                 return
             started = time.perf_counter()
-            await client.call("pause", seconds=seconds)
+            await server.call("pause", seconds=seconds)
             try:
                 progress = await self._load(server, source)
                 server.see(progress)
-                for flight in server.flights.values():
+                for flight in server.in_flight.values():
                     if flight.name in progress:
                         flight.marks.append((progress[flight.name], version))
                 await self._abort_unstarted(server, progress)
             finally:
-                await client.call("resume", seconds=seconds)
+                await server.call("resume", seconds=seconds)
             # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
             least = self._queue.newest if server.rejoining else server.reported
             server.trains = self._queue.is_offered(version) and version >= least
@@ -391,14 +357,14 @@ class ServerPool:
         server.count_work()
         if server.trains:
             server.rejoining, server.reported = False, version
-            self._report(Installed(server.index, version, time.perf_counter() - started))
+            self._report(Installed(server.number, version, time.perf_counter() - started))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""
         try:
-            return await self._weights.load(server.client, source, self._settings.answer_seconds)
-        except ServerLostError as error:
-            if not await server.client.is_well():
+            return await self._weights.load(server, source, self._settings.answer_seconds)
+        except WorkerLostError as error:
+            if not await server.is_well():
                 raise
             raise WorkerError(
                 f"{error}: the weights could not be installed (another model, or a server without "
@@ -407,22 +373,17 @@ class ServerPool:
 
     async def _abort_unstarted(self, server: ServerState, started: Mapping[str, int]) -> None:
         """Queue again the completions that had not started, and wait for those that have just ended."""
-        flights = [flight for name, flight in server.flights.items() if name not in started]
+        flights = [flight for flight in server.in_flight.values() if flight.name not in started]
         for _ in range(ABORTS):  # the server cannot abort a request that has not reached it yet
-            flights = [flight for flight in flights if flight.name in server.flights]
+            flights = [flight for flight in flights if flight.number in server.in_flight]
             if not flights:
                 return
             names = [flight.name for flight in flights]
-            await server.client.call("abort", names, seconds=self._settings.answer_seconds)
+            await server.call("abort", names, seconds=self._settings.answer_seconds)
             tasks = [flight.task for flight in flights if flight.task]
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
-        for flight in [flight for flight in flights if flight.name in server.flights]:
+        for flight in [flight for flight in flights if flight.number in server.in_flight]:
             if flight.task:
                 flight.task.cancel()
             self._remove(server, flight)
             self._queue_again([flight])
-
-
-def _unexpected(error: BaseException) -> WorkerError:
-    _LOG.debug("vLLM's thread", exc_info=error)
-    return WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")

@@ -12,18 +12,22 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, groups_of
 from scalerl.rl.engine.vllm.turns import TurnsThread
-from scalerl.rl.sync.vllm_client import ServerLostError, VllmClient
+from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Rollout
+from scalerl.rl.workers.backend import WorkerLostError
+from scalerl.rl.workers.pool import PoolWorker
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ class Flight:
     """A request on its way to a server, or being sampled there."""
 
     request: Request
-    name: str
+    number: int
+    salt: str
+    """Of the prefix cache that it may use, but for its first version."""
     marks: list[tuple[int, int]]
     """See `Completed`."""
     seen: int = 0
@@ -87,6 +93,11 @@ class Flight:
     task: asyncio.Task[None] | None = None
     evaluation: ServedEvaluation | None = None
     """What it is a part of; None for one of training."""
+
+    @property
+    def name(self) -> str:
+        """Its name in servers."""
+        return f"{self.salt}.{self.number}"
 
     @property
     def key(self) -> tuple[int, Request]:
@@ -113,12 +124,19 @@ class Times(NamedTuple):
         return Times(*(spent + seconds * part for spent, part in zip(self, parts, strict=True)))
 
 
-@dataclass
-class ServerState:
+@dataclass(eq=False)
+class ServerState(PoolWorker, VllmClient):
     """A server: a worker that is started here, or a server that others have started."""
 
-    index: int
-    client: VllmClient
+    gpus: tuple[int, ...] = ()
+    log: Path | None = None
+    """Its log, where it is started here."""
+    arguments: Sequence[str] = ()
+    """Those of vLLM's command that it is started with."""
+    log_start: int = 0
+    """Bytes that the log had before its last start."""
+    cache_bytes: int | None = None
+    """Of its KV cache; None before the first start."""
     seed: int | None = None
     """Of its sampler; None before it is known."""
     installed: int = -1
@@ -132,11 +150,12 @@ class ServerState:
     """It was lost, and does not take part again yet."""
     proven: bool = False
     """It has completed something."""
-    losses: int = 0
-    """Times that it was lost since its last completion."""
-    lost: ServerLostError | None = None
-    flights: dict[str, Flight] = field(default_factory=dict)
+    serving: asyncio.Task[None] | None = None
+    """What keeps it up to date, once it has started."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    """Those without an answer yet."""
+    _numbers: Iterator[int] = field(default_factory=count)
     _counted: tuple[float, Times, Times] = (0.0, Times(), Times())
     """An instant, the seconds until then, and the parts of each second from then on."""
 
@@ -158,20 +177,43 @@ class ServerState:
     def count_work(self) -> None:
         """Count the seconds from now on as work where completions are in flight, by what these are for."""
         # Completions are decoded together, so each counts for an equal part of the time.
-        evaluating = self.evaluating / len(self.flights) if self.flights else 0.0
-        working = 1.0 - evaluating if self.flights else 0.0
+        evaluating = self.evaluating / len(self.in_flight) if self.in_flight else 0.0
+        working = 1.0 - evaluating if self.in_flight else 0.0
         self.count_time(Times(working, held=1.0 - evaluating, evaluated=evaluating))
 
     @property
     def evaluating(self) -> int:
         """Completions of evaluations in flight."""
-        return sum(flight.evaluation is not None for flight in self.flights.values())
+        return sum(flight.evaluation is not None for flight in self.in_flight.values())
+
+    async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
+        """See `VllmClient`."""
+        if self.process is None:
+            raise WorkerLostError(f"{self.name} is not started")
+        if isinstance(self.process, VllmClient):
+            return await self.process.call(method, *arguments, seconds=seconds)
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self.calls[number] = answer
+        self.process.send((number, method, arguments))
+        try:
+            # Not wait_for, which in Python 3.11 drops a cancellation where the call is settled already.
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError as error:
+            raise WorkerLostError(f"{self.name}: {method} took longer than {seconds:g} s") from error
+        finally:
+            del self.calls[number]
+
+    def settle(self, number: int, value: Any) -> None:
+        """Give a call its answer, or the error."""
+        if (call := self.calls.get(number)) and not call.done():  # else it was given up
+            (call.set_exception if isinstance(value, Exception) else call.set_result)(value)
 
     def see(self, progress: Mapping[str, int]) -> None:
         """Record how many tokens completions have, by the names of their flights."""
-        for name, flight in self.flights.items():
+        for flight in self.in_flight.values():
             # A completion that has ended is not in the progress any more, nor one that has not begun.
-            flight.seen = progress.get(name, flight.seen)
+            flight.seen = progress.get(flight.name, flight.seen)
 
 
 class RequestQueue:
@@ -236,7 +278,7 @@ class RequestQueue:
 
     def target(self, server: ServerState) -> int:
         """Return the version that a server is to have."""
-        for flight in server.flights.values():
+        for flight in server.in_flight.values():
             if flight.evaluation:  # all of its tokens are to be sampled by one version
                 return flight.evaluation.version
         return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
@@ -247,5 +289,5 @@ class RequestQueue:
 
     def must_drain(self, server: ServerState, version: int) -> bool:
         """Return whether a server must complete what training has there before it installs a version."""
-        trains = any(flight.evaluation is None for flight in server.flights.values())
+        trains = any(flight.evaluation is None for flight in server.in_flight.values())
         return trains and (version < server.installed or not self.is_offered(version))

@@ -1,0 +1,102 @@
+"""A worker pool in the event loop of a thread of its own, for work that consists of many calls side by side.
+
+another thread -- _call --> loop:   poll     as soon as a worker has sent something, and every so often
+                                    tasks    those of the pool, which send to workers and wait for answers
+
+the loop runs --close; an error of poll or of a task--> tasks are cancelled, and polled for until they have
+ended --> workers closed --> _stopped
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from scalerl.rl.workers.backend import Backend, Target
+from scalerl.rl.workers.pool import W, WorkerPool
+
+_EVERY = 0.1  # seconds between two polls where nothing arrives
+
+
+class LoopPool(WorkerPool[W]):
+    """A pool that a thread polls: there, and nowhere else, its workers and its tasks are changed."""
+
+    def __init__(self, workers: Sequence[W], backend: Backend, target: Target) -> None:
+        super().__init__(workers, backend, target)
+        self._loop, self._arrived = asyncio.new_event_loop(), asyncio.Event()
+        self._tasks, self._error = set[asyncio.Task[None]](), None
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+
+    def _stopped(self, error: BaseException | None) -> None:
+        """Note, in the thread, that the workers are closed: because of an error, or as they were to be."""
+
+    def start(self) -> None:
+        """Start the thread, which starts the processes."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the tasks and the processes."""
+        self._call(self._stop)
+        self._thread.join(timeout=60)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Have something done in the loop; may be called by any thread."""
+        with suppress(RuntimeError):  # the loop has ended, of which `_stopped` was called
+            self._loop.call_soon_threadsafe(function)
+
+    # -- in the loop -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        except BaseException as error:
+            self._error = self._error or error
+        self._stopped(self._error)
+
+    async def _main(self) -> None:
+        while not self._ended:
+            await self._poll_next()
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:  # what they have left to do may be a call
+            await self._poll_next()
+        await asyncio.to_thread(super().close)
+
+    async def _poll_next(self) -> None:
+        self._arrived.clear()
+        try:
+            self.poll(0)
+        except Exception as error:
+            self._stop(error)
+        fds = [fd for worker in self._workers if worker.process for fd in worker.process.watched()]
+        for fd in fds:
+            self._loop.add_reader(fd, self._arrived.set)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EVERY):
+                await self._arrived.wait()
+        for fd in fds:
+            self._loop.remove_reader(fd)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task, whose failure stops the pool: what it was to do would be in flight for ever."""
+
+        def note(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._arrived.set()
+            if not task.cancelled() and (error := task.exception()):
+                self._stop(error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(note)
+        if self._ended:
+            task.cancel()
+        return task
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        if not self._ended:
+            self._error = error
+        self._ended = True  # no worker is started again
+        self._arrived.set()
