@@ -256,7 +256,8 @@ def _waves(
     """
     T_NN, last_sN, end_ss = covariance(sample)
     root_N = np.sqrt(sample.weight_N)
-    return *np.linalg.eigh(T_NN * root_N[:, None] * root_N), last_sN, end_ss
+    value_k, U_Nk = np.linalg.eigh(T_NN * root_N[:, None] * root_N)
+    return value_k, U_Nk, last_sN, end_ss
 
 
 def _with_changes(
