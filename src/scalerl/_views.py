@@ -8,48 +8,19 @@ package, above both, says which module has it.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+Shown = Callable[[Any], str]
+
 
 class Views(Protocol):
-    """The functions that show results, of which every first argument is the result."""
+    """The functions that show results, of which every first argument is the result, or several."""
 
-    def plot(
-        self,
-        fits: Any,
-        *,
-        log: bool = False,
-        ax: Any = None,
-        color: Any = None,
-        label: str | None = None,
-        ceiling: bool = True,
-        forecast: Any = (),
-        legend: bool = True,
-    ) -> Any:
-        """Draw fits on axes of matplotlib."""
-        ...
-
-    def latex(self, fits: Any, at: float | None = None) -> str:
-        """Write a table of fits for a paper."""
-        ...
-
-    def run_html(self, run: Any) -> str:
-        """Show a run."""
-        ...
-
-    def fit_html(self, fit: Any) -> str:
-        """Show a fit."""
-        ...
-
-    def forecast_html(self, forecast: Any) -> str:
-        """Show a forecast."""
-        ...
-
-    def comparison_html(self, comparison: Any) -> str:
-        """Show a comparison."""
-        ...
-
-    def backtest_html(self, test: Any) -> str:
-        """Show a backtest."""
-        ...
+    plot: Callable[..., Any]
+    latex: Callable[[Any, float | None], str]
+    run_html: Shown
+    fit_html: Shown
+    forecast_html: Shown
+    comparison_html: Shown
+    backtest_html: Shown
 
 
 _source: list[Callable[[], Views]] = []

@@ -131,10 +131,10 @@ def test_a_run_folder(tmp_path, capsys):
     ("arguments", "status", "message"),
     [
         (["fit", "missing.csv"], 2, "missing.csv: no such file"),
-        (["fit", "{folder}"], 2, "and no run; name one of those in it: log.csv"),
-        (["fit", "{folder}", "--y", "reward"], 2, "name one of those in it: log.csv"),
+        (["fit", "{folder}"], 2, "a folder, not a run; give one of those in it: log.csv"),
+        (["fit", "{folder}", "--y", "reward"], 2, "give one of those in it: log.csv"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
-        (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
+        (["fit", "{log}", "--target", ".5"], 2, "--target R and --budget C need each other"),
         (["report", "{log}", "--target", ".5"], 2, "--target needs --budget"),
         (["report", "{folder}/nothing"], 2, "nothing: no such file"),
         (["report", "{log}", "{folder}/nothing"], 2, "nothing: no such file"),
@@ -204,7 +204,7 @@ def test_a_folder_names_all_that_can_be_read_in_it(log, capsys, monkeypatch):
     Path("notes.txt").write_text("nothing of a run\n")
     Path("rows.jsonl").write_text('{"step": 1, "eval/pass_rate": 0.1}\n')
     assert main(["fit", "."]) == 2
-    assert capsys.readouterr().err.endswith("; name one of those in it: log.csv, rows.jsonl, verl.log\n")
+    assert capsys.readouterr().err.endswith("; give one of those in it: log.csv, rows.jsonl, verl.log\n")
     Path("mine").mkdir()
     Path("mine", "evals.jsonl").touch()
     Path("hf", "checkpoint-5").mkdir(parents=True)
@@ -312,7 +312,7 @@ def test_commands_that_fit_take_the_same_options(log, capsys, command):
     assert main([command, *paths, "--price", "2", "--r0", "free", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "dollars"
     assert main([command, *paths, "--price", "2", "--x", "steps"]) == 2
-    assert "--price turns GPU-hours into dollars" in capsys.readouterr().err
+    assert "--price measures compute in dollars" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([command, *paths, "--level", "1"])
     assert "expected a level between 0 and 1" in capsys.readouterr().err
@@ -330,6 +330,6 @@ def test_a_folder_with_a_run_names_the_ways_to_go_on(tmp_path, capsys):
     (tmp_path / "evals.jsonl").write_text("")
     assert main(["train", "demo", "-o", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert f"{tmp_path} exists already: --resume goes on with this run, --restart begins anew" in err
+    assert f"{tmp_path} exists already: --resume continues this run, --restart starts over" in err
     assert "remove" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["evals.jsonl"]

@@ -63,7 +63,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert report(runs, *asked, "-o", page, "--markdown", tables) == 0
     out, err = capsys.readouterr()
     assert out.split() == [str(page), str(tables)]
-    assert "short: no curve: 5 evaluations (each compute counted once)" in err
+    assert "short: no curve: 5 evaluations; a curve needs" in err
     rows = rows_of(tables.read_text(), "Curves and forecasts")
     fits = {name: fit(RunRecord.read(runs / name)) for name in ("a0", "a1", "b", "flat")}
     own, forecast = fits["a0"], fits["a0"].forecast(16000)
@@ -76,7 +76,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert found[8].startswith(f"{chance.verdict} (chance {share}")
     assert rows["flat"][8].startswith("no-go")
     assert rows["flat"][-1].startswith("no (the data reach")
-    assert "no fit (5 evaluations (each" in rows["short"][-1]
+    assert "no fit (5 evaluations; a curve" in rows["short"][-1]
     health = rows_of(tables.read_text(), "Health")
     assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
     assert health["tab"][1:] == ["–", "–", "–", "–", "not checked"]
@@ -205,7 +205,7 @@ def test_latex_and_figures_are_written(runs, tmp_path):
     check_latex(latex)
     assert "resizebox" not in latex
     parts = latex.split("Curves and forecasts (")[1:]
-    assert [part[:7] for part in parts] == ["1 of 2)", "2 of 2)"]
+    assert [part[:7] for part in parts] == ["1 of 3)", "2 of 3)", "3 of 3)"]
     assert all("base (a1)" in part for part in parts)
     made = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert made == [f"{name}.{end}" for name in ("linearised", "overlay") for end in ("pdf", "png", "svg")]

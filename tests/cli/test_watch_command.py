@@ -245,7 +245,7 @@ def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     ("words", "said"),
     [
         (["-"], "standard input is neither"),
-        (["LOG", "--target", "0.5"], "name one with --budget"),
+        (["LOG", "--target", "0.5"], "--target needs a budget on the axis"),
         (["LOG", "--x", "nothing"], "nothing"),
         (["/dev/null"], "neither a file nor a folder"),
         (["LOG", "--interval", "0"], "expected a number above 0"),

@@ -137,7 +137,7 @@ def test_a_pattern_means_what_is_held_out(pattern):
         assert metric_of(found, metric=pattern).name == "rewards/correctness/mean"
         pattern = pattern.replace("rewards/*", "gone/*", 1)
     assert metric_of(found, metric=pattern).name == "eval_rewards/correctness/mean"
-    with pytest.raises(InputError, match="no metric like 'entr\\*' is known for a pass rate or reward"):
+    with pytest.raises(InputError, match="no metric like 'entr\\*' is a known pass rate or reward"):
         metric_of(found, metric="entr*")
     assert metric_of(found, metric="entropy").name == "entropy"
 
@@ -200,9 +200,9 @@ def test_data_sets_are_pooled_by_their_prompts():
     given_ = run_of(found, ReadOptions(pooled=True, prompts={"aime24": 60, "math500": 500}))
     expected = (60 * AIME + 500 * MATH) / 560
     assert [point.pass_rate for point in given_.evals] == pytest.approx(expected.tolist())
-    with pytest.raises(InputError, match=r"prompts behind .* is not known.*--prompts"):
+    with pytest.raises(InputError, match=r"--pooled weights by prompts, .* not logged.*--prompts"):
         run_of(verl(aime24=RIGHT, math500=RIGHT), ReadOptions(pooled=True))
-    with pytest.raises(InputError, match="it takes two data sets"):
+    with pytest.raises(InputError, match="--pooled needs two held-out data sets"):
         run_of(verl(math500=MATH), ReadOptions(pooled=True))
 
 

@@ -255,10 +255,10 @@ def test_without_evaluations_nothing_is_forecast(tmp_path, capsys):
     callback = ForecastCallback(target=0.75, stop_at="no-go")
     trainer = trained(trainer_of(tmp_path, callback, cls=Rewarded, **NOTHING_HELD_OUT))
     assert (trainer.state.global_step, forecasts(trainer)) == (END, {})
-    said = "nothing is held out: 'reward' is a reward of training"
+    said = "no metric is held out: 'reward' is a training reward"
     err = capsys.readouterr().err
     assert err.count(said) == 1
-    assert "metric= reward fits it" in err
+    assert "metric='reward' fits it" in err
 
 
 def test_a_reward_of_training_is_followed_by_its_name_and_never_stops(tmp_path, capsys):

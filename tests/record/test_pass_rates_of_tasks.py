@@ -61,5 +61,5 @@ def test_a_task_that_is_not_there_is_said_with_those_that_are(folder):
         InputError, match=r"no prompts of task 'maths' at step 0; its tasks and suites are code, math"
     ):
         load_run(folder, metric="pass_rate/maths")
-    with pytest.raises(InputError, match="a run has its pass rates"):
+    with pytest.raises(InputError, match="a run folder has its own pass rates"):
         load_run(folder, metric="reward")

@@ -73,13 +73,16 @@ def write_many(folder: Path, count: int) -> list[Path]:
 
 
 def write_table(path: Path, n: int, A: float = 0.6) -> Path:
-    """A CSV of `n` evaluations with one outlier, the last but hundredth."""
+    """A CSV of `n` evaluations with one outlier, the last but hundredth, and with a loss from 1 to 0."""
     rng = np.random.default_rng(1)
     hours_N = np.linspace(0, BUDGET, n)
     rate_N = Curve(LOG_LOGISTIC, A, 1.9, 2500.0, 0.3)(hours_N) + rng.normal(0, 0.01, n)
     rate_N[-100:-99] = 0.2
-    rows = [f"{hours:.6g},{rate:.5f}" for hours, rate in zip(hours_N, rate_N, strict=True)]
-    path.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
+    rows = [
+        f"{hours:.6g},{rate:.5f},{1 - hours / BUDGET:.4f}"
+        for hours, rate in zip(hours_N, rate_N, strict=True)
+    ]
+    path.write_text("\n".join(["gpu_hours,pass_rate,loss", *rows]))
     return path
 
 

@@ -1,6 +1,5 @@
 """What people do in a Python session: load, fit, look, and go on with pandas."""
 
-import inspect
 import json
 import re
 import shutil
@@ -78,10 +77,10 @@ def test_a_run_folder_and_a_log_are_loaded_as_the_commands_read_them(places, cap
     ("path", "options", "message"),
     [
         ("nowhere", {}, "nowhere: no such file or folder"),
-        ("log.csv", {}, "log.csv: a plain table, not a run; scalerl.read_table reads its points"),
+        ("log.csv", {}, "log.csv: a table, not a run: use scalerl.read_table"),
         ("verl.jsonl", {"format": "paper"}, "no format 'paper'"),
         ("verl.jsonl", {"run": "other"}, "no run 'other'; there are "),
-        ("runs/mine", {"metric": "reward"}, "a run has its pass rates"),
+        ("runs/mine", {"metric": "reward"}, "a run folder has its own pass rates"),
         ("runs", {}, "runs"),
     ],
 )
@@ -270,9 +269,8 @@ def test_results_show_themselves_escaped_in_a_notebook(places):
 
 
 def test_every_view_that_results_may_call_is_there():
-    names = [name for name, member in vars(Views).items() if inspect.isfunction(member) and name[0] != "_"]
-    assert len(names) >= 6
-    for name in names:
+    assert len(Views.__annotations__) >= 6
+    for name in Views.__annotations__:
         assert callable(getattr(notebook, name))
 
 
@@ -295,7 +293,7 @@ def test_what_cannot_be_answered_is_said_as_everywhere(places):
 def test_a_folder_of_runs_is_not_read_as_one_of_them(places):
     shutil.copytree("runs/mine", "runs/tensorboard-like")
     (places / "runs" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
-    with pytest.raises(scalerl.InputError, match=r"runs: a folder, and no run; .*mine, .*verl"):
+    with pytest.raises(scalerl.InputError, match=r"runs: a folder, not a run; .*mine, .*verl"):
         scalerl.load_run("runs")
 
 

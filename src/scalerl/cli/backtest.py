@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         test,
         "--bank FOLDER",
-        "every run, table and log in a folder, cut at 1/4, 1/2, 3/4: a row for each of six methods",
+        "score six methods on every run, table and log in a folder, cut at 1/4, 1/2, 3/4",
     )
     add_data_arguments(test, several=True)
     option(test, "--prior")

@@ -21,9 +21,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     best = commands.add_parser(
         "best",
         help="find the best checkpoint of a run",
-        description="Find the best weights of a run, by a smooth curve through its evaluations rather than\n"
-        'by the luckiest one, and how likely they beat the last. evaluation.keep = "best" keeps\n'
-        "them. The exit status is 3 with fewer than three evaluations, or no weights.",
+        description="Find the best weights of a run by a smooth curve through its evaluations (the\n"
+        "highest one may be luck), and the probability that they beat the last ones. With\n"
+        'evaluation.keep = "best" a run keeps them. The exit status is 3 with fewer than\n'
+        "three evaluations, or no weights.",
         epilog=examples("""
   scalerl best runs/mine                               # its folder, step, pass rate without noise
   scalerl best runs/mine --y pass_rate/aime            # by a downstream suite, or a task of a mixture

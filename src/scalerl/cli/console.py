@@ -207,7 +207,7 @@ def share_shown(name: str, done: str) -> Iterator[Callable[[float], None]]:
 
         def watch(share: float) -> None:
             nonlocal bar
-            if bar is None and time.monotonic() - started > 1:
+            if bar is None and share < 1 and time.monotonic() - started > 1:
                 bar = stack.enter_context(TrainingProgress(name))
             if bar is not None:
                 bar.show(share, done)

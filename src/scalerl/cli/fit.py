@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +52,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         fit,
         "--at C1,C2",
-        "amounts of compute to forecast at: 16000, 12k, 300GFLOP, 2x (twice the data), '600 steps' "
-        "(default: the run's budget, else 2x); and ten times the data",
+        "forecast at these amounts of compute, besides 10x: 16000, 12k, 300GFLOP, 2x (twice the data), "
+        "'600 steps' (default: the run's budget, else 2x)",
         type=amounts,
         action="extend",
         default=[],
@@ -70,18 +69,18 @@ def add(commands: argparse._SubParsersAction) -> None:
         "your own family of curves, averaged with the built-in ones; repeatable",
     )
     option(fit, "--sensitivity", "fit again with more of the start left out")
-    option(fit, "--cross-check", "bootstrap and profile likelihood of A")
-    option(fit, "--each", "every held-out metric of a log, in a table")
+    option(fit, "--cross-check", "check A by bootstrap and profile likelihood")
+    option(fit, "--each", "fit every held-out metric of a log; print a table")
     option(fit, "--paper", "run only the fit of arXiv 2510.13786")
     fit.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
-    # OpenBLAS reads this once. The matrices are small: its other threads only spin, for a third of all time.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if (args.target is None) != (args.budget is None):
-        raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
+        raise InputError(
+            "--target R and --budget C need each other: a pass rate, and the compute to reach it"
+        )
     if args.each:
         _each(args)
         return

@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     option(plan, "recipe")
-    option(plan, "--generators N", "generators, with decode_slots slots each", type=whole())
+    option(plan, "--generators N", "number of generators, each with the recipe's decode_slots", type=whole())
     option(plan, "--trainers M", "number of trainer devices", type=whole())
     option(plan, "--devices G", "total devices; finds the best split", type=whole())
     option(plan, "--set", "change one key of the recipe")

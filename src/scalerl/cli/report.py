@@ -32,8 +32,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its arguments."""
     report = commands.add_parser(
         "report",
-        help="write the page of a run, or a page that overlays several",
-        description="Write the page of a run, or a page that overlays several: one self-contained HTML file.",
+        help="write an HTML page of a run, or of several",
+        description="Write a page of a run, or of several, overlaid: one self-contained HTML file.",
         epilog=examples("""
   scalerl report runs/mine                                      # writes runs/mine/report.html
   scalerl report runs/mine --figure curve.png
@@ -46,14 +46,14 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         report,
         "--figure FILE|FOLDER",
-        "write the figure (.svg, .png, .pdf), or all of them to a folder; the page only with -o",
+        "write the figure (.svg, .png, .pdf), or all figures to a folder, and the page only with -o",
         type=Path,
     )
     option(report, "--markdown FILE", "also write the tables in Markdown", type=Path)
     option(report, "--latex FILE", "also write the tables in LaTeX", type=Path)
     several = report.add_argument_group("forecasts and comparisons")
     option(several, "--budget", "forecast every run at this compute", type=amount(True))
-    option(several, "--target", "pass rate to reach at --budget (default: the budget of the runs)")
+    option(several, "--target", "pass rate to reach at --budget, or else at the budget of the runs")
     option(several, "--base", "recipe to compare the others with (default: the first)")
     option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
     option(report, "--max-compute")
@@ -64,7 +64,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the page, the figures and tables, and print where they are."""
     from scalerl.view.assets import write_text
-    from scalerl.view.runs.figures import write_figures
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document
 
@@ -79,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
         if args.latex:
             written.append(write_text(args.latex, document.latex()))
     if args.figure:
+        from scalerl.view.runs.figures import write_figures
+
         written += write_figures(view, args.figure)
     if args.json:
         at = [] if view.budget is None else [view.budget]

@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         serve,
         "--devices N|PATTERN=N ...",
-        "devices of all logs that lack their number, or of those whose path matches PATTERN; repeatable",
+        "number of devices of logs without one, or of those whose path matches PATTERN; repeatable",
         type=_devices,
     )
     serve.set_defaults(run=run)

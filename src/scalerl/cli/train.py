@@ -54,7 +54,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(
         again, "--restart", "start over in the run folder; the old run moves to RUN/before-1, before-2 ..."
     )
-    devices = train.add_argument_group("devices", "more are in the recipe's [placement] or [cluster]")
+    devices = train.add_argument_group(
+        "devices", "more settings are in the recipe's [placement] and [cluster]"
+    )
     option(
         devices,
         "--gpus N",
@@ -114,8 +116,8 @@ def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
     with reading(folder):
         if new and holds_run(folder):
             raise InputError(
-                f"{folder} exists already: --resume goes on with this run, --restart begins anew and keeps "
-                "what is there apart; or choose another folder with -o"
+                f"{folder} exists already: --resume continues this run, --restart starts over and moves it "
+                "to before-1; or choose another folder with -o"
             )
     return RunFolder.claim(folder, new=new)
 

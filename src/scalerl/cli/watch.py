@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> None:
         first = _first(follower, args)
         if args.target is not None and not math.isfinite(first.budget):
             raise InputError(
-                f"{args.run_or_file}: has no budget on the axis {first.points.axis} for --target; "
-                "name one with --budget"
+                f"{args.run_or_file}: --target needs a budget on the axis {first.points.axis}, and the run "
+                "has none: give --budget C"
             )
         # FORCE_COLOR gives a pipe a console, too, and in a pipe there is no place to draw in.
         console = console_for(sys.stdout) if sys.stdout.isatty() else None

@@ -272,15 +272,15 @@ def _choose(
         keep_N &= points.compute_N > 0
     n = len(np.unique(points.compute_N[keep_N]))
     if n < MIN_TO_FIT:
-        found = f"{counted(n, 'evaluation')} (each compute counted once)"
+        found = counted(n, "evaluation")
         if min_compute > 0 or max_compute < math.inf:
-            cuts = ["from --min-compute on"] * (min_compute > 0)
-            cuts += ["up to --max-compute"] * (max_compute < math.inf)
+            cuts = ["at or above --min-compute"] * (min_compute > 0)
+            cuts += ["at or below --max-compute"] * (max_compute < math.inf)
             where = " and ".join(cuts)
             total = len(np.unique(points.compute_N))
-            found = f"only {n} of {counted(total, 'evaluation')} are {where}"
-        elif len(points) >= MIN_TO_FIT > n:
-            found += f" of {len(points)} (compute must be the total since the start of the run)"
+            found = f"only {n} of {counted(total, 'evaluation')} {where}"
+        elif (kept := int(keep_N.sum())) > n:
+            found = f"{kept} evaluations at only {counted(n, 'compute')} (give totals since the start)"
         raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")
     return points, keep_N
 

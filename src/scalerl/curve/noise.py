@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -232,8 +232,7 @@ def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
         variance_P = variances[name]
         if not variance_P.any():
             continue
-        T_NN, last_sN, end_ss = covariance(sample)
-        value_k, U_Nk = np.linalg.eigh(T_NN * root_N[:, None] * root_N)
+        value_k, U_Nk, last_sN, end_ss = _waves(covariance, sample)
         kept = variance_P.max() * value_k > _LEAST
         value_k, U_Nk = value_k[kept], U_Nk[:, kept]
         own_Pk = variance_P[:, None] * value_k / (1.0 + variance_P[:, None] * value_k)
@@ -245,6 +244,19 @@ def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
         wave_Nk = np.concatenate([wave_Nk, root_N[:, None] * U_Nk], axis=1)
         shrink_Pk = np.concatenate([shrink_Pk, own_Pk], axis=1)
     return Walks(variances["wander"], variances["trend"], wave_Nk, shrink_Pk, filter_PsN, left_Pss)
+
+
+@functools.lru_cache(maxsize=4)
+def _waves(
+    covariance: Callable[[Sample], tuple[np.ndarray, np.ndarray, np.ndarray]], sample: Sample
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return eigenvalues and eigenvectors of T in units of noise, and the covariances of the last row.
+
+    One fit needs them for several sets of models, and they are most of what a fit of 400 rows costs.
+    """
+    T_NN, last_sN, end_ss = covariance(sample)
+    root_N = np.sqrt(sample.weight_N)
+    return *np.linalg.eigh(T_NN * root_N[:, None] * root_N), last_sN, end_ss
 
 
 def _with_changes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,16 @@ LABELS = (
 )
 """The columns of a table that tell data sets or runs apart."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
+
+
+@dataclass(frozen=True, eq=False)
+class Further:
+    """Further columns of numbers of a table, in all of its rows by compute; NaN where a cell is no number."""
+
+    compute_R: np.ndarray
+    step_R: np.ndarray
+    values: Mapping[str, np.ndarray]
+    """By name, each of shape (R,)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class Points:
     """The metric whose values the pass rates are."""
     noise_from: Literal["samples", "prompts"] = "samples"
     """What `noise_sd_N` is known from: the number of samples, or how prompts differ between evaluations."""
+    further: Further | None = field(default=None, repr=False)
+    """What else the table logged, for the chart."""
 
     def __post_init__(self) -> None:
         if self.compute_N.ndim != 1:

@@ -14,7 +14,7 @@ MAX_ROWS = 400
 """Rows above this many are averaged in runs of consecutive evaluations, so that time stays linear."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """Rows in the order of compute, N of them; what was repeated at one compute is one row.
 

@@ -241,7 +241,8 @@ def _checked(
         raise InputError("compare takes a list of fits for every recipe: {'old': [fit], 'new': [fit, fit]}")
     names = list(recipes)
     if len(names) < 2:
-        raise InputError(f"a comparison needs two recipes or more, found {len(names)}: {', '.join(names)}")
+        which = f": {names[0]}, whose runs count as its seeds" if names else ""
+        raise InputError(f"a comparison needs two recipes or more, found {len(names)}{which}")
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(names)}")
     check_level(level)

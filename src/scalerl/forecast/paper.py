@@ -144,7 +144,7 @@ def paper_fit(
     n = len(np.unique(chosen.compute_N))
     if n < 3:
         raise CannotAnswerError(
-            f"{points.source}: {counted(n, 'evaluation')} (each compute counted once) from {min_compute:g}; "
+            f"{points.source}: {counted(n, 'evaluation')} of different compute from {min_compute:g} on; "
             f"the paper's fit needs at least 3 (is min_compute in the unit of {points.axis}?)"
         )
     last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
@@ -302,7 +302,7 @@ class PaperComparison:
         answer = f"A differs by {self.difference:+.3f}: {a.A:.3f} and {b.A:.3f}"
         if self.by == "B":
             answer = (
-                f"A taken for one, {a.A:.4g}; B differs by {self.difference:+.3f}: {a.B:.3f} and {b.B:.3f}"
+                f"one A for both, {a.A:.4g}; B differs by {self.difference:+.3f}: {a.B:.3f} and {b.B:.3f}"
             )
         return "\n".join([answer, *(f"  warning: {warning}" for warning in self.warnings)])
 

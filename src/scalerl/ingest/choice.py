@@ -111,8 +111,8 @@ def _named(log: Log, vocabulary: Vocabulary, given: str, asked: ReadOptions) -> 
             return found
         if like:
             raise InputError(
-                f"{log.source}: no metric like '{one}' is known for a pass rate or reward; write one of "
-                f"{listed(like)} after {asked.option} to take it"
+                f"{log.source}: no metric like '{one}' is a known pass rate or reward; to take one, "
+                f"write {asked.naming('NAME')}: {listed(like)}"
             )
     there = f"there are {listed(_likely(log.names))}"
     if not log.names:
@@ -160,7 +160,7 @@ def _unasked(
         if chosen.name not in vocabulary.held_out([chosen.name]):
             warnings.append(
                 f"'{chosen.name}' is assumed to be the held-out pass rate by its name; confirm it with "
-                f"{asked.option}{' ' * asked.option.startswith('--')}{chosen.name}"
+                f"{asked.naming(chosen.name)}"
             )
         return chosen
     parts = [one for one in found if vocabulary.matches("reward_parts", [one.name])]
@@ -171,10 +171,10 @@ def _unasked(
         raise InputError(f"{log.source}: {_refusal(found, found[:1], asked)}")
     chosen = _largest(usable, asked, warnings)
     others = [one.name for one in found if one.name != chosen.name]
-    beside = f"; others are {listed(others)}" if others else ""
+    beside = f", one of {listed(others)}" if others else ""
     warnings.append(
         f"'{chosen.name}' is a held-out reward used as the pass rate, which is right only if a right "
-        f"answer earns 1 and any other 0{beside} ({asked.option} NAME)"
+        f"answer earns 1 and any other 0; else give {asked.naming('NAME')}{beside}"
     )
     return chosen
 
@@ -184,8 +184,8 @@ def _refusal(found: Sequence[Candidate], blamed: Sequence[Candidate], asked: Rea
     several = "the reward has several parts, and none of them is named for correctness"
     return (
         f"{blamed[0].why_not if blamed else several}; held out are {listed([one.name for one in found])}: "
-        f"name the metric of right answers with {asked.option} NAME, and what a right answer earns, if not "
-        f"1, with {asked.max_option} X"
+        f"name the metric of right answers with {asked.naming('NAME')}, and what a right answer earns, if "
+        f"not 1, with {asked.max_option} X"
     )
 
 
@@ -195,8 +195,8 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     training = vocabulary.matches("train_reward", log.metrics)
     if training:
         return (
-            f"{hint}nothing is held out: '{training[0]}' is a reward of training, which does not determine "
-            f"a held-out pass rate; {left_out}{asked.option} {training[0]} fits it as such"
+            f"{hint}no metric is held out: '{training[0]}' is a training reward, which does not determine a "
+            f"held-out pass rate; {left_out}{asked.naming(training[0])} fits it without a ceiling or verdict"
         )
     names = listed(_likely(log.names))
     choices = f"{asked.option} takes one of: {names}" if names else "there are no metrics with numbers"
@@ -210,7 +210,7 @@ def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
         by = "the first, as the prompts of none are known,"
         by = "that with most prompts" if chosen.metric.n_prompts else by
         warnings.append(
-            f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.option} NAME takes "
+            f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.naming('NAME')} takes "
             f"another of {listed(others)}"
         )
     return chosen
@@ -223,11 +223,11 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[C
     rates = [one for one in rates if one.metric.kind == rates[0].metric.kind]
     if len(rates) < 2:
         names = listed([one.name for one in found]) or "none"
-        raise InputError(f"{log.source}: to be pooled it takes two data sets; held out are {names}")
+        raise InputError(f"{log.source}: --pooled needs two held-out data sets or more, found {names}")
     if unknown := [one.name for one in rates if not one.metric.n_prompts]:
         raise InputError(
-            f"{log.source}: the number of prompts behind '{unknown[0]}' is not known, so that no mean over "
-            "data sets can be weighted: give --prompts SET=N,SET=N"
+            f"{log.source}: --pooled weights by prompts, and those of '{unknown[0]}' are not logged: give "
+            "--prompts SET=N,SET=N"
         )
     steps = [one.series.step_N for one in rates]
     common_N = functools.reduce(np.intersect1d, steps)

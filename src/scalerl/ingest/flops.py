@@ -49,6 +49,10 @@ def model_cost(path: str | Path) -> ModelCost:
         InputError: there is no such file, or what the cost depends on is missing or no count.
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(
+            f"{path}: no such file; expected the folder or config.json of a model on this machine"
+        )
     config, file = read_model_config(path), path / "config.json" if path.is_dir() else path
 
     def whole(*names: str, default: int | None = None) -> int:
@@ -62,11 +66,11 @@ def model_cost(path: str | Path) -> ModelCost:
     hidden, layers = whole("hidden_size", "n_embd", "d_model"), whole("num_hidden_layers", "n_layer")
     heads = whole("num_attention_heads", "n_head")
     if heads > hidden:
-        raise InputError(f"{file}: {heads} heads cannot share a hidden size of {hidden}")
+        raise InputError(f"{file}: more attention heads ({heads}) than hidden_size ({hidden})")
     head_dim = whole("head_dim", default=hidden // heads)
     kv_heads = whole("num_key_value_heads", default=heads)
     if what := _uncounted(config):
-        raise InputError(f"{file}: {what} not counted yet; tokens and GPU-hours are")
+        raise InputError(f"{file}: {what} not supported by --model yet: use --x tokens or --x gpu_hours")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     dense = whole("intermediate_size", "n_inner", default=4 * hidden)
     gated = 2 if config.get("n_inner") or str(config.get("model_type")) in _UNGATED else 3

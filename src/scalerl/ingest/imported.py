@@ -67,7 +67,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     warnings += [*said, *doubts]
     taken = {"pass rate": f"{metric}; {counted(len(series), 'evaluation')}"}
     if metric.others:
-        taken["other held-out metrics"] = f"{listed(metric.others)} ({asked.option} NAME)"
+        taken["other held-out metrics"] = f"{listed(metric.others)} ({asked.naming('NAME')})"
     taken |= {what: counter.how for what, counter in made.items()}
     columns = _columns(log, vocabulary, taken, warnings)
     noise = {

@@ -96,7 +96,7 @@ def load_run(
     )
     found, foreign = _records(path, source)
     if found is None:
-        what = "a plain table, not a run; scalerl.read_table reads its points"
+        what = "a table, not a run: use scalerl.read_table"
         raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
     source.check_used([path], foreign)
     _check_one(found.runs, path)
@@ -126,7 +126,7 @@ def read_source(
         _check_holds_no_logs(path)
         raise InputError(
             f"{path}: unknown log format; known: {', '.join(one.name for one in formats())} (--format); "
-            "a table of compute and pass rates needs none: use scalerl fit"
+            "a table of compute and pass rates is read by scalerl fit, not ingest"
         )
     try:
         logs = found.read(path, wanted(asked))
@@ -252,7 +252,7 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
         InputError: as `read_data`, where none can.
     """
     if price and x not in (None, "dollars"):
-        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
+        raise InputError(f"--price measures compute in dollars: leave out --x {x}, or --price")
     x = "dollars" if price else x
     y, (wrong, right) = source.metric, source.rewards or (0.0, 1.0)
     if str(path) == STANDARD_INPUT:
@@ -323,7 +323,7 @@ def _check_holds_no_logs(folder: Path) -> None:
     except OSError:  # what is wrong with the folder itself is said by its reader
         return
     if logs:
-        raise InputError(f"{folder}: a folder, and no run; name one of those in it: {listed(names)}")
+        raise InputError(f"{folder}: a folder, not a run; give one of those in it: {listed(names)}")
 
 
 def _is_log(path: Path) -> bool:

@@ -51,6 +51,10 @@ class ReadOptions:
         """How the user names `metric`."""
         return "metric=" if self.in_python else "--y"
 
+    def naming(self, metric: str) -> str:
+        """Return what the user writes to take a metric."""
+        return f"metric={metric!r}" if self.in_python else f"--y {metric}"
+
     @property
     def max_option(self) -> str:
         """How the user names `max_reward`."""
@@ -97,7 +101,7 @@ class ReadOptions:
         is_set = (self.metric is not None and self.task is None) or self.rewards is not None
         if is_set and paths and not (foreign or is_table):
             raise InputError(
-                f"{paths[0]}: a run has its pass rates; {self.option} names those of logs and tables"
+                f"{paths[0]}: a run folder has its own pass rates; {self.option} is for logs and tables"
             )
         names = ["format", "trainer", "run", "devices", "model", "pooled", "each", "prompts"]
         names = [name for name in names if getattr(self, name) not in (None, False, {})]

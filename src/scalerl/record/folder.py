@@ -293,4 +293,4 @@ def why_no_run(path: Path) -> str:
     if names := runs_below(path):
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         return f"a folder of runs; name one of them ({shown}), or see all with scalerl serve"
-    return "no evals.jsonl in it, and no log in a known format"
+    return "no evals.jsonl in it, so it is no run folder; nor is it a log in a known format"

@@ -26,11 +26,8 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': "''",
     "`": r"\textasciigrave{}",
-    "[": "{[}",  # after \\ it would begin an optional argument, and so would a star
-    "]": "{]}",
-    "*": "{*}",
     "–": "--",
     "−": "$-$",
     "×": r"$\times$",
@@ -78,12 +75,20 @@ def markdown_text(text: str) -> str:
 
 def latex_document(tables: Iterable[Table]) -> str:
     """All tables, to be read by `\\input`."""
-    return "\n".join(["% For the preamble: \\usepackage{booktabs,longtable}\n", *map(latex, tables)])
+    preamble = "% For the preamble: \\usepackage{booktabs,longtable}; names in other scripts need LuaLaTeX"
+    return "\n".join([f"{preamble}\n", *map(latex, tables)])
 
 
 def latex(table: Table) -> str:
-    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each."""
-    first, *others = (_latex_column(table, place) for place in range(len(table.headers)))
+    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each.
+
+    What stands beside a number is below it where the table is too wide otherwise.
+    """
+    for below in (False, True):
+        columns = [_latex_column(table, place, below) for place in range(len(table.headers))]
+        if sum(column.width for column in columns) <= _TEXT_WIDTH:
+            break
+    first, *others = columns
     parts: list[list[_LatexColumn]] = []
     for column in others:
         if parts and sum(one.width for one in (*parts[-1], column)) <= _TEXT_WIDTH:
@@ -104,40 +109,42 @@ class _LatexColumn:
     width: int
 
 
-def _latex_column(table: Table, place: int) -> _LatexColumn:
+def _latex_column(table: Table, place: int, below: bool) -> _LatexColumn:
     """Words stand at the left, and wrap where they are long; numbers at the right. A heading wraps."""
     header = table.headers[place]
     prose = header in table.prose
-    lines_R = [_latex_lines(row.cells[place], prose) for row in table.rows]
+    lines_R = [_latex_lines(row.cells[place], prose, below) for row in table.rows]
     longest = max((len(line) for lines in lines_R for line in lines), default=0)
     own = min(longest, _LONGEST_PROSE) if prose else longest
     width = max(own, *map(len, header.split()), _SHORTEST_HEAD)
     side = "l" if prose else "r"
-    head = textwrap.wrap(one_line(header), width, break_long_words=False)
+    head = textwrap.wrap(one_line(header), width, break_long_words=False, break_on_hyphens=False)
     cells = []
     for first, *others in ([latex_text(line) for line in lines] for lines in lines_R):
         cells.append(_latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t"))
     return _LatexColumn(
         shape=f"p{{{_LONGEST_PROSE * _EM:g}em}}" if prose and longest > _LONGEST_PROSE else side,
-        head=_latex_stack([latex_text(line) for line in head], side, "b"),
+        head=_latex_stack([re.sub(r"\b[AB]\b", r"$\g<0>$", latex_text(line)) for line in head], side, "b"),
         cells=cells,
         width=width + 2,
     )
 
 
-def _latex_lines(cell: Cell, prose: bool) -> list[str]:
+def _latex_lines(cell: Cell, prose: bool, below: bool) -> list[str]:
     """A number, and below it what stands beside it; of words all in one line, but for sentences.
 
     The page and Markdown have room for these.
     """
     beside = cell.beside.splitlines()
     if not prose:
-        return [cell.text, *beside]
+        return [cell.text, *beside] if below else [cell.whole]
     return [Cell(cell.text, "\n".join(line for line in beside if len(line) <= _SENTENCE)).whole]
 
 
 def _latex_part(table: Table, columns: list[_LatexColumn], number: int, of: int) -> str:
     shape = "".join(column.shape for column in columns)
+    # Of two columns of a page a narrow table takes one.
+    kind = "table*" if sum(column.width for column in columns) > _TEXT_WIDTH / 2 else "table"
     head = " & ".join(column.head for column in columns) + r" \\"
     body = [" & ".join(cells) + r" \\" for cells in zip(*(one.cells for one in columns), strict=True)]
     title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
@@ -158,11 +165,11 @@ def _latex_part(table: Table, columns: list[_LatexColumn], number: int, of: int)
         ]
     else:
         lines = [
-            *("\\begin{table*}", "\\centering", caption + label),
+            *(f"\\begin{{{kind}}}", "\\centering", caption + label),
             "\\footnotesize\\setlength{\\tabcolsep}{3pt}",
             f"\\begin{{tabular}}{{{shape}}}",
             *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
-            *("\\end{tabular}", "\\end{table*}"),
+            *("\\end{tabular}", f"\\end{{{kind}}}"),
         ]
     return "\n".join(lines) + "\n"
 
@@ -178,7 +185,9 @@ def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
     escaped = "".join(_LATEX.get(letter, letter) for letter in one_line(text))
-    return re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
+    escaped = re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
+    escaped = re.sub(r"^[\[*]", r"{\g<0>}", escaped)  # after \\ it would begin an optional argument
+    return escaped.replace(r"C\_mid", r"$C_{\mathrm{mid}}$").replace(r"R\_0", "$R_0$")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -240,7 +240,7 @@ def test_what_is_recognised(tmp_path):
         (b'{"step": 1}\n{"a": "\xff"}\n', "line 2: not JSON"),
         (b'{"step": 1}\n\0\n', "line 2: a binary file"),
         (dumped(TRAINER).encode("utf-16"), "UTF-16"),
-        ('{"a": 1}\n', "no row has a step, a number by one of the names step, global_step"),
+        ('{"a": 1}\n', "no row has a step, a number called step, global_step"),
         ("", "no row has a step"),
         ("[" * 100_000 + "\n", "line 1: more than 100 levels of nesting"),
         ('{"step": ' + "1" * 5000 + "}\n", "line 1: not JSON"),

@@ -170,7 +170,7 @@ def test_errors(store, tmp_path):
         read_logs(FORMAT, (tmp_path / "empty").mkdir() or tmp_path / "empty", everything)
     change(store, "DROP TABLE latest_metrics")
     assert recognise(store) is None
-    with pytest.raises(InputError, match="no tables as MLflow has them") as error:
+    with pytest.raises(InputError, match="lacks the tables of MLflow's") as error:
         read_logs(FORMAT, store, everything)
     assert str(error.value).startswith(f"{store}: ")
     change(store, "CREATE VIEW latest_metrics AS SELECT * FROM metrics")  # a view may never end

@@ -148,7 +148,7 @@ def test_errors(tmp_path):
     with pytest.raises(InputError, match="no SQLite files of trackio in it"):
         read_logs(FORMAT, tmp_path, everything)
     path.write_text("no database")
-    with pytest.raises(InputError, match="no SQLite file"):
+    with pytest.raises(InputError, match="not an SQLite file"):
         read_logs(FORMAT, path, everything)
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     assert not FORMAT.recognises(path)
@@ -158,11 +158,11 @@ def test_errors(tmp_path):
     with closing(sqlite3.connect(path)) as database, database:  # MLflow's, say
         database.execute("CREATE TABLE metrics (key TEXT, value REAL, step INTEGER, run_uuid TEXT)")
     assert not FORMAT.recognises(path)
-    with pytest.raises(InputError, match="no tables as trackio has them"):
+    with pytest.raises(InputError, match="lacks the tables of trackio's"):
         read_logs(FORMAT, path, everything)
     for bad in ("[1]", "{", b"\xff", None, 5):
         write(path, cell=lambda row, bad=bad: bad if bad is not None else "null")
-        with pytest.raises(InputError, match="a row of trackio's is no"):
+        with pytest.raises(InputError, match="a row of trackio is not"):
             read_logs(FORMAT, path, everything)
 
 
@@ -174,7 +174,7 @@ def test_cells_that_are_numbers_are_refused_and_take_no_memory(tmp_path, cell):
         database.execute("CREATE TABLE metrics (run_id, timestamp, run_name, step, metrics)")  # of any type
         database.execute("INSERT INTO metrics VALUES ('id1', '', 'a', 0, ?)", [cell])
     tracemalloc.start()
-    with pytest.raises(InputError, match=f"holds a {type(cell).__name__}, expected a text of JSON"):
+    with pytest.raises(InputError, match=f"is a {type(cell).__name__}, expected JSON text"):
         read_logs(FORMAT, path, everything)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -77,7 +77,7 @@ def test_a_restart(tmp_path):
         (JSONL + '{"step": 1}\n', "line 4: .*expected a row as"),
         (JSONL + "[1]\n", "line 4: expected one JSON object"),
         ("nothing of the kind\n", "line 1: not JSON"),
-        ("", "no row of verl's in it"),
+        ("", "no row of verl's logger in it"),
         (JSONL.encode("utf-16"), "UTF-16"),
         (JSONL + "\0\n", "line 4: a binary file"),
     ],

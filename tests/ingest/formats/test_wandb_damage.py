@@ -22,7 +22,7 @@ from scalerl.ingest.formats.wandb_offline import FORMAT
         (b"", "the file is empty"),
         (MAGIC[:5], "ends after 5 bytes"),
         (b"step,loss\n1,2\n", "not a file of W&B, it begins with b'step,lo'"),
-        (MAGIC[:6] + b"\x01", "of a version that is not known"),
+        (MAGIC[:6] + b"\x01", "unknown version"),
         (bytes(40000), "not a file of W&B"),
     ],
 )

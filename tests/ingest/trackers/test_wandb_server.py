@@ -188,7 +188,7 @@ def test_errors(serve, monkeypatch):
     server.status = 401
     assert "returned error 401" in refusal()
     server.status = 503
-    assert f"{server.url} did not answer within 2 s, or with errors" in refusal()
+    assert f"{server.url} gave no answer within 2 s, or errors" in refusal()
     server.status = 200
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 did not answer within 2 s" in refusal()

@@ -198,7 +198,7 @@ def test_a_folder_that_is_no_run_does_not_hide_the_recipe_of_its_name(tmp_path, 
     (tmp_path / "smollm2").mkdir()
     assert load_recipe("smollm2").model == "smollm2"
     (tmp_path / "other").mkdir()
-    with pytest.raises(InputError, match=r"other: a folder without a config.json"):
+    with pytest.raises(InputError, match=r"other: no config.json in this folder"):
         load_recipe("other")
 
 

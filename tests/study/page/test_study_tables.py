@@ -4,6 +4,8 @@ import csv
 import io
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -24,6 +26,7 @@ from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.verdict import kind_of
 from scalerl.view import formats
 from scalerl.view.facts.notices import claim_text
+from scalerl.view.runs.tables import latex
 from scalerl.view.table import Table, difference_cell, rate_cell
 
 
@@ -177,6 +180,24 @@ def test_latex_is_balanced_and_escaped(verdict):
     assert check_latex(text) == rows
     assert r"failed\_everywhere 100\% \& \{more\} \textbackslash{}x \$2\textasciicircum{}3" in text
     assert r"\textless{}script\textgreater{}" in text
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_pdflatex_sets_all_tables_within_the_page(verdict, tmp_path):
+    fits = {FAILED: verdict.arms[0].fits, "[a]": verdict.arms[1].fits[0], 'the "b"': verdict.arms[1].fits[1]}
+    tables = [
+        study_document(verdict, verdict.study.path, []).latex(),
+        formats.latex(forecasts_table(replace(verdict, forecasts=verdict.forecasts * 3))),
+        verdict.comparison.to_latex(),
+        latex(fits, 12_000),
+    ]
+    head = r"\documentclass{article}\usepackage{booktabs,longtable}\begin{document}"
+    (tmp_path / "all.tex").write_text("\n".join([head, *tables, r"\end{document}"]))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    said = made.stdout.decode(errors="replace")
+    assert made.returncode == 0, said[-2000:]
+    assert "Overfull" not in said
 
 
 def test_a_long_latex_table_breaks_over_pages(verdict):

@@ -50,7 +50,7 @@ def test_a_target_that_is_not_reached_is_not_judged():
     outcome = judge(run, HALF)
     assert (outcome.measured, outcome.inside) == (None, None)
     assert outcome.progress == pytest.approx(0.94)
-    assert "not measured yet: the run stands at 94 % of the target" in sentence(HALF, outcome)
+    assert "not measured yet: the run is at 94 % of the forecast's compute" in sentence(HALF, outcome)
 
 
 def test_within_five_per_cent_the_nearest_evaluation_counts():

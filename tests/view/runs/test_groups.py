@@ -7,6 +7,8 @@ from simulated_runs import BUDGET, write_run
 
 from scalerl.curve import Points, fit
 from scalerl.ingest import load_run
+from scalerl.ingest.formats import numbers
+from scalerl.ingest.formats.table import read_table
 from scalerl.record.reader import RunRecord
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
@@ -81,6 +83,31 @@ def test_what_a_run_logged_is_there_by_name(run, runs):
     names, (found,) = logged(runs[:1])  # without steps, what evaluations have
     assert names == ["entropy", "truncated"]
     assert found["values"]["entropy"] == [0.31] * 25
+
+
+TABLE = "".join(f"{n},{'' if n % 5 else n / 100},{2 / (n + 1)},{n},note\n" for n in range(50))
+
+
+@pytest.mark.parametrize("clock", ["step", "hours"])
+def test_a_table_has_its_other_columns_of_numbers_of_every_row(tmp_path, clock):
+    path = tmp_path / "log.csv"
+    path.write_text(f"{clock},accuracy,loss,reward_mean,text\n{TABLE}")
+    names, (found,) = logged([OverlayRun("log", read_table(path, x=clock, y="accuracy"))])
+    assert names == ["reward_mean", "loss"]
+    assert found["compute"] == list(range(50))
+    assert found["step"] == (found["compute"] if clock == "step" else [None] * 50)
+    assert found["values"]["loss"] == pytest.approx([2 / (n + 1) for n in range(50)], rel=1e-3)
+
+
+def test_of_a_table_of_any_length_as_many_numbers_are_held(monkeypatch):
+    monkeypatch.setattr(numbers, "_MOST", 100)
+    held = numbers.Numbers()
+    for row in range(1000):
+        held.add({"step": row, "loss": f"{row / 4}", "eval": "" if row % 8 else "nan", "text": "a"})
+    columns = held.columns()
+    assert list(columns) == ["step", "loss"]
+    assert columns["step"].tolist() == list(range(0, 1000, 32))
+    assert (columns["loss"] == columns["step"] / 4).all()
 
 
 def test_foreign_runs_have_what_they_logged(tmp_path, monkeypatch):

@@ -373,6 +373,20 @@ def test_any_metric_is_drawn_below_on_the_same_axis(groups):
     groups.get_by_label("Smoothing").fill("0")
 
 
+def test_a_column_of_a_table_without_steps_is_drawn_below(visit, pages):
+    page = visit(pages["long"])
+    page.wait_for_selector("#chart[data-drawn]")
+    page.get_by_label("Below").select_option("loss")
+    page.wait_for_function("document.querySelector('.sc-below').data")
+    x, y, text = page.evaluate(
+        "() => (({ x, y, text }) => [x, y, text.at(-1)])(document.querySelector('.sc-below').data.at(-1))"
+    )
+    assert len(x) == len(y)
+    assert x[-1] == pytest.approx(BUDGET, rel=5e-3)  # the mean of a block
+    assert max(y) < 1
+    assert " GPU-hours: loss " in text
+
+
 def test_a_recipe_is_renamed_wherever_it_is_shown(groups):
     groups.locator(".sc-legend li").first.hover()
     groups.get_by_label("Rename recipe 0-0").click()

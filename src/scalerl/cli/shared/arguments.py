@@ -216,7 +216,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "P",
         "help": "level of the intervals (default: 0.95)",
     },
-    "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out compute above C"},
+    "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out evaluations above compute C"},
     "--price": {"type": positive, "metavar": "USD"},
     "--prior": {
         # Those of `scalerl.curve.prior`, whose import would cost every command NumPy.

@@ -34,18 +34,18 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, sev
         "--x",
         f"compute axis: {axes}; or a column of FILE (default: that of the budget, else gpu_hours)",
     )
-    option(command, "--y NAME", "column or metric with the pass rates; * is any text")
+    option(command, "--y NAME", "column or metric with the pass rates; * matches any text")
     option(
         command,
         "--r0 R|free",
         "pass rate before training, if it is known",
         type=lambda text: text if text == "free" else pass_rate(text),
     )
-    said = " (auto: before a change that no curve describes)" if auto else ""
+    said = " (auto: what precedes a change that no curve describes)" if auto else ""
     option(
         command,
         "--min-compute",
-        f"leave out compute below C{said}",
+        f"leave out evaluations below compute C{said}",
         metavar="C|auto" if auto else "C",
         type=lambda text: text if auto and text == "auto" else amount()(text),
     )
@@ -66,7 +66,7 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
     option(
         source, "--run NAME ...", f"which run to read, of several{'; repeatable' * several}", dest="run_names"
     )
-    option(source, "--devices N", "devices used, if they are not logged", type=positive)
+    option(source, "--devices N", "number of devices, if not logged", type=positive)
     option(source, "--model FOLDER", "folder or config.json of the model, to count FLOPs", type=Path)
     scale = source.add_mutually_exclusive_group()
     option(
@@ -74,7 +74,7 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
     )
     option(scale, "--max-reward X", "what a right answer earns (default: 1)", type=positive)
     option(source, "--min-reward X", "what a wrong answer earns (default: 0)", type=finite)
-    option(source, "--pooled", "mean of data sets, weighted by prompts")
+    option(source, "--pooled", "take the mean over data sets, weighted by prompts")
     option(source, "--prompts N|SET=N,...", "held-out prompts, if not logged", type=_prompts, default={})
 
 

@@ -86,7 +86,7 @@ class Store:
         room = Room(str(path))
         if not path.is_dir():
             if not _is_database(path):
-                raise InputError(f"{path}: no SQLite file; expected {self.tracker}'s {self.file}")
+                raise InputError(f"{path}: not an SQLite file; expected {self.tracker}'s {self.file}")
             return [*self._read_file(path, wanted, room, "")]
         files = [one for one in _candidates(path) if self._is_one(one)]
         prefix = len(files) > 1
@@ -101,9 +101,7 @@ class Store:
     def _read_file(self, path: Path, wanted: Wanted, room: Room, prefix: str) -> list[Log]:
         with self._opened(path) as sql:
             if not self._has_tables(sql):
-                raise InputError(
-                    f"{path}: no tables as {self.tracker} has them; expected {self.tracker}'s {self.file}"
-                )
+                raise InputError(f"{path}: lacks the tables of {self.tracker}'s {self.file}")
             return self.read(Database(path, sql, wanted, room, prefix, _bytes_of(path)))
 
     def _is_one(self, path: Path) -> bool:
@@ -134,7 +132,7 @@ class Store:
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter in its messages on a damaged file
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 raise InputError(
-                    f"{path}: damaged, its pages lead to one another more often than sound ones"
+                    f"{path}: damaged (reading its pages takes longer than a sound file of this size can)"
                 ) from error
             raise InputError(
                 f"{path}: SQLite cannot read it ({error}); expected {self.tracker}'s {self.file}"
@@ -281,13 +279,13 @@ def _read_trackio(database: Database) -> list[Log]:
 def _object(text: Any, path: Path) -> Mapping[str, Any]:
     """Parse a cell with a JSON object, which some versions store as a text and some as bytes."""
     if not isinstance(text, str | bytes):  # bytes() of a number would be so many zeros
-        raise InputError(f"{path}: a row of trackio's holds a {type(text).__name__}, expected a text of JSON")
+        raise InputError(f"{path}: a row of trackio is a {type(text).__name__}, expected JSON text")
     try:
         found = parse_json(text.encode() if isinstance(text, str) else text, str(path))
     except ValueError as error:
-        raise InputError(f"{path}: a row of trackio's is not JSON ({why_not_json(error)})") from error
+        raise InputError(f"{path}: a row of trackio is not JSON ({why_not_json(error)})") from error
     if not isinstance(found, dict):
-        raise InputError(f"{path}: a row of trackio's is no JSON object")
+        raise InputError(f"{path}: a row of trackio is not a JSON object")
     return found
 
 

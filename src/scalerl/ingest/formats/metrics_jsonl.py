@@ -145,7 +145,7 @@ def _read_verl(path: Path, wanted: Wanted) -> list[Log]:
         builder.add(finite(row["step"]), time, cells, line=number)
         is_empty = False
     if is_empty:
-        raise InputError(f'{path}: no row of verl\'s in it; expected some as {{"step": 1, "data": {{...}}}}')
+        raise InputError(f'{path}: no row of verl\'s logger in it, such as {{"step": 1, "data": {{...}}}}')
     return [builder.build()]
 
 

@@ -77,7 +77,7 @@ class RowReader:
         """
         if not self.has_steps:
             names = ", ".join(STEPS)
-            raise InputError(f"{self._source}: no row has a step, a number by one of the names {names}")
+            raise InputError(f"{self._source}: no row has a step, a number called {names}")
         for builder in self._builders.values():
             builder.notes += self.notes
             if self._passed:

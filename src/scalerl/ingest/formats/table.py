@@ -18,6 +18,7 @@ from scalerl.curve.points import (
     LABELS,
     NOISE_FIELDS,
     ONE_SAMPLE,
+    Further,
     Points,
     noise_of,
     warn_of_mixture,
@@ -25,6 +26,7 @@ from scalerl.curve.points import (
 )
 from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.ingest.formats.lines import csv_rows, text_lines
+from scalerl.ingest.formats.numbers import Numbers
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies import ANY, wildcard
@@ -73,13 +75,14 @@ class _Table:
         """All names, of the columns that are of no use too, in the order of the file."""
         self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL, *LABELS)}
         self.lines: list[int] = []
-        self._all_steps, self._all_lines = array("d"), array("q")
+        self._all_steps, self._all_lines, self._numbers = array("d"), array("q"), Numbers()
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
         """Add one row; only its step and its line if it has no pass rate."""
         # Restarts are proved by rows of training, which have no pass rate but count by their steps.
         self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
+        self._numbers.add(row)
         if _is_empty(row.get(self.y)):
             return
         self.lines.append(line)
@@ -137,10 +140,31 @@ class _Table:
 
     def compute(self, rows: Sequence[int], price: float | None) -> np.ndarray:
         """Return the compute of rows; errors as of `numbers`."""
-        if self.x == "dollars" and self.x not in self.columns and "gpu_hours" in self.columns:
-            return in_dollars(self.numbers("gpu_hours", rows), price)
-        is_step = self.x == "steps" and self.x not in self.columns and _STEP in self.columns
-        return self.numbers(_STEP if is_step else self.x, rows)
+        compute_N = self.numbers(self._clock, rows)
+        return in_dollars(compute_N, price) if self._is_priced else compute_N
+
+    def further(self, price: float | None) -> Further | None:
+        """Return the columns of numbers that have no meaning here, of all rows; None without any."""
+        columns = self._numbers.columns()
+        compute_R = columns.get(self._clock)
+        values = {name: value_R for name, value_R in columns.items() if name not in self.cells}
+        if compute_R is None or not values:
+            return None
+        compute_R = in_dollars(compute_R, price) if self._is_priced else compute_R
+        step_R = columns.get(_STEP, np.full(len(compute_R), math.nan))
+        order_R = np.argsort(compute_R, kind="stable")[: int(np.isfinite(compute_R).sum())]
+        sorted_R = {name: value_R[order_R] for name, value_R in values.items()}
+        return Further(compute_R[order_R], step_R[order_R], sorted_R)
+
+    @property
+    def _clock(self) -> str:
+        """The column that compute is made from."""
+        made_from = {"dollars": "gpu_hours", "steps": _STEP}.get(self.x, "")
+        return made_from if self.x not in self.columns and made_from in self.columns else self.x
+
+    @property
+    def _is_priced(self) -> bool:
+        return self.x == "dollars" and self._clock != self.x
 
     def optional(self, column: str, rows: Sequence[int]) -> np.ndarray | None:
         """Return the numbers of a column that is not required, if it is there and complete."""
@@ -233,6 +257,7 @@ def parse_table(
         (*left_out.sentences(), *warnings, *scaling, *doubts),
         left_out,
         replace(Metric.of_column(table.y), **known),
+        further=table.further(price),
     )
     label_of = {name: [table.cells[name][row] for row in rows] for name in LABELS if name in table.columns}
     return with_doubts(warn_of_mixture(points, label_of))
@@ -304,7 +329,7 @@ def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
     rows = csv_rows(io.BytesIO(data), source, delimiter=max(",;\t", key=header.count), strict=True)
     columns = [name.strip() for name in next(rows, (0, []))[1]]
     table = _Table(source, columns, x, y)
-    places = {name: columns.index(name) for name in table.cells if name in columns}
+    places = {name: place for place, name in reversed([*enumerate(columns)])}
     for line, cells in rows:
         # A line may be shorter than the first.
         table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})

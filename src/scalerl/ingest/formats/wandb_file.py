@@ -138,7 +138,7 @@ def _check_header(head: bytes, path: Path) -> None:
     if head[:4] != MAGIC[:4]:
         raise InputError(f"{path}: not a file of W&B, it begins with {brief(head)}; {expected}")
     if head != MAGIC:
-        raise InputError(f"{path}: of a version that is not known ({brief(head[4:])}); {expected}")
+        raise InputError(f"{path}: unknown version {brief(head[4:])} of W&B's format; {expected}")
 
 
 class WandbReader:

@@ -85,8 +85,8 @@ def _parsed(name: str) -> tuple[str | None, str, str]:
     server, path, page = address.groups()
     if "@" in server:
         raise InputError(
-            "mlflow: an address with a password would be kept with the run; set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD"
+            "mlflow: leave the password out of the address, which is kept with the run: set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
     if page is not None:
         place = _PAGE.fullmatch(page)

@@ -6,7 +6,7 @@
     mlflow:EXPERIMENT/RUN                a run, by its name or ID; without `/RUN` all runs of the experiment
     mlflow:http://HOST:PORT/...          either of both at this server; or an address from its pages
 
-A file or folder of such a name goes before.
+A file or folder of such a name is read instead.
 """
 
 import os

@@ -64,7 +64,7 @@ def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
         raise
     except Exception as error:  # of many kinds, whatever the client makes of what a server sends
         if _LATE in str(error):  # so it says of a server that is down, and of one that answers by 5xx
-            raise InputError(f"{name}: {host} did not answer within {_SECONDS} s, or with errors") from error
+            raise InputError(f"{name}: {host} gave no answer within {_SECONDS} s, or errors") from error
         key = os.environ.get("WANDB_API_KEY")
         text = brief_error(error)
         raise InputError(f"{name}: {text.replace(key, '...') if key else text}") from error

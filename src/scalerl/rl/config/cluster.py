@@ -144,7 +144,7 @@ class Cluster:
         try:
             return replace(self, **fixed, verifier=of(self.verifier, 0.0))
         except ValueError as error:
-            raise InputError(f"[cluster] counts on GPUs, and there is none on this one ({error})") from error
+            raise InputError(f"[cluster] requires GPUs, and this cluster has none ({error})") from error
 
     def evaluates_beside(self, there: float) -> bool:
         """Return whether the evaluation of the built-in engine has half of the last generator's GPU, as none

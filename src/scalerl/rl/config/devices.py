@@ -181,7 +181,7 @@ def use_first(n: int) -> tuple[Gpu, ...]:
     """
     gpus = visible_gpus()
     if n > len(gpus):
-        raise InputError(f"--gpus {n}: this machine has {len(gpus)} ({ASSUMED}=8x80 stands for another)")
+        raise InputError(f"--gpus {n}: this machine has {len(gpus)} ({ASSUMED}=8x80 simulates 8 of 80 GiB)")
     if os.environ.get(ASSUMED):
         os.environ[ASSUMED] = f"{n}x{gpus[0].memory / 2**30:g}"
     else:
@@ -199,7 +199,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
     """
     if assumed := os.environ.get(ASSUMED):
         if not (found := _ASSUMED.fullmatch(assumed)):
-            raise InputError(f"{ASSUMED}: a number of GPUs and the GiB of each, like 8x80; found {assumed!r}")
+            raise InputError(f"{ASSUMED}: expected GPUs x GiB of each, like 8x80; found {assumed!r}")
         memory = round(float(found[2]) * 2**30)
         return tuple(Gpu(str(i), memory, memory) for i in range(int(found[1])))
     if (named := os.environ.get(VISIBLE)) is not None and named.strip() in ("", "-1"):

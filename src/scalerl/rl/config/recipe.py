@@ -310,7 +310,7 @@ def _values(source: str | Path) -> dict[str, Any]:
         known = packaged()
         if str(source) not in known:
             if path.is_dir():
-                raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
+                raise InputError(f"{source}: no config.json in this folder, so it is no run with a recipe")
             raise InputError(
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
@@ -333,7 +333,7 @@ def recipe_of_run(path: Path) -> dict[str, Any]:
     """
     recipe = read_object(path).get("recipe")
     if not isinstance(recipe, dict):
-        raise InputError(f"{path}: holds no recipe")
+        raise InputError(f"{path}: holds no recipe (only runs of scalerl train do)")
     return recipe
 
 

@@ -187,6 +187,7 @@ def share_rows(length_N: np.ndarray, n_ranks: int) -> list[np.ndarray]:
     """Return the rows of each rank, ascending: the longest left goes to the rank with the fewest tokens."""
     shares: list[list[int]] = [[] for _ in range(n_ranks)]
     loads = [(0, rank) for rank in range(n_ranks)]
+    # Stable: each rank computes the shares of all, and equal lengths must fall alike on all of them.
     for row in np.argsort(-length_N, kind="stable"):
         tokens, rank = loads[0]
         shares[rank].append(int(row))
@@ -224,6 +225,7 @@ def by_length(length_N: np.ndarray, rows: np.ndarray, size: BatchSize, packed: b
     found: list[list[int]] = []
     for row in rows:
         tokens = [int(length_N[other]) for other in (*(found[-1] if found else ()), row)]
+        # The last is the longest, to which the others are padded.
         total = sum(tokens) if packed else len(tokens) * tokens[-1]
         if found and total <= size.micro_tokens:
             found[-1].append(int(row))
@@ -247,6 +249,7 @@ def of_rank(
 
 def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
     """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
+    # Two, as a pass does not read the last token, and must read one.
     one = {"weight_NT": np.zeros((1, 2)), "length_N": np.array([2]), "prompt_N": np.array([1])}
     return replace(batch, **one), np.zeros(1, dtype=np.int64)
 

@@ -29,7 +29,7 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
     if not path.is_dir():
         from huggingface_hub import hf_hub_download
 
-        with in_one_line(f"model {name}: its config.json cannot be read"):
+        with in_one_line(f"model {name}: no such folder, and its config.json cannot be fetched from the Hub"):
             path = Path(hf_hub_download(name, "config.json"))
     return ModelShape.of(read_model_config(path), name)
 

@@ -75,6 +75,7 @@ class RolloutWorker(PoolWorker):
         """Send weights, once it has started."""
         if self.process is not None and self.started:
             self.process.send((WEIGHTS, parcel, version))
+            # Else an older offer is not installed yet, whose deadline newer weights must not extend.
             if self.offered == self.installed:
                 self.offered_at = self.clock.now()
             self.offered, self.offer_at = version, math.inf
@@ -144,6 +145,7 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
+        # A broadcast waits for all that it is for: a worker that has exited must not be among them.
         self.poll(0)
         self._transport.publish(weights, version)
         self.version = version
@@ -231,7 +233,7 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
     def _reassign(self, worker: RolloutWorker, work: Mapping[int, Any]) -> None:
         super()._reassign(worker, work)
-        self._transport.failed()
+        self._transport.failed()  # the process group of a broadcast cannot go on without its lost member
 
     def _fate(self, work: Mapping[int, Any]) -> str:
         groups = f", and its {counted(len(work), 'group')} go{'es' * (len(work) == 1)} to others"

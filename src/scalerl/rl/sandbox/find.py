@@ -17,6 +17,8 @@ from scalerl.rl.sandbox.backend import BWRAP, FOLDER, BackendName, Interpreter, 
 from scalerl.rl.sandbox.sandbox import THREADS, Sandbox
 from scalerl.rl.sandbox.seccomp import MACHINES
 
+# Eight threads must start, and not THREADS more. Small stacks, so that these are refused by their number, and
+# not for want of memory. A memfd would hold data beyond the limit of /tmp, whose f_blocks is 0 without one.
 _PROBE = """
 import os, socket, threading
 def refused(call, *args):
@@ -46,6 +48,7 @@ _INSTALL = (
     "sysctl kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0; in a "
     "container, docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
 )
+# Once every extension module is imported, /proc/self/maps names all shared libraries that they need.
 _QUERY = """
 import glob, importlib, json, os, site, sys, sysconfig
 for folder in [path for path in sys.path if path.endswith("lib-dynload")]:
@@ -87,6 +90,7 @@ def find_python(path: str) -> Interpreter:
         where = f"{brief(below[0])} is below /tmp, of which the sandbox has its own"
         raise InputError(f"task.python: {where}: put this Python elsewhere, or name another")
     read = {FOLDER: str(Path(__file__).parent)}
+    # Sorted, so that a folder comes before what is in it, which then needs no mount of its own.
     for target in sorted({*paths, *map(os.path.realpath, paths)}):
         above = any(target.startswith(f"{folder}/") for folder in read)
         if Path(target).exists() and not above:
@@ -121,6 +125,7 @@ def find_backend(wanted: Literal["auto", "bwrap", "namespaces"], python: str = "
 @lru_cache
 def _checked_backend(name: BackendName, python: str) -> SandboxBackend | str:
     """Return a backend that has held a program that tries it; or why there is none."""
+    # Reasons are returned, as lru_cache keeps no exception: a check may start a sandbox.
     if sys.platform != "linux":
         return "requires Linux"
     if (machine := os.uname().machine) not in MACHINES:

@@ -53,6 +53,7 @@ class VllmClient(ABC):
             ServerLostError: it does not within `seconds`.
         """
 
+    # By name, as a worker gets a call as a message, and a server as a request of another name.
     @abstractmethod
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
         """Have something done, and return the answer.
@@ -64,7 +65,7 @@ class VllmClient(ABC):
 
     async def is_well(self) -> bool:
         """Return whether it answers at all."""
-        try:
+        try:  # soon: a call that was dropped is sent again only to a server that is well
             await self.call("check", seconds=5.0)
         except ServerLostError:
             return False

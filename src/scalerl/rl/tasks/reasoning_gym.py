@@ -92,7 +92,7 @@ class ReasoningGym(Task):
         if self.name not in DATASETS:
             near = nearest(self.name, DATASETS)
             hint = f"; did you mean {near!r}?" if near else ""
-            raise InputError(f"task.name: reasoning-gym has no {brief(self.name)}{hint}")
+            raise InputError(f"task.name: reasoning-gym has no data set {brief(self.name)}{hint}")
         size = 2 * (self.size + self.heldout)
         try:
             return create_dataset(self.name, seed=self.seed, size=size, **self.config)

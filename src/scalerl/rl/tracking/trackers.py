@@ -179,6 +179,7 @@ class MlflowTracker:
 
     def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Log all metrics of a row."""
+        # Whatever MLFLOW_ENABLE_ASYNC_LOGGING says: a row that fails must raise here, to be counted.
         row = [self._metric(name, value, int(time * 1000), step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=row, synchronous=True)
 

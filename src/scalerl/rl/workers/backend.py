@@ -23,6 +23,7 @@ _POLLING = 1.5  # seconds between two polls, beyond which the driver did somethi
 class WorkerLostError(WorkerError):
     """A worker has exited or passed a deadline; the text names it and the cause. Another can replace it."""
 
+    # Defaults, as unpickling passes the message alone and restores the rest from __dict__.
     def __init__(self, message: str, who: str = "", node: str = "") -> None:
         super().__init__(message)
         self.who, self.node, self.at = who, node, time.time()
@@ -159,7 +160,7 @@ def run_worker(channel: Channel, target: Target, arguments: Sequence[Any]) -> No
     except (EOFError, BrokenPipeError):  # the run has ended
         pass
     except Exception as error:  # out of memory, say: another process may do better
-        traceback.print_exc()
+        traceback.print_exc()  # here, as the driver is sent one line of it
         channel.send("lost", brief_error(error))
 
 

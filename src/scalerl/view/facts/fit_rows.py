@@ -45,8 +45,8 @@ def answer_rows(
         place = "more than 8 times the compute so far, by a rough guess"
         if needed := result.compute_to_identify:
             moves = result.identification.ratio >= 1
-            sure = "it moves as the run goes on" if moves else "a rough guess"
-            place = f"about {amount_text(result.axis, float(f'{needed:.2g}'))}; {sure}"
+            sure = "an estimate that will change" if moves else "a rough guess"
+            place = f"about {amount_text(result.axis, float(f'{needed:.2g}'))}, {sure}"
         rows.append(("identified from", place))
     for amount in (*at, *asked_at):
         f = result.forecast(amount)

@@ -116,7 +116,7 @@ class Outcome:
     def text(self) -> str:
         """Text of what was measured, and whether it lies inside; or of the run's progress."""
         if self.measured is None:
-            return f"not yet: the run stands at {percent(self.progress)} of the target"
+            return f"not yet: the run is at {percent(self.progress)} of the forecast's compute"
         return f"{rate(self.measured.pass_rate)}: {self.word}"
 
 

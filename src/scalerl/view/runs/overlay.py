@@ -71,7 +71,7 @@ def overlay(
         runs[].key            what a browser keeps the name that is given to it by
         runs[].task           whether it is a task of the run
         runs[].recipe         the values of the keys in which recipes differ, as texts
-        runs[].logged         {step, values: {METRIC: [...]}}: means over blocks of steps
+        runs[].logged         {step, values: {METRIC: [...]}}: means over blocks; of a table with its compute
         runs[].evaluations    how many there are
         runs[].compute.AXIS   compute of every evaluation that is drawn, for the axes of this run
         runs[].pass_rate, .noise, .step, .used    of each of them; noise is one sd or None, step may be None,

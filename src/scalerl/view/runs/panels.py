@@ -19,6 +19,7 @@ from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
 
 if TYPE_CHECKING:
+    from scalerl.curve.points import Points
     from scalerl.view.runs.groups import OverlayRun
 
 Steps = Sequence[Mapping[str, Any]]
@@ -220,31 +221,48 @@ _FEWEST, _MOST_OF_ONE = 60, 400
 def logged(runs: Sequence[OverlayRun]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of all metrics that runs logged, and what every run has.
 
-    Of a run that is {"step": [...], "values": {metric: [...]}}: means over blocks of steps, None between.
+    Of a run that is {"step": [...], "values": {metric: [...]}}: means over blocks of steps, None between. Of
+    a table it has the "compute" of each, too, as steps may not be known.
     """
-    columns = [_columns(run.record) if run.record is not None else {} for run in runs]
-    names = {name for of_run in columns for name in of_run if name != "step"}
+    columns = [_of_table(run.points) if run.record is None else _columns(run.record) for run in runs]
+    names = {name for _, values in columns for name in values}
     ordered = [name for name in _FIRST if name in names] + sorted(names - set(_FIRST))
     most = min(max(_MOST // max(len(runs) * len(names), 1), _FEWEST), _MOST_OF_ONE)
     found = []
-    for of_run in columns:
-        thinned = {name: short_numbers(in_blocks(value_N, most=most), 4) for name, value_N in of_run.items()}
-        found.append({"step": thinned.pop("step", []), "values": thinned})
+    for clocks, values in columns:
+        clocks, values = (
+            {name: short_numbers(in_blocks(value_N, most=most), 4) for name, value_N in one.items()}
+            for one in (clocks, values)
+        )
+        found.append({"step": []} | clocks | {"values": values})
     return ordered, found
 
 
-def _columns(record: RunRecord) -> dict[str, np.ndarray]:
-    """Return every number of the steps by its name, and those of evaluations where no step has them, (N,)."""
+Columns = dict[str, np.ndarray]
+"""Numbers by their names, each of shape (N,)."""
+
+
+def _of_table(points: Points) -> tuple[Columns, Columns]:
+    """Return the clocks of the rows of a table, and its further columns."""
+    found = points.further
+    if found is None:
+        return {}, {}
+    values = {name: value_N for name, value_N in found.values.items() if name not in _NO_METRIC}
+    return {"step": found.step_R, "compute": found.compute_R}, values
+
+
+def _columns(record: RunRecord) -> tuple[Columns, Columns]:
+    """Return the steps, and every number of theirs; those of evaluations where no step has any."""
     rows = record.steps()
-    columns = {"step": field(rows, "step")}
+    step_N, columns = field(rows, "step"), {}
     for name in dict.fromkeys(name for row in rows for name in row if name not in _NO_METRIC):
         numbers = any(type(row.get(name)) in (int, float) for row in rows)
         if numbers and np.isfinite(value_N := field(rows, name)).any():
             columns[name] = value_N
-    if len(columns) == 1:
-        columns["step"] = np.array([float(point.step) for point in record.evals])
+    if not columns:
+        step_N = np.array([float(point.step) for point in record.evals])
         for name in _OF_EVALUATIONS:
             value_N = np.array([getattr(point, name) for point in record.evals])
             if not np.isnan(value_N).all():
                 columns[name] = value_N
-    return columns if len(columns) > 1 else {}
+    return ({"step": step_N}, columns) if columns else ({}, {})

@@ -1,7 +1,6 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,10 +10,10 @@ from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.numbers import (
     DASH,
-    MINUS,
     as_float,
     as_mapping,
     chance_text,
+    interval,
     p_value,
     pair,
     percent,
@@ -34,7 +33,7 @@ from scalerl.view.facts.notices import (
     misfit_in_words,
     question_cell,
 )
-from scalerl.view.formats import latex_text
+from scalerl.view.formats import latex_document
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.groups import OverlayRun
@@ -278,54 +277,36 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in named.items()}
     every = [fit for own in recipes.values() for fit in own]
     unit = unit_for(every[0].axis, max(at or 0.0, *(fit.median.C_mid for fit in every)))
-    head = ["recipe", "$A$", "$B$", f"$C_{{\\mathrm{{mid}}}}$ ({latex_text(unit.name)})"]
-    lines = []
+    headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
+    rows = []
     for name, own in recipes.items():
         sound = [fit for fit in own if fit.misfit is None]
-        star = "" if all(fit.identified for fit in sound) else "^*"
+        star = "" if all(fit.identified for fit in sound) else "*"
+        made = [] if at is None else [fit.forecast(at) for fit in own]
         cells = [
-            latex_text(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
-            _in_math([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
-            _in_math([(fit.median.B, fit.intervals.B) for fit in own], plain),
-            _in_math([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
+            Cell(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
+            _over_seeds([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
+            _over_seeds([(fit.median.B, fit.intervals.B) for fit in own], plain),
+            _over_seeds([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
+            _over_seeds([(one.median, one.interval) for one in made], rate),
         ]
-        if at is not None:
-            made = [fit.forecast(at) for fit in own]
-            cells.append(_in_math([(one.median, one.interval) for one in made], rate))
-        lines.append(cells)
-    if at is not None:
-        head.append(f"at {latex_text(unit.show(at))}")
-    stars = " $^*$: not identified." if any("^*" in cells[1] for cells in lines) else ""
-    level = latex_text(percent(every[0].intervals.level))
-    text = f"Fitted curves: median and {level} interval, or mean and standard deviation over seeds.{stars}"
-    return "\n".join(
-        [
-            *("% For the preamble: \\usepackage{booktabs}", "\\begin{table}", "\\centering"),
-            *(f"\\caption{{{text}}}\\label{{tab:curves}}", f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"),
-            *("\\toprule", f"{' & '.join(head)} \\\\", "\\midrule"),
-            *(f"{' & '.join(cells)} \\\\" for cells in lines),
-            *("\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
-        ]
+        rows.append(row(*cells[: len(headers)]))
+    note = (
+        f"Median and {percent(every[0].intervals.level)} interval, or mean and standard deviation over seeds."
     )
+    note += " *: not identified." if any("*" in one.cells[1].text for one in rows) else ""
+    return latex_document([Table("curves", "Fitted curves", tuple(headers), tuple(rows), note, ("recipe",))])
 
 
-def _in_math(
+def _over_seeds(
     found: Sequence[tuple[float, Interval]], show: Callable[[float], str], size: float = 1.0, star: str = ""
-) -> str:
+) -> Cell:
     """The median of one run with its interval, or mean and standard deviation of several, over `size`."""
-    median_N = np.array([median for median, _ in found]) / size
     if not found:
-        return "--"
-    if len(found) > 1:
-        mean, sd = float(median_N.mean()), float(median_N.std(ddof=1))
-        shown = f"{show(mean)} ± {show(sd)}" if show is rate else plus_minus(mean, sd, show)
-        return f"${_as_math(shown)}{star}$"
-    low, high = (_as_math(show(end / size)) for end in found[0][1])
-    return f"${_as_math(show(float(median_N[0])))}{star}\\ [{low}, {high}]$"
-
-
-def _as_math(number: str) -> str:
-    number = re.sub(r"e\+?(-?)0*(\d+)", r"\\times 10^{\1\2}", number)
-    for sign, code in ((",", "{,}"), ("±", r"\pm"), (MINUS, "-"), ("∞", r"\infty")):
-        number = number.replace(sign, code)
-    return number
+        return Cell(DASH)
+    median_N = np.array([median for median, _ in found]) / size
+    mean = float(median_N.mean())
+    if len(found) == 1:
+        return Cell(f"{show(mean)}{star}", interval(found[0][1], lambda end: show(end / size)))
+    sd = float(median_N.std(ddof=1))
+    return Cell(f"{show(mean)} ± {show(sd)}{star}" if show is rate else plus_minus(mean, sd, show))

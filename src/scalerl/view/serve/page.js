@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { node, rate, chance, names, matches } = scalerlMarks;
+  const { node, oneAtATime, rate, chance, names, matches } = scalerlMarks;
   const MOST = 40;  // as the server has it
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#runs tbody");
@@ -206,19 +206,7 @@
 
   // The chart; one question at a time, and the last one counts
 
-  let asking = false;
-  let again = false;
-
-  async function draw() {
-    if (asking) { again = true; return; }
-    asking = true;
-    try {
-      await overlay();
-    } finally {
-      asking = false;
-    }
-    if (again) { again = false; draw(); }
-  }
+  const draw = oneAtATime(overlay);
 
   async function overlay() {
     const ids = [...chosen].join();
@@ -241,7 +229,7 @@
       [chartOf, fittedOn] = [ids, data.axis];
     } catch (error) {
       at("why").textContent = `${error.message}.`;
-      if (axis) { axis = ""; again = true; }
+      if (axis) { axis = ""; draw(); }
     }
   }
 
@@ -260,21 +248,8 @@
 
   // Live
 
-  let refreshing = false;
-  let newer = false;
-
-  async function changed() {
-    if (refreshing) { newer = true; return; }
-    refreshing = true;
-    try {
-      await refresh();
-    } catch (error) {
-      at("state").textContent = `${error.message}.`;
-    }
-    await new Promise((done) => setTimeout(done, 500));  // many changes at once are one
-    refreshing = false;
-    if (newer) { newer = false; changed(); }
-  }
+  // Many changes at once are one.
+  const changed = oneAtATime(() => refresh().catch((error) => { at("state").textContent = `${error.message}.`; }), 500);
 
   let lost = false;
 

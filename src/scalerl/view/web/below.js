@@ -19,6 +19,7 @@ function scalerlBelow(element, controls) {
 
   /* Steps of a run as compute on the axis, along its evaluations, and on beyond them at the last rate. */
   function computes(run, { axis, unit }) {
+    if (run.logged.compute && run.compute[axis]) return run.logged.compute.map((compute) => compute / unit.size);
     if (run.step.filter((step) => step !== null).length < 2 || !run.compute[axis]) return null;
     const at = clock(run.step, run.compute[axis]);
     return run.logged.step.map((step) => Math.max(at(step), 0) / unit.size);
@@ -31,8 +32,11 @@ function scalerlBelow(element, controls) {
       if (!x) return [];
       const shared = { x, mode: "lines", connectgaps: true };
       const mean = averaged(values, SHARES[smooth.value]);
-      const text = mean.map((value, i) => `${plain(names.of(run.name))}<br>step ${amount(run.logged.step[i])}: ` +
-        `${plain(select.value)} ${value === null ? "–" : amount(value)}`);
+      const text = mean.map((value, i) => {
+        const step = run.logged.step[i];
+        const at = step === null ? `${amount(x[i])} ${plain(shown.unit.label)}` : `step ${amount(step)}`;
+        return `${plain(names.of(run.name))}<br>${at}: ${plain(select.value)} ${value === null ? "–" : amount(value)}`;
+      });
       const line = { ...shared, y: mean, text, hovertemplate: "%{text}<extra></extra>", opacity: faint ? 0.3 : 1,
         line: { color: colour, width: shown.lines.length > 12 ? 1 : 1.8 } };
       if (mean === values || shown.lines.length > 12) return [line];

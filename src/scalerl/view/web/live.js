@@ -2,22 +2,14 @@
 "use strict";
 
 (() => {
-  let busy = false;
-  let newer = false;
   let data = document.getElementById("runs").textContent;
 
-  async function renew() {
-    newer = busy;
-    if (busy) return;
-    busy = true;
+  const renew = scalerlMarks.oneAtATime(async () => {
     try {
       const text = await (await fetch(location.href)).text();
       show(new DOMParser().parseFromString(text, "text/html"));
     } catch { /* the server is gone: this is what it said last */ }
-    await new Promise((done) => setTimeout(done, 1000));
-    busy = false;
-    if (newer) renew();
-  }
+  }, 1000);
 
   function show(page) {
     const found = page.getElementById("runs");

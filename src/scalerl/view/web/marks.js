@@ -83,6 +83,21 @@ var scalerlMarks = (() => {
     return made;
   }
 
+  /* Does `work` one call at a time, with a pause after each; once more where it was called meanwhile. */
+  function oneAtATime(work, pause = 0) {
+    let busy = false;
+    let again = false;
+    return async function call() {
+      again = busy;
+      if (busy) return;
+      busy = true;
+      await work();
+      await new Promise((done) => setTimeout(done, pause));
+      busy = false;
+      if (again) call();
+    };
+  }
+
   function faded(colour, alpha) {
     const n = parseInt(colour.slice(1).length === 3 ? colour.slice(1).replace(/./g, "$&$&") : colour.slice(1), 16);
     return `rgba(${n >> 16}, ${(n >> 8) & 255}, ${n & 255}, ${alpha})`;
@@ -132,5 +147,5 @@ var scalerlMarks = (() => {
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }
 
-  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, chance, amount, averaged, clock, node, faded, look };
+  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, chance, amount, averaged, clock, node, oneAtATime, faded, look };
 })();

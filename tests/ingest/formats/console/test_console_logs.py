@@ -99,8 +99,8 @@ def test_a_console_without_validation_is_refused_with_the_setting(tmp_path, name
     hint = f"the console of {console.name}, without validation: set {console.validation}"
     with pytest.raises(InputError) as error:
         load_run(path)
-    assert str(error.value).startswith(f"{path}: {hint}; nothing is held out: '")
-    reward = str(error.value).rpartition("metric= ")[2].partition(" fits it")[0]
+    assert str(error.value).startswith(f"{path}: {hint}; no metric is held out: '")
+    reward = str(error.value).rpartition("metric='")[2].partition("' fits it")[0]
     assert load_run(path, metric=reward).metric.kind == "training reward"
     warnings = load_run(write(tmp_path, plain(list(write_it(run()))))).warnings
     assert not any("without validation" in warning for warning in warnings)
@@ -369,7 +369,7 @@ def test_the_console_of_trl_without_bars_has_counts(tmp_path):
     steps = [one for one in run(30, 5) if one.step % 3 == 0 or one.held_out is not None]
     steps = [one if one.step % 3 == 0 else replace(one, reward=None) for one in steps]
     with pytest.raises(
-        InputError, match="nor can rows of training be counted, between which evaluations stand"
+        InputError, match="rows of training cannot be counted instead, as evaluations stand between them"
     ):
         FORMAT.read(write(tmp_path, plain(trl(steps, "PrinterCallback"))), everything)
 
@@ -377,7 +377,7 @@ def test_the_console_of_trl_without_bars_has_counts(tmp_path):
 def test_the_console_of_trl_with_ranks_before_its_rows_and_without_validation(tmp_path):
     text = plain(trl(without_validation(run()), "PrinterCallback")).replace("{'loss'", "[default0]:{'loss'")
     path = write(tmp_path, text)
-    with pytest.raises(InputError, match="nothing is held out: 'reward' is a reward of training") as error:
+    with pytest.raises(InputError, match="no metric is held out: 'reward' is a training reward") as error:
         load_run(path)
     assert f"set {SETTINGS['trl'].validation}" in str(error.value)
 

@@ -228,8 +228,8 @@ class _Gathered:
             step_R = self._bars.counts()
             if step_R is None:
                 raise InputError(
-                    f"{what}; nor can rows of training be counted, between which evaluations stand: read "
-                    "trainer_state.json of a checkpoint, or the log of a tracker"
+                    f"{what}; rows of training cannot be counted instead, as evaluations stand between them: "
+                    "read trainer_state.json of a checkpoint, or a tracker's log"
                 )
             self._bare.notes.append(
                 f"{what}: rows of training are counted; a step here is `logging_steps` of the trainer's"

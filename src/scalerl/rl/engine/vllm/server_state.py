@@ -157,6 +157,7 @@ class ServerState:
 
     def count_work(self) -> None:
         """Count the seconds from now on as work where completions are in flight, by what these are for."""
+        # Completions are decoded together, so each counts for an equal part of the time.
         evaluating = self.evaluating / len(self.flights) if self.flights else 0.0
         working = 1.0 - evaluating if self.flights else 0.0
         self.count_time(Times(working, held=1.0 - evaluating, evaluated=evaluating))
@@ -197,6 +198,7 @@ class RequestQueue:
 
     def announce(self, evaluation: ServedEvaluation) -> None:
         """Have an evaluation fail with the servers from now on; may be called by any thread."""
+        # In this order: `end` in another thread either finds it in the list, or has set `_ended` before.
         self._unfinished.append(evaluation)
         if self._ended:
             self.end(self._ended)
@@ -214,7 +216,7 @@ class RequestQueue:
         groups = groups_of(evaluation.completed, self._sampling)
         self._evaluations.remove(evaluation)
         self._unfinished.remove(evaluation)
-        if evaluation.done.set_running_or_notify_cancel():
+        if evaluation.done.set_running_or_notify_cancel():  # a result of a cancelled one would raise
             evaluation.done.set_result(groups)
         return True
 
@@ -235,7 +237,7 @@ class RequestQueue:
     def target(self, server: ServerState) -> int:
         """Return the version that a server is to have."""
         for flight in server.flights.values():
-            if flight.evaluation:
+            if flight.evaluation:  # all of its tokens are to be sampled by one version
                 return flight.evaluation.version
         return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
 
