@@ -32,13 +32,14 @@ def test_the_mismatch_of_a_16_bit_model_is_there_and_an_fp32_head_on_both_sides_
 
 
 def test_a_chunked_loss_needs_less_memory_than_a_whole_one():
-    sizes = ["--tokens", "512", "--hidden", "64", "--vocabulary", "40000", "--chunk", "64"]
+    sizes = ["--tokens", "256", "--hidden", "32", "--vocabulary", "40000", "--chunk", "32"]
     whole, chunked, ratio = rows_of("vocabulary_loss.py", *sizes)
-    assert float(whole[1]) > 2 * 512 * 40_000 * 4 / 2**20  # the logits, and what is made of them
+    assert float(whole[1]) > 2 * 256 * 40_000 * 4 / 2**20  # the logits, and what is made of them
     assert 0.02 < float(ratio[1]) < 0.6
     assert float(chunked[2]) > 0
 
 
+@pytest.mark.slow
 def test_pruners_are_measured_on_the_same_studies():
     rows = rows_of("sweep.py", "--studies", "1", "--jobs", "1")
     budgets = {row[0]: float(row[1].split()[0]) for row in rows if "±" in row[1]}  # of the second order

@@ -71,7 +71,7 @@ def drawn(steps):
     return [(g.prompt.id, g.rollouts[0].epoch) for step in steps for g in step.groups]
 
 
-@pytest.mark.parametrize("schedule", [PipelineRL(k=8), PipelineRL(k=1), PipelineRL(k=0), OffPolicy(k=3)])
+@pytest.mark.parametrize("schedule", [PipelineRL(k=8), PipelineRL(k=1), OffPolicy(k=3)])
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_token_is_older_than_the_schedule_allows(recipe, start, schedule, processes):
     recipe = replace(recipe, schedule=schedule)

@@ -122,7 +122,7 @@ def test_what_the_arms_have_in_common_is_the_same(whole):
 
 
 def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path):
-    """The study's process and those of its runs, at once, twice; and lines that a kill tore."""
+    """The study's process and those of its runs, at once, after the first budget; and lines that a kill tore."""
     code = (
         "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.study.run.runner import run_study\n"
         "if __name__ == '__main__':\n"
@@ -133,14 +133,13 @@ def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path)
     (tmp_path / "go.py").write_text(code)
     folder = tmp_path / "study"
     command = [sys.executable, str(tmp_path / "go.py"), str(tmp_path / "plan"), str(folder)]
-    for steps in (3, 11):
-        process = subprocess.Popen(command)
-        wait_for(lambda n=steps: steps_of(folder / "runs" / "dapo" / "seed0") >= n, process)
-        process.kill()
-        process.wait()
-        for name in ("attempts.jsonl", "forecasts.jsonl"):
-            with (folder / name).open("a") as file:
-                file.write('{"run": "ba')
+    process = subprocess.Popen(command)
+    wait_for(lambda: steps_of(folder / "runs" / "dapo" / "seed0") >= 11, process)
+    process.kill()
+    process.wait()
+    for name in ("attempts.jsonl", "forecasts.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"run": "ba')
     wait_for(lambda: unlocked(folder / "runs" / "dapo" / "seed0"))  # its runs end with it
     assert StudyRecord.read(folder).runs[1].outcome == "under way"
     subprocess.run(command, check=True)
@@ -299,9 +298,10 @@ def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, 
     tuned = replace(
         study,
         arm={"dapo": {"loss": {"kind": "dapo"}}, "sample": {"averaging": {"kind": "sample"}}},
-        budgets=(16.0,),
-        learning_rate=LearningRate(values=(1e-6, 2e-4), budget=8.0),
+        budgets=(8.0,),
+        learning_rate=LearningRate(values=(1e-6, 2e-4), budget=4.0),
         combine=2,
+        set=study.set | {"evaluation": {"count": 8, "samples": 2}},
     )
     folder = tmp_path / "study"
     run_study(make_plan(tuned), folder, cores=2, watch=lambda progress: None)
