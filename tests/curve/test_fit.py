@@ -183,8 +183,8 @@ def test_json_has_exactly_the_documented_keys():
 @pytest.mark.parametrize(
     ("compute", "pass_rate", "message"),
     [
-        ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.35, 0.37], "5 evaluations .* a curve needs at least 6"),
-        ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "4 evaluations"),
+        ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.35, 0.37], "5 evaluations; a curve needs at least 6"),
+        ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "6 evaluations at only 4 computes"),
     ],
 )
 def test_data_that_cannot_answer(compute, pass_rate, message):
@@ -461,11 +461,13 @@ def test_a_run_that_has_fallen_says_so_first(n):
 def test_too_few_evaluations_within_the_cuts_are_counted_beside_all():
     points = Points.from_arrays(np.arange(31.0), np.linspace(0.1, 0.5, 31))
     too_few = "; a curve needs at least 6"
-    with pytest.raises(CannotAnswerError, match=f"only 5 of 31 .* up to --max.*{too_few}"):
+    with pytest.raises(CannotAnswerError, match=f"only 5 of 31 evaluations at or below --max.*{too_few}"):
         fit(points, max_compute=4.0)
-    with pytest.raises(CannotAnswerError, match=f"only 5 of 31 .* from --min.*{too_few}"):
+    with pytest.raises(CannotAnswerError, match=f"only 5 of 31 .* at or above --min.*{too_few}"):
         fit(points, min_compute=27.0)
-    with pytest.raises(CannotAnswerError, match=f"only 4 of 31 .* on and up to --max.*{too_few}"):
+    with pytest.raises(
+        CannotAnswerError, match=f"only 4 of 31 .* at or above --min.* and at or below --max.*{too_few}"
+    ):
         fit(points, min_compute=9.0, max_compute=11.0)
 
 

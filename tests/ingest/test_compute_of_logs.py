@@ -247,14 +247,17 @@ def test_the_cost_of_a_model_is_that_of_its_matrices(name, tmp_path):
             {"layer_types": ["linear_attention", "full_attention"]},
             "layers of 'linear_attention' are not",
         ),
-        ({"layer_types": ["conv"] * 2}, "layers of 'conv' are not counted"),
-        ({"mamba_d_state": 16}, "layers with a state .* are not counted"),
-        ({"moe_num_experts": 8, "moe_k": 2}, "experts by the name 'moe_num_experts' are not counted"),
+        ({"layer_types": ["conv"] * 2}, "layers of 'conv' are not supported by --model"),
+        ({"mamba_d_state": 16}, "layers with a state .* are not supported by --model"),
+        (
+            {"moe_num_experts": 8, "moe_k": 2},
+            "experts by the name 'moe_num_experts' are not supported by --model",
+        ),
         (
             {"interleave_moe_layer_step": 1, "num_local_experts": 4},
             "experts in some layers .* are not",
         ),
-        ({"kv_lora_rank": 8}, "latent attention is not counted"),
+        ({"kv_lora_rank": 8}, "latent attention is not supported by --model"),
     ],
 )
 def test_a_model_with_parts_that_are_not_counted_is_refused(part, message, tmp_path):

@@ -264,9 +264,7 @@ def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
     # One slot and many samples: to generate takes much longer than to train, so groups always wait.
     batch, steps = BatchSize(prompts=3, samples=16, micro=48), 7
-    recipe = replace(
-        recipe, placement=Local(generators=2), decode_slots=1, batch=batch, budget=Steps(steps)
-    )
+    recipe = replace(recipe, placement=Local(generators=2), decode_slots=1, batch=batch, budget=Steps(steps))
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", progress=cut_at(4))
     saved = load_state(tmp_path / "run" / "checkpoints" / "step-00003" / "training")

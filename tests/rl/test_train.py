@@ -370,7 +370,7 @@ def test_write_errors_name_the_file(tmp_path):
     [
         (signal.SIGINT, "inline"),
         pytest.param(signal.SIGTERM, "local", marks=pytest.mark.slow),
-        (signal.SIGUSR1, "local"),
+        pytest.param(signal.SIGUSR1, "local", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, "inline", marks=pytest.mark.slow),
     ],
 )

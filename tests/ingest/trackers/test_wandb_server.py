@@ -191,7 +191,7 @@ def test_errors(serve, monkeypatch):
     assert f"{server.url} gave no answer within 2 s, or errors" in refusal()
     server.status = 200
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 did not answer within 2 s" in refusal()
+    assert "http://127.0.0.1:9 gave no answer within 2 s" in refusal()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "short")
     assert "WANDB_API_KEY invalid" in refusal()

@@ -42,7 +42,7 @@ def test_there_are_more_than_thirty_of_each_kind_together():
 
 
 @linux
-@pytest.mark.parametrize("backend", ["bwrap", "namespaces"])
+@pytest.mark.parametrize("backend", [pytest.param("bwrap", marks=pytest.mark.slow), "namespaces"])
 def test_a_user_without_rights_is_held_as_well(tmp_path, backend):
     """As root the sandbox has a user of its own, and elsewhere a user namespace."""
     python = "/usr/bin/python3"

@@ -88,7 +88,7 @@ def receivers():
     found.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_receiver_that_is_lost_in_the_middle_costs_the_others_one_version(receivers, caplog, how):
     receivers.send([0, 1, 2], Stored(1.0), 1)
     assert [receivers.answer(i) for i in range(3)] == [(1, 3 * 4096.0)] * 3

@@ -115,7 +115,7 @@ def test_verl_data_and_function_as_they_are(functions, tmp_path):
     ("line", "message"),
     [
         ("trl:{functions}:accuracy", "missing key 'task.path'"),
-        ("reasoning-gym:chain_sums", "no 'chain_sums'.*did you mean 'chain_sum'"),
+        ("reasoning-gym:chain_sums", "no data set 'chain_sums'.*did you mean 'chain_sum'"),
         ("nothing", "no kind 'nothing'"),
     ],
 )

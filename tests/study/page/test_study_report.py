@@ -137,7 +137,7 @@ def test_many_runs_make_a_page_that_stays_fluent(verdict):
     overlay = next(one for one in figures if one.name == "overlay")
     assert len(overlay.figure.axes) == 12
     page = study_document(found, found.study.path, figures).html()
-    assert len(page) < 2e6
+    assert len(page) < 3e6
     assert "<details><summary>" in page
     chart: Any = study_chart(found)
     groups = chart["groupings"][0]["groups"]

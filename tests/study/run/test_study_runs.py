@@ -122,7 +122,7 @@ def test_what_the_arms_have_in_common_is_the_same(whole):
 
 
 def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path):
-    """The study's process and those of its runs, at once, after the first budget; and lines that a kill tore."""
+    """The study's process and those of its runs, at once, after a budget; and lines that a kill tore."""
     code = (
         "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.study.run.runner import run_study\n"
         "if __name__ == '__main__':\n"
@@ -298,10 +298,9 @@ def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, 
     tuned = replace(
         study,
         arm={"dapo": {"loss": {"kind": "dapo"}}, "sample": {"averaging": {"kind": "sample"}}},
-        budgets=(8.0,),
-        learning_rate=LearningRate(values=(1e-6, 2e-4), budget=4.0),
+        budgets=(16.0,),
+        learning_rate=LearningRate(values=(1e-6, 2e-4), budget=8.0),
         combine=2,
-        set=study.set | {"evaluation": {"count": 8, "samples": 2}},
     )
     folder = tmp_path / "study"
     run_study(make_plan(tuned), folder, cores=2, watch=lambda progress: None)

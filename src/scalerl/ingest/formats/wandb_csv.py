@@ -6,6 +6,8 @@
 import csv
 import math
 import re
+import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -72,6 +74,10 @@ class _ChartRun:
         """Columns of step and time, if there are any; W&B logs both as metrics."""
         self._averaged = self._rounded = 0
 
+    def start(self) -> int:
+        """Return the first column of its metrics."""
+        return min(self.columns.values(), default=sys.maxsize)
+
     def has(self, metric: str) -> bool:
         """Whether it has a column of this metric already."""
         return metric in self.special or metric in self.columns
@@ -127,12 +133,15 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
     if not runs:
         what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
         raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
+    # A line may be shorter than the first: what begins behind its end is not looked at.
+    by_start = sorted(runs, key=_ChartRun.start)
+    starts = [run.start() for run in by_start]
     for line, cells in rows:
         step = finite_cell(cells[0]) if is_step else math.nan
         if is_step and not 0 <= step <= 2**53:
             what = f"expected a step in '{names[0]}', found {brief(cells[0])}"
             raise InputError(f"{path}, line {line}: {what}")
-        for run in runs:
+        for run in by_start[: bisect_left(starts, len(cells))]:
             run.add(cells, step, line)
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 

@@ -50,7 +50,7 @@ def test_numbers_in_the_table_stand_as_they_are():
 def test_nccl_needs_a_cluster_with_gpus():
     cluster = replace(SHARDED, transport=Transport("nccl"))
     assert gpus_of(cluster, 12) == gpus_of(SHARDED, 12)
-    with pytest.raises(InputError, match=r'there is none on this one .*"nccl" needs a GPU for each'):
+    with pytest.raises(InputError, match=r'this cluster has none .*"nccl" needs a GPU for each'):
         requests_of(cluster, 0)
 
 
