@@ -40,6 +40,10 @@ def read_model_config(path: str | Path) -> dict[str, Any]:
         InputError: there is no such file, it is not a JSON object, or one of its counts is out of bounds.
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(
+            f"{path}: no such file; expected the folder or config.json of a model on this machine"
+        )
     file = path / "config.json" if path.is_dir() else path
     if file.is_file() and file.stat().st_size > _MOST_BYTES:
         raise InputError(

@@ -49,10 +49,6 @@ def model_cost(path: str | Path) -> ModelCost:
         InputError: there is no such file, or what the cost depends on is missing or no count.
     """
     path = Path(path)
-    if not path.exists():
-        raise InputError(
-            f"{path}: no such file; expected the folder or config.json of a model on this machine"
-        )
     config, file = read_model_config(path), path / "config.json" if path.is_dir() else path
 
     def whole(*names: str, default: int | None = None) -> int:

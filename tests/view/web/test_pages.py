@@ -34,6 +34,20 @@ def several(visit, pages):
     return page
 
 
+def test_what_fails_once_is_done_when_it_is_asked_for_again(several):
+    calls = """async () => {
+      let calls = 0;
+      const call = scalerlMarks.oneAtATime(async () => {
+        calls += 1;
+        if (calls === 1) throw new Error("once");
+      });
+      await call().catch(() => {});
+      await call();
+      return calls;
+    }"""
+    assert several.evaluate(calls) == 2
+
+
 def points_of(page, name):
     """The trace of a run's evaluations."""
     return next(trace for trace in page.evaluate(POINTS) if trace["meta"].get("run") == name)

@@ -91,9 +91,12 @@ var scalerlMarks = (() => {
       again = busy;
       if (busy) return;
       busy = true;
-      await work();
-      await new Promise((done) => setTimeout(done, pause));
-      busy = false;
+      try {
+        await work();
+        await new Promise((done) => setTimeout(done, pause));
+      } finally {
+        busy = false;  // also after an error, or the next call would do nothing
+      }
       if (again) call();
     };
   }
