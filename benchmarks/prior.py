@@ -1,4 +1,4 @@
-"""The numbers of the default prior, from real runs: those that are shipped are what this prints, rounded.
+"""What real runs say of the numbers of the default prior, beside those that are shipped.
 
     python benchmarks/prior.py [FOLDER --x steps --y pass_rate]
 
@@ -13,7 +13,7 @@ are those that make all runs likeliest, by EM: the nodes of a run's posterior ar
 by the distributions so far, and these are moved to their mean and variance. So a run that has not bent counts
 with all that it may become, where least squares would leave it out. A source is what one group of people
 trained of one model on one task: each counts once, however many runs it has. `one more source`
-has (k + 1) / (k - 1) times the variance between the k sources, as they are a sample: it is what is shipped.
+has (k + 1) / (k - 1) times the variance between the k sources, as they are a sample.
 
 The gain, the share of runs that fall and the weights of families and noise stay as they are: of six sources
 no likelihood tells how often a run is flat, and `coverage.py --shapes flat` does. `gain` is what the runs'
