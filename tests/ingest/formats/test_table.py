@@ -172,7 +172,15 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ('"a\nb",pass_rate\n1,.5\n', r"no column 'gpu_hours'; columns: a\\nb, pass_rate"),
         (
             ",".join(f"c{i}" for i in range(500)) + "\n",
-            "columns: c0, c1, .*, c19 and 480 more; name the pass rate with --y, the compute with --x$",
+            "columns: c0, c1, .*, c19 and 480 more; name the pass rate with --y$",
+        ),
+        (
+            "gpu_hours,accuracy\n1,.5\n",
+            "no column 'pass_rate'; did you mean 'accuracy'?.*name the pass rate with --y$",
+        ),
+        (
+            "hours,pass_rate\n1,.5\n",
+            "no column 'gpu_hours'; did you mean 'hours'?.*name the compute with --x$",
         ),
         ('gpu_hours,pass_rate\n"1,.5\n', "line 2: unexpected end of data"),
         (
