@@ -39,6 +39,8 @@ import numpy as np
 
 WARMUP = 40
 K = 8
+LR = 3e-5
+"""Twelve times that of `demo`, so that 120 steps learn something and the pass rates at the end can differ."""
 ROWS = {"alone": 256, "two at once": 256, "pipeline": 256, "off-policy": 1024, "off-policy 2": 512}
 """Completions in flight: the best of 128, 256, 512 and 1024 for each side."""
 
@@ -54,6 +56,7 @@ def settings(side: str, steps: int, seed: int, batch: str) -> list[str]:
         "budget.kind": "steps",
         "budget.amount": steps,
         "evaluation.count": 1,
+        "optimiser.lr": LR,
         "schedule.kind": kind,
         "schedule.k": K,
         "decode_slots": ROWS[side],

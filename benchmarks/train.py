@@ -161,7 +161,8 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
 
     def reward(prompts: Any, completion_ids: Any, answer: Any, **kwargs: Any) -> list[float | None]:
-        texts = tokenizer.batch_decode(completion_ids)
+        # Without the end token, which a task's verifier never sees.
+        texts = [text.removesuffix(tokenizer.eos_token) for text in tokenizer.batch_decode(completion_ids)]
         return [task.verify(Prompt("", "", a), text).value for text, a in zip(texts, answer, strict=True)]
 
     class Tick(TrainerCallback):
