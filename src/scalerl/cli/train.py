@@ -148,6 +148,11 @@ def run_training(
     `load` makes the learner if it is not the one of a single process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
+    if recipe.cluster is None and not recipe.vllm:
+        from scalerl.rl.workers.processes import start_fork_server
+
+        # It loads torch while this process does.
+        start_fork_server("scalerl.rl.placement.rollout_worker", "scalerl.rl.placement.evaluate_aside")
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.best import rates_by_step
     from scalerl.forecast.freeze import freeze

@@ -24,7 +24,7 @@ from scalerl.rl.model.weights import WeightStream, weights_of
 from scalerl.rl.placement.evaluate import Evaluator, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
-from scalerl.rl.workers.processes import Processes
+from scalerl.rl.workers.processes import Processes, start_fork_server
 
 OTHER = Suite("other", Chain(k_max=2, heldout_per_length=8, train_per_length=1, seed=3), samples=2)
 
@@ -147,7 +147,8 @@ def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe,
     full = replace(recipe, task=Chain(k_max=6, train_per_length=300))
     full.task.prompts("train")
     assert len(pickle.dumps(full)) > 1 << 16  # more than a pipe takes when nobody reads
-    multiprocessing.resource_tracker.ensure_running()
+    start_fork_server()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # which its fork server has not: it is started afresh
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     evaluate = aside(full)
     with pytest.raises(WorkerError, match=r"evaluation at step 0: .* exited with status 1, 3 times in a row"):

@@ -24,6 +24,7 @@ from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.workers import pool as worker_pool
+from scalerl.rl.workers.processes import start_fork_server
 
 P = 2  # groups a step of the recipe
 
@@ -155,7 +156,8 @@ def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recip
     full.task.prompts("train")
     assert len(pickle.dumps(full)) > 1 << 16  # more than a pipe takes when nobody reads
     learner = load_learner(recipe, recipe.model)
-    multiprocessing.resource_tracker.ensure_running()
+    start_fork_server()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # which its fork server has not: it is started afresh
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     generator = LocalGenerator(full, recipe.model, learner.weights())
     with pytest.raises(WorkerError, match="exited with status 1, 6 times in a row"):

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import echoing
+import psutil
 import pytest
 from echoing import ended, is_running
 
 import scalerl
 from scalerl.rl.workers.backend import WorkerLostError
-from scalerl.rl.workers.processes import FreshPython, _GroupLeader
+from scalerl.rl.workers.processes import FreshPython, Processes, _GroupLeader, start_fork_server
 
 PATHS = Path(scalerl.__file__).parents[1], Path(echoing.__file__).parent
 
@@ -109,3 +110,129 @@ def test_threads_may_ask_at_once_whether_it_has_ended():
             asked = [threads.submit(leader.join) for _ in range(4)]
         assert [one.result() for one in asked] == [None] * 4
         assert leader.exitcode == 0
+
+
+@pytest.fixture
+def forked():
+    """A function that starts a worker of `Processes`, and returns its process and what `tell` sends."""
+    started = []
+
+    def start(**options):
+        backend = Processes(**options)
+        started.append(backend.spawn("probe", 0, echoing.tell))
+        return started[-1], *receive(backend, started[-1])[0][1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_a_worker_has_the_environment_of_its_own_start_and_shares_what_was_loaded(
+    forked, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SCALERL_TEST", "first")
+    _, first, parent, _, loaded = forked()
+    assert (first, loaded) == (dict(os.environ), True)
+    assert parent != os.getpid()
+    monkeypatch.delenv("SCALERL_TEST")
+    monkeypatch.setenv("SCALERL_OTHER", "second")
+    monkeypatch.chdir(tmp_path)
+    _, *second = forked(devices=["3"])
+    assert second == [{**os.environ, "CUDA_VISIBLE_DEVICES": "3"}, parent, tmp_path, True]
+
+
+def test_a_worker_is_started_afresh_where_a_library_has_read_another_environment(forked, monkeypatch):
+    start_fork_server()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    _, environment, parent, _, loaded = forked()
+    assert (environment, parent, loaded) == (dict(os.environ), os.getpid(), False)
+
+
+def test_what_is_preloaded_leaves_cuda_alone():
+    """A fork of a process that has asked for its GPUs has none."""
+    code = (
+        "import torch\n"
+        "def asked(*_): raise SystemExit('it asks for GPUs')\n"
+        "for name in ('is_available', 'device_count', '_lazy_init'): setattr(torch.cuda, name, asked)\n"
+        "import scalerl.rl.workers.preload, sys\n"
+        "assert 'transformers.models.llama.modeling_llama' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+DRIVER = """
+import signal, sys
+import echoing
+from scalerl.rl.workers.processes import Processes, start_fork_server
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    start_fork_server()
+    print(flush=True)
+    while True:
+        worker = Processes().spawn("probe", 0, echoing.tell)
+        while not worker.channel.poll(0.1):
+            pass
+        ((_, (_, server, _, _), _),) = worker.receive()
+        print(worker.pid, server, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A driver that prints a line as its fork server loads, and then starts workers as it is told to.
+
+    It prints the numbers of a worker and its server, and of the next ones for each line.
+    """
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+    command, pipe = [sys.executable, tmp_path / "driver.py"], subprocess.PIPE
+    how = {"stdin": pipe, "stdout": pipe, "text": True, "env": environment, "start_new_session": True}
+    with subprocess.Popen(command, **how) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed_as_its_fork_server_loads(driver):
+    children = psutil.Process(driver.pid).children()
+    assert any("forkserver" in " ".join(child.cmdline()) for child in children)
+    driver.kill()
+    assert all(ended(child.pid) for child in children)
+
+
+def test_a_fork_server_outlives_signals_to_its_group_and_is_replaced_and_ends_with_the_driver(driver):
+    first, server = map(int, driver.stdout.readline().split())
+
+    def following():
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        return map(int, driver.stdout.readline().split())
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.killpg(driver.pid, number)
+    second, same = following()
+    assert same == server
+    assert is_running(second)
+    os.kill(server, signal.SIGKILL)
+    assert ended(server)
+    third, other = following()
+    assert other != server
+    driver.kill()
+    assert all(map(ended, (first, second, third, other)))
+
+
+def test_a_fork_server_that_does_not_start_is_an_error_that_a_pool_handles(tmp_path):
+    code = (
+        "import multiprocessing.spawn, echoing\n"
+        "from multiprocessing import resource_tracker\n"
+        "from scalerl.rl.workers.processes import Processes\n"
+        "resource_tracker.ensure_running()\n"
+        "multiprocessing.spawn._python_exe = b'/bin/false'\n"
+        "try: Processes().spawn('probe', 0, echoing.tell)\n"
+        "except OSError as error: print('as documented')"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment) == b"as documented\n"

@@ -5,5 +5,6 @@
     vllm.py             generation and evaluation by vLLM
     ray/                the same as Ray actors; learner ranks and verifiers
 
-It may import engines, learners, verification and what is below. Imported by `rl`, `rl.loop`.
+It may import engines, learners, verification and what is below. Imported by `cli`,
+`rl`, `rl.loop`.
 """

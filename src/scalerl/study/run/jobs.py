@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,8 @@ class JobPool(WorkerPool[Job]):
     noun, role = "job", "job"
 
     def __init__(self, jobs: Sequence[Job], cores: int, again: Callable[[Job, str, str], bool]) -> None:
-        # Not fork: this process has threads and may have used CUDA, neither of which survives one.
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["scalerl.study.run.preload"])
-        super().__init__(jobs, Processes(context=context, parents=True), lambda channel: None)
+        processes = Processes(preload="scalerl.study.run.preload", parents=True)
+        super().__init__(jobs, processes, lambda channel: None)
         self._cores, self._again, self._stopping = cores, again, False
 
     @property
@@ -140,6 +137,7 @@ def work(
 
     `gpus` are the names of those that it may see; all where it is None.
     """
+    os.environ["OMP_NUM_THREADS"] = "1"  # of processes that it starts, as of this one
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
