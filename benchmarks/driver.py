@@ -33,7 +33,7 @@ import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -214,18 +214,18 @@ def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
     from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
     from scalerl.rl.workers.pool import WorkerPool
-    from scalerl.rl.workers.ray.backend import RayActors, RayProcess
+    from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
 
-    workers = []
+    workers, backend = [], RayActors(WorkerActor, cast(Any, None), "generators", 60.0)
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", i)
-        worker.process = process = RayProcess(worker.name, actor, 60.0)
+        worker.process = process = RayProcess(worker.name, actor, 60.0, backend._woken, backend._wakes)
         process._placing, process.pid, process.placed_at = None, 1, time.monotonic()
         process._request()
         worker.taking_part, worker.started, worker.installed = True, True, 0
         workers.append(worker)
     generator: Any = object.__new__(RolloutPool)
-    WorkerPool.__init__(generator, workers, object.__new__(RayActors), print)
+    WorkerPool.__init__(generator, workers, backend, print)
     generator.version = 0
     least, _ = seconds(lambda: [generator.poll(0) for _ in range(3)])
     return least / 3

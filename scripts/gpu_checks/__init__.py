@@ -53,7 +53,7 @@ CHECKS = (
     Check("run", "runs.killed_and_resumed", 300, "scalerl train: killed, resumed, and equal to a whole run"),
     Check("sharded", "runs.sharded", 240, "the same under torchrun with FSDP2, sharded checkpoints"),
     Check("ray", "runs.under_ray", 240, "roles as Ray actors with fractions of a GPU"),
-    Check("ray_vllm", "runs.vllm_under_ray", 210, "three steps with vLLM beside the learner on one GPU"),
+    Check("ray_vllm", "runs.vllm_under_ray", 210, "three steps with vLLM placed by Ray on the learner's GPU"),
     Check("ipc", "peers.shared_memory", 90, "a tensor of one process read by another, on the device"),
     Check(
         "lost",

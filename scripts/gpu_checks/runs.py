@@ -71,8 +71,8 @@ def under_ray(lab: Lab) -> dict[str, Any]:
 
 
 def vllm_under_ray(lab: Lab) -> dict[str, Any]:
-    """The same for three steps with a worker of vLLM, which shares the only GPU with the learner: Ray has
-    none, and weights stay in its memory. On a CPU they travel by files.
+    """The same for three steps with a worker of vLLM, to which Ray gives the GPU that it shares with the
+    learner: weights stay in its memory. On a CPU they travel by the object store.
     """
     engine = Vllm()
     try:

@@ -45,7 +45,7 @@ CACHE = 123_456_789
 def answer(channel, folder, arguments):
     """Answer calls as a worker of vLLM does: all but "ignore". It has measured `CACHE` bytes, unless it was
     given a size."""
-    channel.send("started")
+    channel.send("started", os.environ.get("CUDA_VISIBLE_DEVICES"))
     while True:
         number, method, values = channel.receive()
         if method == "exit":

@@ -1,12 +1,13 @@
 """Workers of vLLM that tests start on this machine, and the base model that they serve."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scalerl.rl.config.engine import Vllm
-from scalerl.rl.engine.vllm.launch import VENV
+from scalerl.rl.engine.vllm.launch import VENV, Servers
 from scalerl.rl.engine.vllm.server_state import ServerState
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.sync.vllm_client import VllmClient
@@ -30,9 +31,9 @@ class Borrowed(Backend):
     def __init__(self, generator):
         self._server, self._loop = generator._servers[0], generator._pool._loop
 
-    def servers(self):
-        """What `VllmGenerator` takes."""
-        return [ServerState(self._server.name, 0)], self
+    def place(self, flags, folder):
+        """See `scalerl.rl.engine.vllm.launch.Place`."""
+        return Servers(replace(SETTINGS, request_seeds=True), [ServerState(self._server.name, 0)], self)
 
     def spawn(self, name, number, target, *arguments):
         """Take it as it is."""

@@ -22,12 +22,13 @@ from scalerl.rl.placement.ray.parts import RayParts
 class Nodes:
     """Nodes of one Ray cluster; the head has no room."""
 
-    def __init__(self, cpus):
+    def __init__(self, cpus, gpus=()):
         self._cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
         self.address = self._cluster.address
-        self.nodes = [self._cluster.add_node(num_cpus=n) for n in cpus]
+        gpus = gpus or (0,) * len(cpus)
+        self.nodes = [self._cluster.add_node(num_cpus=n, num_gpus=m) for n, m in zip(cpus, gpus, strict=True)]
         ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
 
     def add(self, cpus):
@@ -62,8 +63,8 @@ class Nodes:
 
 
 @contextmanager
-def simulated(*cpus):
-    nodes = Nodes(cpus)
+def simulated(*cpus, gpus=()):
+    nodes = Nodes(cpus, gpus)
     try:
         yield nodes
     finally:

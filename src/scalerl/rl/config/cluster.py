@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
-from scalerl.rl.config.engine import BUCKET_MIB, AnyEngine, Vllm
+from scalerl.rl.config.engine import BUCKET_MIB, BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.config.settings import positive
 
 
@@ -86,7 +86,7 @@ class Cluster:
     """A run whose parts are Ray actors; nothing that is trained depends on where they are."""
 
     generators: int = 1
-    """Actors that decode; or workers of vLLM, which Ray does not place."""
+    """Actors that decode, each of which may run a worker of vLLM."""
     trainers: int = 1
     verifiers: int = 0
     """Actors that verify, each with the processes of `task.limits`; 0: those processes beside the driver."""
@@ -95,7 +95,7 @@ class Cluster:
     learner: Annotated[OneProcess | Fsdp2, Discriminator("kind")] = field(default_factory=OneProcess)
     transport: Transport = field(default_factory=Transport)
     generator: Resources = field(default_factory=Resources)
-    """Resources of each generator, and of the evaluator."""
+    """Resources of each generator, and of the evaluator; of vLLM's workers `engine.tensor_parallel` GPUs."""
     trainer: Resources = field(default_factory=Resources)
     """Resources of each process of a sharded learner."""
     verifier: Resources = field(default_factory=Resources)
@@ -118,29 +118,29 @@ class Cluster:
                         f'transport.kind "nccl" needs a GPU for each: {name}.gpus = 1, or another kind'
                     )
 
-    def beside_ray(self, engine: AnyEngine) -> tuple[int, int]:
-        """Return the GPUs of the driver's machine that no actor may have: so many of the first, for a learner
-        in the driver, and so many of the last, for the workers of vLLM that are started there."""
-        each = engine.tensor_parallel if isinstance(engine, Vllm) and not engine.urls else 0
-        return int(self.learner.kind == "one"), self.generators * each
+    @property
+    def beside_ray(self) -> int:
+        """The GPUs of the driver's machine that actors have only where there are no others: its learner's."""
+        return int(self.learner.kind == "one")
 
     def shares_gpu(self, engine: AnyEngine, here: float) -> bool:
         """Return whether a learner in the driver and a worker of vLLM share the only one of `here` GPUs."""
-        own = isinstance(engine, Vllm) and engine.shares_gpu
-        return own and here == 1 and self.beside_ray(engine) == (1, 1)
+        own = isinstance(engine, Vllm) and engine.shares_gpu and not engine.urls
+        return own and self.address == "local" and here == self.generators == self.beside_ray == 1
 
-    def with_gpus(self, there: float) -> Cluster:
+    def with_gpus(self, there: float, engine: AnyEngine = BUILT_IN) -> Cluster:
         """Return the same with a number in place of every `auto`, on a cluster of `there` GPUs.
 
         Raises:
             InputError: there is none, and the transport needs them.
         """
         auto = 1.0 if there else 0.0
+        each = engine.tensor_parallel if isinstance(engine, Vllm) else 1
 
         def of(resources: Resources, n: float) -> Resources:
             return replace(resources, gpus=resources.gpus_or(n))
 
-        fixed = {"generator": of(self.generator, auto), "trainer": of(self.trainer, auto)}
+        fixed = {"generator": of(self.generator, auto * each), "trainer": of(self.trainer, auto)}
         try:
             return replace(self, **fixed, verifier=of(self.verifier, 0.0))
         except ValueError as error:

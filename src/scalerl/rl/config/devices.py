@@ -9,7 +9,7 @@ A device is a GPU. On a machine without any, and on a cluster whose actors reque
 A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
 generators the next, and evaluations one that is left over, or else that of the last generator. On too few
 devices generators share: with each other, or on a single device with the trainer. Workers of vLLM have the
-last ones, share none but a single one with the trainer, and evaluate.
+last ones, share none but a single one with the trainer, and evaluate. On a cluster, Ray gives out devices.
 """
 
 from __future__ import annotations

@@ -28,19 +28,21 @@ class BuiltInEngine:
 
 @dataclass(frozen=True)
 class Vllm:
-    """Completions are sampled by vLLM: in workers that are started here, as many as `generators`, or by the
-    servers at `urls`."""
+    """Completions are sampled by vLLM: in workers that are started on this machine, or by Ray on any node, as
+    many as `generators`; or by the servers at `urls`."""
 
     urls: tuple[str, ...] = ()
     """Servers that others have started (docs/howto/vllm.md): http://, https:// (with /v1 or without), or unix://
     and a socket. Each is one engine: no balancer in front of several."""
     python: str = ""
-    """The Python of the environment that has vLLM; else $SCALERL_VLLM_PYTHON, else .vllm-venv (make vllm)."""
+    """The Python of the environment that has vLLM, on every node; else $SCALERL_VLLM_PYTHON, else .vllm-venv
+    (make vllm), else the one that is running."""
     api_key_env: str = "SCALERL_VLLM_API_KEY"
     """The environment variable with the key of the servers at `urls`."""
     tensor_parallel: int = 1
     """GPUs of each, as GPU-hours count them. Workers get the last of the machine, as the trainer has the
-    first, and one worker shares the only GPU with it; the servers at `urls` must have as many."""
+    first, and one worker shares the only GPU with it; from Ray each gets those of one node. The servers at
+    `urls` must have as many."""
     gpu_memory: float = 0.85
     """The share of a GPU's memory that a worker takes. On a shared GPU the rest is the trainer's: where that
     is too little, an error says what share fits."""
@@ -52,11 +54,12 @@ class Vllm:
     """Whether completions of training have a seed each, so that one that is sampled again by the same weights
     is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
     transport: Literal["auto", "file", "ipc", "nccl"] = "auto"
-    """How weights get there: safetensors files in memory that both see, or vLLM's own transfer, by CUDA IPC
-    to workers on the GPUs of this machine, or by NCCL, which was never run. `auto` is `ipc` where workers are
-    started on GPUs whose memory PyTorch can share, else `file`."""
+    """How weights get there: safetensors files in the memory of the worker's node (on a cluster, out of Ray's
+    object store), or vLLM's own transfer, by CUDA IPC to workers on the GPUs of this machine, or by NCCL,
+    which was never run. `auto` is `ipc` where workers are on GPUs of this machine whose memory PyTorch can
+    share, else `file`."""
     weights_folder: str = "/dev/shm"
-    """Folder of those files; for servers at `urls`, one that they can read."""
+    """Folder of those files, on every node; for servers at `urls`, one that they can read."""
     start_seconds: float = 600.0
     """How long a worker may take to start, or a server at `urls` to come back."""
     request_seconds: float = 3600.0

@@ -307,8 +307,7 @@ def _on_cluster(
     of_trainer = min(cluster.trainer.gpus_or(1.0) or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
     devices = [DeviceMemory(_of_each(cluster.trainers, "trainer"), round(memory * of_trainer), ((trainer,),))]
     # How many there are is known of a cluster of this machine alone.
-    beside_ray = cluster.beside_ray(recipe.engine)
-    there = len(gpus) - sum(beside_ray) if cluster.address == "local" else math.inf
+    there = len(gpus) - cluster.beside_ray if cluster.address == "local" else math.inf
     beside = cluster.evaluates_beside(there)
     alone = cluster.generators - beside
     last = (
@@ -319,14 +318,16 @@ def _on_cluster(
     generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if engine := recipe.vllm:
         server = _server_memory(recipe, shape, engine)
-        # Workers that are started here have the last GPUs, which may be smaller than the first.
-        own = gpus[-beside_ray[1] :] if beside_ray[1] else gpus[:1]
+        # A local cluster may give them any other than the driver's, which may be smaller than the first.
+        local = cluster.address == "local"
+        own = gpus[cluster.beside_ray :] if local and not engine.urls else ()
+        where = "" if local or engine.urls else ", on any node"
         share = DeviceMemory(
-            f"of {counted(recipe.processes, 'vLLM server')}, {engine.tensor_parallel} each",
-            round(min(gpu.memory for gpu in own) * engine.gpu_memory),
+            f"of {counted(recipe.processes, 'vLLM server')}, {engine.tensor_parallel} each{where}",
+            round(min(gpu.memory for gpu in own or gpus[:1]) * engine.gpu_memory),
             ((server,),),
         )
-        if cluster.address == "local" and cluster.shares_gpu(engine, len(gpus)):
+        if cluster.shares_gpu(engine, len(gpus)):
             trainer = _with_bucket(trainer, recipe, shape, engine)
             return [_beside_server(gpus[0], trainer, share), share]
         return [*devices, share]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -75,10 +76,12 @@ class PartsHere:
         """Return the generator, with the weights of `learner` as `version`."""
         recipe, model = self._recipe, self._model_folder
         if engine := recipe.vllm:
+            from scalerl.rl.engine.vllm.launch import place_workers
             from scalerl.rl.placement.vllm import start_vllm
 
-            how: dict[str, Any] = {"trainers": self._trainers, "logs": self._folder}
-            generator = start_vllm(recipe, model, engine, learner, version, self._closing, **how)
+            of_run = recipe.processes, self._trainers, model, self._folder.absolute()
+            place = partial(place_workers, engine, *of_run)
+            generator = start_vllm(recipe, model, engine, learner, version, self._closing, place=place)
         else:
             generator = place_generator(recipe, model, learner, version, self._devices)
             self._closing.callback(generator.close)

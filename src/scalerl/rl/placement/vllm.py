@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from scalerl.rl.config.engine import Vllm
@@ -15,6 +14,7 @@ from scalerl.rl.config.recipe import HELDOUT, Recipe
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.engine.vllm.launch import Place
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.placement.evaluate import EvaluationResult, result_of, with_suites
 from scalerl.rl.types import Rollout, Weights
@@ -30,8 +30,7 @@ def start_vllm(
     version: int,
     around: ExitStack,
     *,
-    trainers: int,
-    logs: Path,
+    place: Place,
     timeline: Any = None,
 ) -> VllmGenerator:
     """Return the generator of a recipe, once its servers have the weights of `learner`; `around` ends it.
@@ -39,7 +38,7 @@ def start_vllm(
     The others are those of `VllmGenerator.of`.
     """
     check_sampler(recipe, model_folder, learner.model)
-    how: dict[str, Any] = {"trainers": trainers, "logs": logs, "timeline": timeline}
+    how: dict[str, Any] = {"place": place, "timeline": timeline}
     generator = VllmGenerator.of(recipe, model_folder, settings, learner.weights(), version, **how)
     around.enter_context(closing(generator))
     generator.wait_until_started()

@@ -112,10 +112,14 @@ class Posted:
         """Put the references to the buckets into the object store, too."""
         return cls(ray.put(weights), seconds)
 
+    def stored(self) -> StoredWeights:
+        """Return the stored weights, of which no bucket is fetched yet."""
+        found: Any = ray.get(self.ref, timeout=self.seconds)
+        return found
+
     def fetch(self) -> WeightStream:
         """See `StoredWeights.fetch`."""
-        weights: Any = ray.get(self.ref, timeout=self.seconds)
-        return weights.fetch()
+        return self.stored().fetch()
 
 
 def put(bucket: dict[str, Tensor]) -> Bucket:

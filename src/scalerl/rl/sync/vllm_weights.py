@@ -1,6 +1,7 @@
 """Weights on their way to vLLM's servers.
 
-    FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
+    FileTransport    a folder of safetensors files in memory for each version, removed once all have read it;
+                     workers that Ray has placed have files of their own (`scalerl.rl.placement.ray.vllm`)
     IpcTransport     vLLM's own transfer by CUDA IPC, to workers of this machine
     NcclTransport    vLLM's own transfer by NCCL, with one group for each server
 
@@ -39,33 +40,41 @@ from scalerl.rl.workers.backend import WorkerLostError
 _Transfer = Callable[..., Coroutine[Any, Any, None]]
 
 
-class _HeldVersions:
+class HeldVersions:
     """The newest weights, and those that evaluations are made of."""
 
     def __init__(self, weights: Weights, version: int) -> None:
-        self._held: dict[int, Weights] = {}
+        self._held: dict[int, Any] = {}
         self._users = Counter[int]()
         """Of each version: evaluations that need it, and servers that load it."""
-        self.offer(hold(weights), version)
+        self.offer(self.hold(weights), version)
 
-    def offer(self, weights: Weights, version: int) -> None:
+    def hold(self, weights: Weights) -> Any:
+        """Return the same weights as they stay; may be called by any thread."""
+        return hold(weights)
+
+    def offer(self, weights: Any, version: int) -> None:
         """Take new weights, which are held and not yet loaded; training needs none before them."""
         self._held[version] = weights
         self.version = version
         self._forget_unused()
 
-    def keep(self, weights: Weights | None, version: int) -> None:
+    def keep(self, weights: Any, version: int) -> None:
         """Have weights at hand until `release`, whichever are offered meanwhile; without any, the newest."""
         self._users[version] += 1
         if weights is not None:
             self._held.setdefault(version, weights)
 
     @asynccontextmanager
-    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
+    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
         """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
         both stay until the block ends."""
         version = choose()
         yield version, self._held[version]
+
+    async def load(self, server: VllmClient, source: Any, seconds: float) -> dict[str, int]:
+        """Have a paused server load the weights, which are files; return the progress of its completions."""
+        return await server.call("install", str(source), seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
         """Drop what is kept for a server that is lost."""
@@ -83,7 +92,31 @@ class _HeldVersions:
             del self._held[version]
 
 
-class FileTransport(_HeldVersions):
+def write_files(weights: Weights, path: Path) -> Path:
+    """Write weights to the folder `path`, bucket by bucket, and return it.
+
+    Raises:
+        LearnerLostError: they do not come from the learner.
+        WorkerError: there is no room.
+    """
+    aside = path.with_suffix(".part")
+    try:
+        aside.mkdir()
+        for i, bucket in enumerate(in_buckets(weights)):
+            save_file(bucket, aside / f"{i:05}.safetensors")
+        aside.replace(path)  # whole, or not there
+    except LearnerLostError:
+        raise
+    except Exception as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise WorkerError(
+            f"the weights cannot be written to {path.parent} ({error}): more memory there (docker run "
+            "--shm-size), or weights_folder names another place"
+        ) from error
+    return path
+
+
+class FileTransport(HeldVersions):
     """Brings weights to servers, several at a time; files are written for the first that loads a version."""
 
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
@@ -93,8 +126,8 @@ class FileTransport(_HeldVersions):
         super().__init__(weights, version)
 
     @asynccontextmanager
-    async def chosen(self, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
-        """See `_HeldVersions`."""
+    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
+        """See `HeldVersions`."""
         with ExitStack() as uses:
             async with self._lock:  # servers that ask meanwhile choose once these are written
                 version = choose()
@@ -104,13 +137,13 @@ class FileTransport(_HeldVersions):
                     # In a thread: gigabytes take seconds to write, for which no completion of the loop would
                     # be received. And to the end, though the server that asks may be lost meanwhile. Later
                     # ones read the files, too: what is held is a model's worth of memory.
-                    writing = asyncio.to_thread(self._write, self._held.pop(version), version)
+                    writing = asyncio.to_thread(write_files, self._held.pop(version), self._path(version))
                     self._written[version] = asyncio.create_task(writing)
                 await asyncio.wait([self._written[version]])
             yield version, self._written[version].result()
 
-    def keep(self, weights: Weights | None, version: int) -> None:
-        """See `_HeldVersions`; what is in files already is not held once more."""
+    def keep(self, weights: Any, version: int) -> None:
+        """See `HeldVersions`; what is in files already is not held once more."""
         super().keep(None if version in self._written else weights, version)
 
     def _forget_unused(self) -> None:
@@ -118,32 +151,13 @@ class FileTransport(_HeldVersions):
         for version in self._unused(v for v, writing in self._written.items() if writing.done()):
             shutil.rmtree(self._written.pop(version).result(), ignore_errors=True)
 
-    async def load(self, server: VllmClient, source: Path, seconds: float) -> dict[str, int]:
-        """Have a paused server load the weights; return the progress of its completions."""
-        return await server.call("install", str(source), seconds=seconds)
-
-    def _write(self, weights: Weights, version: int) -> Path:
-        path = self._folder / f"version-{version}"
-        aside = path.with_suffix(".part")
-        try:
-            aside.mkdir()
-            for i, bucket in enumerate(in_buckets(weights)):
-                save_file(bucket, aside / f"{i:05}.safetensors")
-            aside.replace(path)  # whole, or not there
-        except LearnerLostError:
-            raise
-        except Exception as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise WorkerError(
-                f"the weights cannot be written to {self._folder} ({error}): more memory there (docker run "
-                "--shm-size), or weights_folder names another place"
-            ) from error
-        return path
+    def _path(self, version: int) -> Path:
+        return self._folder / f"version-{version}"
 
 
-class _GpuTransport(_HeldVersions, ABC):
+class _GpuTransport(HeldVersions, ABC):
     """vLLM's own transfer of weights, by its API of 0.32 (`vllm/distributed/weight_transfer`); methods as of
-    `FileTransport`.
+    `HeldVersions`.
 
     Raises:
         InputError: there is no GPU here.
@@ -159,7 +173,7 @@ class _GpuTransport(_HeldVersions, ABC):
         super().__init__(weights, version)
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
-        """See `FileTransport`."""
+        """See `HeldVersions`."""
 
         async def transfer(method: str, **info: Any) -> None:
             await server.call("transfer", method, info, seconds=seconds)
@@ -173,7 +187,7 @@ class _GpuTransport(_HeldVersions, ABC):
         return await server.call("progress", seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
-        """See `FileTransport`."""
+        """See `HeldVersions`."""
         self._joined.pop(server, None)
 
     @abstractmethod
@@ -247,7 +261,7 @@ class NcclTransport(_GpuTransport):
         )
 
     def forget(self, server: VllmClient) -> None:
-        """See `FileTransport`; what waits for the server on the GPU ends."""
+        """See `HeldVersions`; what waits for the server on the GPU ends."""
         if group := self._joined.pop(server, None):
             # In a thread: NCCL frees memory, for which CUDA waits for all that is queued.
             threading.Thread(target=group.abort, name="nccl", daemon=True).start()

@@ -16,6 +16,7 @@ from scalerl.errors import WorkerError
 from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
+from scalerl.rl.engine.vllm.launch import Servers
 from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.engine.vllm.server_state import Installed, Restarted, ServerState
@@ -29,8 +30,8 @@ LONG = 60.0
 class WithoutVllm(FreshPython):
     """Starts a worker that does something else."""
 
-    def __init__(self, target, logs):
-        super().__init__(sys.executable, {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}, logs)
+    def __init__(self, target, logs, gpus):
+        super().__init__(sys.executable, {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}, logs, gpus)
         self._instead = target
 
     def spawn(self, name, number, target, *arguments):
@@ -41,19 +42,16 @@ class Kept:
     """A worker that a pool keeps."""
 
     def __init__(self, target, folder, weights, rule, gpus, start_seconds):
-        backend, self.events = WithoutVllm(target, folder), queue.SimpleQueue()
+        backend, self.events = WithoutVllm(target, folder, gpus), queue.SimpleQueue()
         self.server = ServerState(
             "vLLM worker 0",
             0,
             start_timeout=start_seconds,
-            gpus=gpus,
             log=backend.log(0),
             arguments=["--one"],
         )
         self.pool = ServerPool(
-            [self.server],
-            backend,
-            Vllm(),
+            Servers(Vllm(), [self.server], backend, gpus),
             Sampling(1.0, True, 0, 24, rule, 1),
             Requirements(None, (), {}, 66, "float32", True, 8),
             "train",
@@ -133,10 +131,11 @@ def test_calls_are_answered_refused_and_lost_with_their_worker(keep, tmp_path):
 def test_a_restart_has_the_cache_that_the_first_start_has_measured(keep):
     """What the trainer takes of the GPU by then is not measured as the worker's."""
     sized = ["--kv-cache-memory-bytes", str(echoing.CACHE), "--gpu-memory-utilization", "0.01"]
-    kept = keep(echoing.answer, gpus=(0,))
+    kept = keep(echoing.answer, gpus=("5",))
     kept.server.proven = True
     for more in ([], sized, sized):
         kept.next(Installed)
+        assert kept.server.gpus == (0,)
         assert kept.call("square", 2)[3] == ["--one", *more]
         kept.begin("exit")
         kept.next(Restarted)

@@ -1,4 +1,7 @@
-"""Runs with vLLM, over Ray with two trainers and without Ray: what is recorded, though a server dies."""
+"""Runs with vLLM, over Ray with two trainers and without Ray: what is recorded, though a server dies.
+
+Over Ray, the nodes have room for the trainers on one and the worker on another.
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import signal
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import answering
 import numpy as np
@@ -41,16 +45,17 @@ def recipe():
 
 def killing(generator):
     """Its `submit`, which kills the server once, as soon as the group is being sampled."""
-    submit, (server,), (pid,) = generator.submit, generator._servers, generator.pids
+    submit, (server,), (pid,) = generator.submit, generator._servers, servers()
+    process = server.process
 
     def submit_and_kill(*group):
         place = submit(*group)
         ends = time.monotonic() + 0.5  # on a busy machine it may be complete before this thread looks
         while not server.in_flight and time.monotonic() < ends:
             time.sleep(0.001)
-        if generator.pids == [pid] and server.in_flight:
+        if server.process is process and server.in_flight:
             os.killpg(pid, signal.SIGKILL)
-            until(lambda: generator.pids != [pid])
+            until(lambda: server.process is not process)
         return place
 
     return submit_and_kill
@@ -59,9 +64,11 @@ def killing(generator):
 def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_dies(
     recipe, base, tmp_path, monkeypatch
 ):
-    with simulated(2, 1), ExitStack() as closing:
+    with simulated(2, 1) as nodes, ExitStack() as closing:
         run = Run(recipe, base, closing, tmp_path)
         generator, loop = run.generator, run.pipeline.steps()
+        (worker,), first = generator._servers, servers()
+        assert worker.node not in {rank.node for rank in run.learner._actors.actors}
         weights, steps, lines = [run.learner.weights().fetch()], [], []
 
         def go_on(n):
@@ -77,6 +84,13 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
         assert generator.restarts == 1
         assert generator.counters.restarted >= 1
         check(recipe, run, steps)
+        lost, second = worker.node, servers()
+        nodes.add(1)
+        nodes.kill_node_of(lost)
+        go_on(18)
+        assert generator.restarts >= 2  # one may be placed there before Ray has noticed
+        until(lambda: worker.node != lost)
+        check(recipe, run, steps)
         rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
         models = models_of(base, weights)
         several = [r for r in rollouts if r.version_T[0] != r.version_T[-1]]
@@ -89,13 +103,23 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
         events = [line["event"] for line in lines if "event" in line and line["role"] == "generate"]
         assert events[0] == "vLLM worker 0 takes part from version 0"
         assert events[1].startswith("vLLM worker 0 is lost: ")
+        assert "is lost: its process was killed by SIGKILL" in events[1]
         assert events[2].startswith("vLLM worker 0 takes part from version ")
+        assert f"on {lost} is lost: " in events[3]
         spans = [line for line in lines if line["role"] == "generate" and "busy" in line]
         assert sum(span["busy"] for span in spans) <= generator.counters.seconds
         assert sum(span["busy"] > 0 for span in spans) >= 10
         assert generator.counters.tokens >= sum(r.length for r in rollouts)
         assert len(generator.update_seconds) >= 3  # versions may be passed over
         assert (tmp_path / "vllm-0.log").stat().st_size > 0
+        third = servers()
+    until(lambda: not {*first, *second, *third} & groups(), what="the end of all workers")
+    assert not list(Path(SETTINGS.weights_folder).glob("scalerl-*/weights-*"))
+
+
+def groups():
+    """The groups of all processes."""
+    return {os.getpgid(p.pid) for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE}
 
 
 def servers():

@@ -106,7 +106,7 @@ def connected(own, base, base_weights, **settings):
 
     def make(length=RULE, weights=base_weights, slots=SLOTS, environment=None, **changes):
         sampling = replace(Sampling(TEMPERATURE, True, 0, 48, length, STOP), **changes)
-        how = {"slots": slots, "servers": borrowed and borrowed.servers(), "environment": environment}
+        how = {"slots": slots, "place": borrowed and borrowed.place, "environment": environment}
         made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, **how))
         return made[-1]
 

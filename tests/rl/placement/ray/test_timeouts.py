@@ -3,10 +3,11 @@
 import math
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray_nodes import Run, simulated
@@ -20,10 +21,11 @@ from scalerl.rl.placement.rollouts import RolloutWorker
 from scalerl.rl.workers.backend import PollClock, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ray import backend
-from scalerl.rl.workers.ray.backend import RayProcess
+from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
 from scalerl.rl.workers.watchdog import Watchdog
 
 LIMITS = 40.0, 30.0  # without progress, and to start
+ACTORS = RayActors(WorkerActor, cast(Any, None), "generators", 20.0)
 
 
 class Handle:
@@ -33,21 +35,23 @@ class Handle:
         return self
 
     def remote(self, *args):
-        return "asked"
+        return self
+
+    def future(self):
+        return Future()
 
 
 def placed(name):
     """The process of an actor that has a place."""
-    process = RayProcess(name, Handle(), 20.0)
+    process = RayProcess(name, Handle(), 20.0, ACTORS._woken, ACTORS._wakes)
     process._placing, process.node, process.pid, process.placed_at = None, "node a", 1, time.monotonic()
     process._request()
     return process
 
 
 @pytest.fixture
-def worker(monkeypatch):
+def worker():
     """A generator that takes part."""
-    monkeypatch.setattr(backend, "_is_done", lambda ref: False)
     worker = RolloutWorker("generator 0", 0, *LIMITS, weights_timeout=10.0)
     worker.process, worker.started = placed("generator 0"), True
     worker.process.clock, worker.watchdog = worker.clock, worker.watch()
@@ -154,15 +158,19 @@ def listen(calls, clock):
 def unanswered(monkeypatch):
     """A clock, where no call to an actor has returned yet."""
     clock = [100.0]
-    monkeypatch.setattr(backend.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(backend.ray, "wait", lambda refs, **how: ([], refs))
+
+    def now():
+        clock[0] += 1e-6  # else what waits until then would wait without end
+        return clock[0]
+
+    monkeypatch.setattr(backend.time, "monotonic", now)
     return clock
 
 
 def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
     ranks: Any = object.__new__(RayRanks)
     worker = PoolWorker("trainer 0", 0, process=placed("trainer 0"), started=True)
-    WorkerPool.__init__(ranks, [worker], object.__new__(backend.RayActors), serve)
+    WorkerPool.__init__(ranks, [worker], ACTORS, serve)
     ranks._timeouts, ranks._lock = ClusterTimeouts(step=30), threading.Lock()
     ranks._numbers, ranks._calls = count(), {}
     worker.process.clock = ranks._clock

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -10,9 +11,11 @@ from ray.exceptions import RayError
 from ray_nodes import simulated
 
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, OneProcess, Resources, Transport
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, Resources, Transport
 from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.placement.ray.vllm import place_on_ray
 from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.ray.session import Session, connected, requests_of
 
@@ -54,12 +57,28 @@ def test_nccl_needs_a_cluster_with_gpus():
         requests_of(cluster, 0)
 
 
-def test_servers_of_vllm_are_beside_ray_and_evaluate():
+def test_workers_of_vllm_have_their_tensor_parallelism_and_evaluate():
     cluster, engine = replace(SHARDED, generators=2), Vllm(tensor_parallel=2)
-    assert cluster.beside_ray(engine) == (0, 4)
-    assert replace(cluster, learner=OneProcess(), trainers=1).beside_ray(engine) == (1, 4)
-    assert cluster.beside_ray(Vllm(urls=("http://there:8000",), tensor_parallel=2)) == (0, 0)
-    assert gpus_of(cluster, 4, engine) == {"trainers": [1] * 4}
+    assert gpus_of(cluster, 8, engine) == {"trainers": [1] * 4, "generators": [2] * 2}
+    assert gpus_of(cluster, 0, engine) == {"trainers": [0] * 4, "generators": [0] * 2}
+    on_cpus = replace(cluster, generator=Resources(gpus=0))
+    assert gpus_of(on_cpus, 4, engine) == {"trainers": [1] * 4, "generators": [0] * 2}
+    at_urls = replace(engine, urls=("http://there:8000",))
+    assert gpus_of(cluster, 4, at_urls) == {"trainers": [1] * 4}
+    held = HeldDevices.on_cluster(cluster, engine, there=8)
+    assert (held.generator, held.trainer, held.evaluator, held.apart) == (2, 1, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "engine", "complaint"),
+    [
+        (Cluster(), Vllm(transport="ipc"), "needs workers on this machine, and Ray places them on any node"),
+        (Cluster(generator=Resources(gpus=1)), Vllm(tensor_parallel=2), "vLLM's workers have engine.tensor_"),
+    ],
+)
+def test_what_workers_of_vllm_on_any_node_cannot_have_is_refused(cluster, engine, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        replace(load_recipe("demo"), cluster=cluster, engine=engine)
 
 
 ONE, IPC = Cluster(address="local"), Vllm(transport="ipc")
@@ -74,6 +93,7 @@ def test_a_server_and_the_learner_share_a_single_gpu_which_is_counted_once():
     assert not replace(ONE, generators=2).shares_gpu(IPC, 1)
     assert not ONE.shares_gpu(Vllm(transport="nccl"), 1)
     assert not replace(ONE, learner=Fsdp2()).shares_gpu(IPC, 1)  # whose GPU is one that Ray gives
+    assert not replace(ONE, address="auto").shares_gpu(IPC, 1)  # the worker is on another node
 
 
 @pytest.mark.parametrize(
@@ -91,11 +111,34 @@ def test_what_cannot_share_a_single_gpu_is_refused_in_a_line(monkeypatch, genera
 
 
 @pytest.mark.slow
-def test_ray_has_no_gpu_that_the_learner_shares_with_a_server(monkeypatch):
+def test_the_learner_shares_a_single_gpu_with_a_worker_of_vllm(monkeypatch, own_modules):
     monkeypatch.setenv("SCALERL_GPUS", "1x80")
     with connected(ONE, IPC):
-        assert ray.cluster_resources().get("GPU", 0) == 0
-        Session(ONE, IPC).close()
+        session = Session(ONE, IPC)
+        assert devices(session, {"generators": 1}) == {"generators": ["0"]}
+        servers = place_on_ray(session, Vllm(), "model", Path("logs"), [], Path("files"))
+        session.close()
+    # As with workers that are started without Ray, the weights stay in the memory of the GPU.
+    assert (servers.settings.transport, servers.gpus, servers.transport) == ("ipc", ["0"], None)
+    assert servers.states[0].arguments[-2:] == ["--weight-transfer-config", '{"backend": "ipc"}']
+
+
+@pytest.mark.slow
+def test_workers_of_vllm_have_gpus_of_one_node_each_and_weights_from_the_store(own_modules):
+    cluster = replace(SHARDED, generators=3, trainers=1)
+    engine = Vllm(tensor_parallel=2)
+    with simulated(2, 2, 2, gpus=(2, 3, 2)):
+        session = Session(cluster, engine)
+        backend = RayActors(WorkerActor, session, "generators", 60.0)
+        workers = [backend.spawn(f"worker {i}", i, say_device) for i in range(3)]
+        seen = [(said(worker), worker.node) for worker in workers]
+        servers = place_on_ray(session, engine, "model", Path("logs"), [], Path("files"))
+        session.close()
+    assert len({node for _, node in seen}) == 3
+    assert all(len(gpus.split(",")) == 2 for gpus, _ in seen)
+    assert (servers.settings.transport, servers.gpus) == ("file", [])
+    assert servers.transport is not None  # a worker's actor fetches them
+    assert servers.states[2].arguments[-2:] == ["--gpu-memory-utilization", "0.85"]
 
 
 @pytest.fixture
@@ -115,15 +158,15 @@ def devices(session, roles):
     for role, n in roles.items():
         backend = RayActors(WorkerActor, session, role, 60.0)
         found[role] = [backend.spawn(f"{role} {i}", i, say_device) for i in range(n)]
-    seen = {}
-    for role, processes in found.items():
-        seen[role] = []
-        for process in processes:
-            messages = []
-            while not messages:
-                messages = process.receive()
-            seen[role].append(messages[0].value)
-    return seen
+    return {role: [said(process) for process in processes] for role, processes in found.items()}
+
+
+def said(process):
+    """The first that a worker sends."""
+    messages = []
+    while not messages:
+        messages = process.receive()
+    return messages[0].value
 
 
 @pytest.mark.slow
@@ -146,14 +189,16 @@ def test_actors_of_a_local_cluster_have_gpus_of_their_own(monkeypatch, own_modul
 
 
 @pytest.mark.slow
-def test_actors_have_no_gpu_of_the_learner_in_the_driver_or_of_vllm(monkeypatch, own_modules):
+def test_actors_have_no_gpu_of_the_learner_in_the_driver_and_of_vllm_their_own(monkeypatch, own_modules):
     monkeypatch.setenv("SCALERL_GPUS", "4x80")
     cluster = Cluster(address="local", verifiers=1, verifier=Resources(gpus=1))
     engine = Vllm(tensor_parallel=2)
     with connected(cluster, engine):
         session = Session(cluster, engine)
-        assert devices(session, {"verifiers": 1}) == {"verifiers": ["1"]}
+        seen = devices(session, {"verifiers": 1, "generators": 1})
         session.close()
+    of_all = seen["verifiers"] + seen["generators"][0].split(",")
+    assert sorted(of_all) == ["1", "2", "3"]
 
 
 @pytest.mark.slow
@@ -187,5 +232,3 @@ def test_gpus_that_the_driver_needs_must_not_be_rays(monkeypatch):
         timeouts = ClusterTimeouts(start=1)
         with pytest.raises(InputError, match=r'learner in the driver .*cluster.learner.kind to "fsdp2"'):
             Session(Cluster(timeouts=timeouts))
-        with pytest.raises(InputError, match=r"last 2 of the 4 GPUs .* gives out 4: .*--num-gpus 2"):
-            Session(Cluster(learner=Fsdp2(), timeouts=timeouts), Vllm(tensor_parallel=2))

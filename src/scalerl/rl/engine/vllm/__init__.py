@@ -7,5 +7,5 @@
     http_client.py     servers over HTTP; protocol.py what both sides agree on
     requirements.py    what a server must be
 
-Imported by `rl`, `rl.placement`.
+Imported by `rl`, `rl.loop`, `rl.placement`, `rl.placement.ray`.
 """

@@ -32,7 +32,7 @@ from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
-from scalerl.rl.engine.vllm.launch import place_workers
+from scalerl.rl.engine.vllm.launch import Place, Servers, place_workers
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.server_pool import ServerPool
@@ -50,7 +50,6 @@ from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_to
 from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.types import Counters, Rollout, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, load_environment
-from scalerl.rl.workers.backend import Backend
 
 
 class VllmGenerator(Generator):
@@ -74,15 +73,13 @@ class VllmGenerator(Generator):
         precision: str = "float32",
         logs: str | Path = ".",
         timeline: Any = None,
-        workers: int = 1,
-        trainers: int = 1,
-        servers: tuple[list[ServerState], Backend] | None = None,
+        place: Place | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
-        """`logs` is the folder for the logs of workers; `timeline` (a `scalerl.rl.workers.ray` Timeline)
-        records what each server did, and which joined or were lost; `workers` are started where the settings
-        name no servers, on other GPUs than those of `trainers` here; `servers` are engines in place of both,
-        with what starts them; `environment` answers the turns of completions, which else have one."""
+        """`timeline` (a `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or
+        were lost; where the settings name no servers, `place` starts workers, or else there is one on this
+        machine, with its log in the folder `logs`; `environment` answers the turns of completions, which else
+        have one."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -109,19 +106,18 @@ class VllmGenerator(Generator):
         shape = shape_of(model.config.get_text_config())
         positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         required = Requirements(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, slots)
-        if servers:
-            self._servers, backend = servers
-        elif settings.urls:
+        if settings.urls:
             from scalerl.rl.engine.vllm.http_client import HttpServers
 
-            self._servers = [ServerState(f"vLLM at {url}", i) for i, url in enumerate(settings.urls)]
-            backend = HttpServers(settings)
-            _allow_connections(slots * len(self._servers))
+            states = [ServerState(f"vLLM at {url}", i) for i, url in enumerate(settings.urls)]
+            servers = Servers(settings, states, HttpServers(settings))
+            _allow_connections(slots * len(states))
         else:
-            what = str(model_folder), required.flags(), self._folder, Path(logs).absolute()
-            settings, self._servers, backend = place_workers(settings, workers, trainers, *what)
-        # The learner's GPU is the first; where the learner is on actors, this process computes on none.
-        self._shares = self._servers[0].gpus[:1] == (0,) and cuda.memory_allocated() > 0
+            place = place or partial(place_workers, settings, 1, 1, str(model_folder), Path(logs))
+            servers = place(required.flags(), self._folder)
+        self._servers = servers.states
+        # A single one is the learner's too, unless that is on actors: then this process computes on none.
+        self._shares = len(servers.gpus) == 1 and cuda.memory_allocated() > 0
         if self._shares:
             leave_share(settings.gpu_memory)
         self._installed = [-1] * len(self._servers)
@@ -132,9 +128,7 @@ class VllmGenerator(Generator):
         self._salt, self._evaluations = secrets.token_hex(4), count()
         self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
-            self._servers,
-            backend,
-            settings,
+            servers,
             sampling,
             required,
             f"train-{self._salt}",
@@ -154,11 +148,10 @@ class VllmGenerator(Generator):
         weights: Weights,
         version: int = 0,
         *,
-        trainers: int,
-        logs: str | Path,
+        place: Place,
         timeline: Any = None,
     ) -> VllmGenerator:
-        """Return the generator of a recipe, on a machine where `trainers` of its trainers are.
+        """Return the generator of a recipe, whose workers `place` starts where no servers are named.
 
         Raises:
             InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
@@ -175,10 +168,8 @@ class VllmGenerator(Generator):
             version,
             slots=recipe.decode_slots,
             precision=recipe.precision,
-            logs=logs,
             timeline=timeline,
-            workers=recipe.processes,
-            trainers=trainers,
+            place=place,
             environment=load_environment(recipe, tokenizer),
         )
 
@@ -261,11 +252,11 @@ class VllmGenerator(Generator):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes of the workers that were started here; None where one has exited."""
+        """The processes of the workers that were started by us; None where one has exited."""
         return [(process := server.process) and process.pid for server in self._servers if server.log]
 
     def close(self) -> None:
-        """Stop the servers that were started here; completions in flight are lost."""
+        """Stop the servers that were started by us; completions in flight are lost."""
         self._pool.close()
         if self._shares:
             leave_share(0.0)
@@ -334,7 +325,8 @@ class VllmGenerator(Generator):
 
     def _node(self, server: int) -> str:
         urls = self._settings.urls
-        return (urlsplit(urls[server]).hostname if urls else None) or platform.node()
+        here = self._servers[server].node or platform.node()
+        return (urlsplit(urls[server]).hostname if urls else None) or here
 
     def _count(self, prompt: int, tokens: int, cached: int, sampled: int) -> None:
         """Count a completion: its last token is sampled and not read, cached tokens are not read again."""

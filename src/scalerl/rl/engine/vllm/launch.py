@@ -1,5 +1,5 @@
-"""Workers of vLLM that are started on this machine (`scalerl.rl.engine.vllm.worker` runs in them): their
-Python, environment, arguments and GPUs; and why one has exited."""
+"""Workers of vLLM (`scalerl.rl.engine.vllm.worker` runs in them): their Python, environment and arguments, on
+any machine; their place on this one; and why one has exited."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalerl.errors import InputError
 from scalerl.rl.config.devices import gpus_of_workers
@@ -20,6 +20,9 @@ from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.server_state import ServerState
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.sync.ipc_buffers import unshareable_memory
+from scalerl.rl.sync.vllm_weights import HeldVersions
+from scalerl.rl.types import Weights
+from scalerl.rl.workers.backend import Backend
 from scalerl.rl.workers.processes import FreshPython
 
 VENV = Path(".vllm-venv")
@@ -75,37 +78,60 @@ def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> 
     }
 
 
+class Servers(NamedTuple):
+    """Servers that are to be started, or that others have started, and what starts them."""
+
+    settings: Vllm
+    """With the transport that they take."""
+    states: list[ServerState]
+    backend: Backend
+    gpus: Sequence[str] = ()
+    """The names of this machine's, where they are among these."""
+    transport: Callable[[Weights, int], HeldVersions] | None = None
+    """Makes another transport than that of the settings, with the first weights and their version."""
+
+
+Place = Callable[[Sequence[str], Path], Servers]
+"""Returns workers that have these flags, whose files are in this folder."""
+
+
+def workers_of(
+    settings: Vllm, n: int, model_folder: str, flags: Sequence[str], logs: Path, gpus: bool
+) -> list[ServerState]:
+    """Return `n` workers with the arguments that vLLM has on `gpus`, or on CPUs."""
+    arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
+    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else ["--enforce-eager"]
+    if settings.transport != "file":
+        arguments += ["--weight-transfer-config", json.dumps({"backend": settings.transport})]
+    arguments += settings.arguments
+    how: dict[str, Any] = {"start_timeout": settings.start_seconds, "arguments": arguments}
+    log = FreshPython(logs=logs).log
+    return [ServerState(f"vLLM worker {i}", i, log=log(i), **how) for i in range(n)]
+
+
+def with_transport(settings: Vllm, gpus: Sequence[Any]) -> Vllm:
+    """Return the settings with the transport to workers on these `gpus` of this machine, if there are any."""
+    auto = "ipc" if gpus and not unshareable_memory() else "file"
+    return replace(settings, transport=auto) if settings.transport == "auto" else settings
+
+
 def place_workers(
-    settings: Vllm, n: int, trainers: int, model_folder: str, flags: Sequence[str], folder: Path, logs: Path
-) -> tuple[Vllm, list[ServerState], FreshPython]:
-    """Return the settings with the transport that they take, `n` workers, each with GPUs of its own where
-    there are any beside those of `trainers` here, and what starts them.
+    settings: Vllm, n: int, trainers: int, model_folder: str, logs: Path, flags: Sequence[str], folder: Path
+) -> Servers:
+    """Return `n` workers on this machine, each with GPUs of its own where there are any beside those of
+    `trainers` here.
 
     Raises:
         InputError: there is no vLLM, or there are not enough GPUs.
     """
     names = [gpu.name for gpu in gpus_in_use()]
     devices = gpus_of_workers(settings, n, names, trainers)
-    if settings.transport == "auto":
-        settings = replace(settings, transport="ipc" if names and not unshareable_memory() else "file")
-    python, path = find_python(settings), folder / "path"
-    backend = FreshPython(
-        python,
-        environment(path, settings, model_folder, bool(names)),
-        logs,
-        [",".join(of_worker) or None for of_worker in devices],
-    )
-    arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
-    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if names else ["--enforce-eager"]
-    if settings.transport != "file":
-        arguments += ["--weight-transfer-config", json.dumps({"backend": settings.transport})]
-    arguments += settings.arguments
-    how: dict[str, Any] = {"start_timeout": settings.start_seconds, "arguments": arguments}
-    servers = [
-        ServerState(f"vLLM worker {i}", i, gpus=tuple(map(names.index, own)), log=backend.log(i), **how)
-        for i, own in enumerate(devices)
-    ]
-    return settings, servers, backend
+    settings = with_transport(settings, names)
+    around = environment(folder / "path", settings, model_folder, bool(names))
+    of_each = [",".join(of_worker) or None for of_worker in devices]
+    backend = FreshPython(find_python(settings), around, logs, of_each)
+    states = workers_of(settings, n, model_folder, flags, logs, bool(names))
+    return Servers(settings, states, backend, names)
 
 
 def of_cache(n_bytes: int) -> list[str]:

@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
-from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, completed_of, sampling_params
-from scalerl.rl.engine.vllm.launch import exit_reason, of_cache
+from scalerl.rl.engine.vllm.launch import Servers, exit_reason, of_cache
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import (
     Event,
@@ -46,10 +45,9 @@ from scalerl.rl.engine.vllm.server_state import (
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.engine.vllm.worker import serve
-from scalerl.rl.sync.shared_weights import hold
-from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport
+from scalerl.rl.sync.vllm_weights import FileTransport, HeldVersions, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
-from scalerl.rl.workers.backend import Backend, Message, WorkerLostError
+from scalerl.rl.workers.backend import Message, WorkerLostError
 from scalerl.rl.workers.loop_pool import LoopPool
 from scalerl.rl.workers.pool import MOST_LOSSES
 
@@ -63,15 +61,13 @@ ABORTS, ABORT_SECONDS = 500, 0.02
 
 
 class ServerPool(LoopPool[ServerState]):
-    """The servers, by `backend`; `report` is called in the thread with every event."""
+    """The servers; `report` is called in the thread with every event."""
 
     noun, role = "server", "generate"
 
     def __init__(
         self,
-        servers: list[ServerState],
-        backend: Backend,
-        settings: Vllm,
+        servers: Servers,
         sampling: Sampling,
         required: Requirements,
         salt: str,
@@ -81,13 +77,13 @@ class ServerPool(LoopPool[ServerState]):
         report: Callable[[Event], None],
         environment: TurnsThread | None = None,
     ) -> None:
-        super().__init__(servers, backend, serve)
-        self._settings, self._sampling, self._required = settings, sampling, required
+        super().__init__(servers.states, servers.backend, serve)
+        self._settings, self._gpus = servers.settings, servers.gpus
+        self._sampling, self._required = sampling, required
         self._salt, self._folder, self._report, self._environment = salt, str(folder), report, environment
-        if settings.transport in ("ipc", "nccl"):
-            self._weights = (IpcTransport if settings.transport == "ipc" else NcclTransport)(weights, version)
-        else:
-            self._weights = FileTransport(folder, weights, version)
+        by_kind: dict[str, type[HeldVersions]] = {"ipc": IpcTransport, "nccl": NcclTransport}
+        transport = servers.transport or by_kind.get(self._settings.transport)
+        self._weights = transport(weights, version) if transport else FileTransport(folder, weights, version)
         self._offered = version
         self._queue = RequestQueue(version, sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
@@ -107,7 +103,7 @@ class ServerPool(LoopPool[ServerState]):
 
     def offer(self, weights: Weights, version: int) -> None:
         """Have all servers install new weights, which may change as soon as this returns."""
-        held, self._offered = hold(weights), version
+        held, self._offered = self._weights.hold(weights), version
 
         def offer() -> None:
             self._weights.offer(held, version)
@@ -118,7 +114,8 @@ class ServerPool(LoopPool[ServerState]):
 
     def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
         """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
-        held = None if evaluation.version == self._offered else hold(weights)  # no second copy of the newest
+        # No second copy of the newest.
+        held = None if evaluation.version == self._offered else self._weights.hold(weights)
 
         def begin() -> None:
             self._weights.keep(held, evaluation.version)
@@ -250,6 +247,9 @@ class ServerPool(LoopPool[ServerState]):
         super()._spawn(worker)
 
     def _started(self, worker: ServerState, value: Any) -> None:
+        assert worker.process is not None
+        worker.node, names = worker.process.node, value.split(",") if value else ()
+        worker.gpus = tuple(self._gpus.index(name) for name in names if name in self._gpus)
         worker.serving = self._start_task(self._serve(worker))
 
     def _received(self, worker: ServerState, message: Message) -> None:
@@ -259,7 +259,7 @@ class ServerPool(LoopPool[ServerState]):
         worker.settle(number, value)
 
     def _lose(self, worker: ServerState, error: WorkerLostError) -> None:
-        if worker.log:
+        if worker.log and not self._backend.elsewhere:
             error = WorkerLostError(f"{error} ({exit_reason(worker.log, worker.log_start)})")
         super()._lose(worker, error)
         for number in worker.calls:
@@ -334,7 +334,7 @@ class ServerPool(LoopPool[ServerState]):
         seconds = self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
             server.count_time(Times(worked=1.0, held=1.0))
-        async with self._weights.chosen(lambda: self._queue.target(server)) as (version, source):
+        async with self._weights.chosen(server, lambda: self._queue.target(server)) as (version, source):
             # It may have changed meanwhile.
             if version == server.installed or self._queue.must_drain(server, version):
                 server.count_work()

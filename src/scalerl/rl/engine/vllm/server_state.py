@@ -126,11 +126,12 @@ class Times(NamedTuple):
 
 @dataclass(eq=False)
 class ServerState(PoolWorker, VllmClient):
-    """A server: a worker that is started here, or a server that others have started."""
+    """A server: a worker that is started by us, or a server that others have started."""
 
-    gpus: tuple[int, ...] = ()
     log: Path | None = None
-    """Its log, where it is started here."""
+    """Its log, on its node, where it is started by us."""
+    node: str = ""
+    """Where it was last; empty on this machine."""
     arguments: Sequence[str] = ()
     """Those of vLLM's command that it is started with."""
     log_start: int = 0

@@ -27,7 +27,20 @@ from scalerl.errors import brief_error
 from scalerl.rl.sync.vllm_client import SampledTokens
 from scalerl.rl.workers.backend import Channel
 
+_LOOK = 0.5  # seconds between two looks at whether the first process of the group is there
 _CLOSING = 10.0  # seconds in which the engine may remove its shared memory
+
+
+def serve_by_actor(channel: Channel, folder: str, arguments: Sequence[str]) -> None:
+    """`serve` with a folder of its own, as the child of an actor. Ray kills the children of an actor that
+    ends, and not what these have started: a process of the group waits for that, and ends it."""
+    leader = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == leader:
+            time.sleep(_LOOK)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+    serve(channel, folder, arguments)
 
 
 def serve(channel: Channel, folder: str, arguments: Sequence[str]) -> None:
@@ -51,7 +64,7 @@ async def _serve(channel: Channel, folder: str, arguments: Sequence[str]) -> Non
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
     engine = _Engine(arguments)
-    channel.send("started")
+    channel.send("started", os.environ.get("CUDA_VISIBLE_DEVICES"))
     taking = asyncio.create_task(_take(calls, engine, channel))
     await closed.wait()
     taking.cancel()

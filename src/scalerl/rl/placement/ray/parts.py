@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.evaluate import Evaluate, prompts_of
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.placement.ray.learner import RayLearner
+from scalerl.rl.placement.ray.vllm import place_on_ray
 from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
 from scalerl.rl.placement.vllm import ServedEvaluator, start_vllm
 from scalerl.rl.sync.ray_weights import StoredWeights, store, transport_of
@@ -84,8 +86,8 @@ class RayParts:
         recipe, model = self._recipe, self._model_folder
         cluster, limits = recipe.on_cluster, recipe.on_cluster.timeouts
         if engine := recipe.vllm:
-            here, _ = cluster.beside_ray(engine)
-            how: dict[str, Any] = {"trainers": here, "logs": self._folder, "timeline": self.timeline}
+            place = partial(place_on_ray, self._session, engine, model, self._folder.absolute())
+            how: dict[str, Any] = {"place": place, "timeline": self.timeline}
             return start_vllm(recipe, model, engine, learner, version, self._closing, **how)
         check_sampler(recipe, model, learner.model)
         workers = [

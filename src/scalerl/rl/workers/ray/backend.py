@@ -2,7 +2,7 @@
 
 A worker runs in a thread of its actor. Other threads take messages for it, and answer the call by which the
 driver receives its own: that call returns within some seconds, with nothing where there is nothing, and is
-the heartbeat of the process.
+the heartbeat of the process. As it returns, a byte in the backend's pipe wakes the driver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import ray
@@ -34,6 +37,7 @@ from scalerl.rl.workers.ray.session import Session, here
 
 _RECEIVE = 2.0  # seconds that an actor waits for a message to return
 _CAUSE = 140  # characters of Ray's text about a death
+_MANY = 2**16  # bytes, more than a pipe has
 
 
 class WorkerActor:
@@ -92,12 +96,16 @@ class RayActors(Backend):
         make: Any = ray.remote
         self._actor = make(concurrency_groups={"receive": 1, "put": 1})(cls)
         self._session, self._role, self._heartbeat = session, role, heartbeat
+        # One for all of them, as there may be more than a process may have open files.
+        self._woken, self._wakes = Pipe(duplex=False)
+        for end in (self._woken, self._wakes):
+            os.set_blocking(end.fileno(), False)
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
         """See `Backend.spawn`. Ray restarts no actor: the pool that lost it requests another."""
         options = self._session.options(self._role, number)
         handle = self._actor.options(max_restarts=0, **options).remote(target, arguments)
-        return RayProcess(name, handle, self._heartbeat)
+        return RayProcess(name, handle, self._heartbeat, self._woken, self._wakes)
 
     def wait(self, processes: Sequence[RayProcess], seconds: float) -> None:
         """See `Backend.wait`.
@@ -106,24 +114,28 @@ class RayActors(Backend):
             ClusterLostError: the cluster is gone.
         """
         check()
-        ray.wait([process.call for process in processes], num_returns=1, timeout=seconds)
+        if self._woken.poll(seconds):
+            os.read(self._woken.fileno(), _MANY)  # before they are received, so that none is missed
 
 
 class RayProcess(WorkerProcess):
     """An actor, where it runs, and when it last gave a heartbeat."""
 
-    def __init__(self, name: str, handle: Any, heartbeat: float) -> None:
+    def __init__(
+        self, name: str, handle: Any, heartbeat: float, woken: Connection, wakes: Connection
+    ) -> None:
+        """`woken` is ready once a call has returned, of which `wakes` is sent a byte."""
         self.name, self._handle, self._heartbeat = name, handle, heartbeat
+        self._woken, self._wakes = woken, wakes
         self.node = "no node yet"
-        self._placing, self._receiving = handle.where.remote(), None
+        self._placing, self._receiving = self._awaited(handle.where.remote()), Future[Any]()
         self._heard_at, self.clock = 0.0, PollClock()
         self._lock = threading.RLock()
         """A checkpoint's thread waits for an actor while the driver does too."""
 
-    @property
-    def call(self) -> Any:
-        """The call that is waited for."""
-        return self._receiving if self._placing is None else self._placing
+    def watched(self) -> list[int]:
+        """See `WorkerProcess.watched`."""
+        return [self._woken.fileno()]
 
     def send(self, message: Any) -> None:
         """See `WorkerProcess.send`."""
@@ -133,13 +145,13 @@ class RayProcess(WorkerProcess):
         """See `WorkerProcess.receive`. One that has no place yet is not expected to give a heartbeat."""
         with self._lock:
             if self._placing is not None:
-                if not _is_done(self._placing):
+                if not self._placing.done():
                     return []
                 placing, self._placing = self._placing, None
                 self.node, self.pid = self._value_of(placing)
                 self.placed_at = time.monotonic()
                 self._request()
-            if not _is_done(self._receiving):
+            if not self._receiving.done():
                 if self.clock.now() - self._heard_at > self._heartbeat:
                     raise self.lost(f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})")
                 return []
@@ -154,13 +166,22 @@ class RayProcess(WorkerProcess):
 
     def _request(self) -> None:
         """Request its next messages."""
-        self._receiving = self._handle.receive.remote(min(_RECEIVE, self._heartbeat / 4))
+        self._receiving = self._awaited(self._handle.receive.remote(min(_RECEIVE, self._heartbeat / 4)))
         self._heard_at = self.clock.now()
 
-    def _value_of(self, ref: Any) -> Any:
+    def _awaited(self, ref: Any) -> Future[Any]:
+        """Return the result of a call, which is on this node once it is done."""
+        future = ref.future()
+        future.add_done_callback(self._wake)
+        return future
+
+    def _wake(self, _: Any) -> None:
+        with suppress(BlockingIOError):  # the pipe is full, and so ready
+            os.write(self._wakes.fileno(), b".")
+
+    def _value_of(self, future: Future[Any]) -> Any:
         try:
-            # A finished call may still wait here: a large result is fetched from the store of another node.
-            return ray.get(ref, timeout=self._heartbeat)
+            return future.result()
         except RayTaskError as error:
             # An error for the user must reach them as it is, without Ray's trace.
             if isinstance(error.cause, ScalerlError):
@@ -168,10 +189,6 @@ class RayProcess(WorkerProcess):
             raise self.lost(brief_error(error.cause)) from error
         except RayError as error:
             raise self.lost(cause_of(error, self.pid, self.node)) from error
-
-
-def _is_done(ref: Any) -> bool:
-    return bool(ray.wait([ref], timeout=0)[0])
 
 
 def cause_of(error: BaseException, pid: int, node: str) -> str:

@@ -129,15 +129,14 @@ def _gpus_for_actors(cluster: Cluster, engine: AnyEngine) -> Iterator[dict[str, 
     Raises:
         InputError: there are fewer than the driver needs.
     """
-    gpus, (first, last) = gpus_in_use(), cluster.beside_ray(engine)
+    gpus, first = gpus_in_use(), cluster.beside_ray
     if not gpus:
         yield {}
         return
-    if last and isinstance(engine, Vllm):
+    if isinstance(engine, Vllm) and not engine.urls:
         gpus_of_workers(engine, cluster.generators, [gpu.name for gpu in gpus], first)
     before = os.environ.get(VISIBLE)
-    left = gpus[first : len(gpus) - last]
-    names = [gpu.name for gpu in left or gpus[: len(gpus) - last]]  # a single one is for all
+    names = [gpu.name for gpu in gpus[first:] or gpus]  # a single one is for all
     os.environ[VISIBLE] = ",".join(names)
     try:
         yield {"num_gpus": len(names)}
@@ -170,17 +169,17 @@ def requests_of(cluster: Cluster, gpus: float, engine: AnyEngine = BUILT_IN) -> 
     As on one machine (`scalerl.rl.config.devices`), the evaluation has a GPU that is left over, or else half
     of the last generator's. Where the table has a number in place of `auto` it has as many as a generator.
     """
-    fixed = cluster.with_gpus(gpus)
+    fixed = cluster.with_gpus(gpus, engine)
     generators, last = (fixed.generator,) * cluster.generators, fixed.generator
-    built_in = not isinstance(engine, Vllm)
-    if built_in and cluster.evaluates_beside(gpus):
+    vllm = isinstance(engine, Vllm)
+    if not vllm and cluster.evaluates_beside(gpus):
         last = replace(last, gpus=0.5)
         generators = (*generators[1:], last)
     requests = {
         "trainers": (fixed.trainer,) * cluster.trainers * (cluster.learner.kind != "one"),
-        "generators": generators * built_in,
+        "generators": generators * (not (vllm and engine.urls)),
         "verifiers": (fixed.verifier,) * cluster.verifiers,
-        "evaluation": (last,) * built_in,
+        "evaluation": (last,) * (not vllm),
     }
     return {role: each for role, each in requests.items() if each}
 
@@ -204,9 +203,9 @@ class Session:
         cluster_watch.check()
         ray = _ray()
         there, before = ray.cluster_resources(), ray.available_resources()
-        _check_beside_ray(cluster, engine)
+        _check_beside_ray(cluster)
         self._requests = requests_of(cluster, there.get("GPU", 0.0), engine)
-        self.cluster = cluster.with_gpus(there.get("GPU", 0.0))
+        self.cluster = cluster.with_gpus(there.get("GPU", 0.0), engine)
         """The table `[cluster]`, with the number of GPUs that each actor has."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
         gpus = there.get("GPU", 0.0)
@@ -266,34 +265,26 @@ def _lack(requests: Requests, before: Mapping[str, float]) -> str:
     has = f"{_words(there, kinds)} on {nodes}, {_words(before, kinds)} of them free"
     keys = " or ".join(f"cluster.{role}" for role in ("generators", "trainers") if role in requests)
     change = f"lower {keys or 'cluster.generators'}"
-    if in_all["GPU"] > there.get("GPU", 0.0):
+    if in_all["GPU"] > there.get("GPU", 0.0) and "evaluation" in requests:  # vLLM's workers share none
         change += ", or have actors share a GPU (cluster.generator.gpus=0.5)"
     return f"[cluster] asks for {', '.join(roles)}: {_words(in_all, kinds)}; there are {has}; {change}"
 
 
-def _check_beside_ray(cluster: Cluster, engine: AnyEngine) -> None:
-    """Check that Ray does not give out what the learner in the driver, or vLLM's servers, take of this node.
+def _check_beside_ray(cluster: Cluster) -> None:
+    """Check that Ray does not give out the GPU that a learner in the driver takes of this node.
 
     Raises:
         InputError: it does.
     """
-    if cluster.address == "local":  # `_init` has left them out
+    if cluster.address == "local" or not cluster.beside_ray:  # the first: `_init` has left it out
         return
-    ray, (first, last) = _ray(), cluster.beside_ray(engine)
+    ray = _ray()
     own = ray.get_runtime_context().get_node_id()
     of_ray = sum(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["NodeID"] == own)
-    if not of_ray or not first + last:
-        return
-    if first:
+    if of_ray:
         raise InputError(
             "[cluster]: a learner in the driver computes on a GPU of this node, which Ray gives to actors: "
             'set cluster.learner.kind to "fsdp2", which is for one trainer too'
-        )
-    if of_ray + last > (here := len(gpus_in_use())):
-        raise InputError(
-            f"[cluster]: servers of vLLM take the last {last} of the {here} GPUs of this node, of which Ray "
-            f"gives out {of_ray:g}: start Ray with --num-gpus {max(here - last, 0)}, or lower "
-            "cluster.generators"
         )
 
 

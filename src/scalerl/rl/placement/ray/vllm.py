@@ -1,0 +1,163 @@
+"""Workers of vLLM that Ray places: each is started by an actor on its node, which relays to it.
+
+    driver   calls, weights as references ->  actor   calls, weights as files ->  worker of vLLM
+             <- answers                               <- answers
+
+The worker has the Python of vLLM's environment on that node, and the actor's GPUs. Weights come by the object
+store, before generation is paused for them. Once the actor ends, in whichever way, so does its worker.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from scalerl.errors import ScalerlError
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.devices import VISIBLE
+from scalerl.rl.config.engine import Vllm
+from scalerl.rl.engine.vllm.launch import (
+    Servers,
+    environment,
+    exit_reason,
+    find_python,
+    with_transport,
+    workers_of,
+)
+from scalerl.rl.engine.vllm.worker import serve_by_actor
+from scalerl.rl.model.causal_lm import gpus_in_use
+from scalerl.rl.sync.ray_weights import Posted, store
+from scalerl.rl.sync.vllm_client import VllmClient
+from scalerl.rl.sync.vllm_weights import HeldVersions, write_files
+from scalerl.rl.types import Weights
+from scalerl.rl.workers.backend import Channel, Target, WorkerLostError
+from scalerl.rl.workers.processes import ChildProcess, FreshPython
+from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+from scalerl.rl.workers.ray.session import Session
+
+_POLL = 1.0  # seconds between two looks at a worker that is silent
+
+
+class VllmActor(WorkerActor):
+    """The process beside a worker of vLLM."""
+
+
+def place_on_ray(
+    session: Session, settings: Vllm, model_folder: str, logs: Path, flags: Sequence[str], folder: Path
+) -> Servers:
+    """Return as many workers as the session has generators, anywhere on the cluster.
+
+    Logs go to the folder `logs` of each node. `folder` is not needed: the files are on the nodes.
+    """
+    cluster = session.cluster
+    gpus = cluster.generator.gpus_or(0.0) > 0
+    # All of a cluster that is local is on this machine, and no other ever joins.
+    here = [gpu.name for gpu in gpus_in_use()] if gpus and cluster.address == "local" else []
+    settings = with_transport(settings, here)
+    states = workers_of(settings, cluster.generators, model_folder, flags, logs, gpus)
+    transport = partial(StoreTransport, cluster) if settings.transport == "file" else None
+    return Servers(settings, states, RayVllm(session, settings, model_folder, logs), here, transport)
+
+
+class RayVllm(RayActors):
+    """Requests actors for workers of vLLM."""
+
+    def __init__(self, session: Session, *of_run: Any) -> None:
+        super().__init__(VllmActor, session, "generators", session.cluster.timeouts.heartbeat)
+        self._of_run = of_run
+
+    def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
+        """See `Backend.spawn`; the arguments are those of `scalerl.rl.engine.vllm.worker.serve`."""
+        return super().spawn(name, number, relay, name, number, *self._of_run, arguments[1])
+
+
+class StoreTransport(HeldVersions):
+    """Has the actor of a server fetch the weights from the object store, and write them to files there."""
+
+    def __init__(self, cluster: Cluster, weights: Weights, version: int) -> None:
+        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
+        super().__init__(weights, version)
+
+    def hold(self, weights: Weights) -> Posted:
+        """See `HeldVersions`."""
+        return Posted.of(store(weights, self._bucket_mib, self._seconds), self._seconds)
+
+    @asynccontextmanager
+    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, str]]:
+        """See `HeldVersions`."""
+        async with super().chosen(server, choose) as (version, posted):
+            yield version, await server.call("fetch", posted, seconds=self._seconds)
+
+
+# -- in the actor -------------------------------------------------------------------------------------------
+
+
+def relay(
+    channel: Channel,
+    name: str,
+    number: int,
+    settings: Vllm,
+    model_folder: str,
+    logs: Path,
+    arguments: Sequence[str],
+) -> None:
+    """Start a worker of vLLM on this node, and pass on calls and answers until it exits."""
+    python = find_python(settings)
+    folder = Path(tempfile.mkdtemp(prefix="scalerl-", dir=settings.weights_folder))
+    around = environment(folder / "path", settings, model_folder, bool(os.environ.get(VISIBLE)))
+    backend = FreshPython(python, around, logs)
+    log = backend.log(number)
+    start = log.stat().st_size if log.exists() else 0
+    worker = backend.spawn(name, number, serve_by_actor, str(folder), arguments)
+    installing: dict[int, str] = {}
+    writing = Lock()
+    Thread(target=_forward, args=(channel, worker, folder, installing, writing), daemon=True).start()
+    try:
+        try:
+            while True:
+                backend.wait([worker], _POLL)
+                for message in worker.receive():
+                    if message.kind in ("answer", "refused") and (
+                        path := installing.pop(message.value[0], "")
+                    ):
+                        shutil.rmtree(path, ignore_errors=True)
+                    channel.send(message.kind, message.value)
+        finally:  # before the driver knows, and ends this process
+            with writing:
+                shutil.rmtree(folder, ignore_errors=True)
+    except WorkerLostError as error:
+        why = str(error).removeprefix(str(worker.lost("")))
+        channel.send("lost", f"{why} ({exit_reason(log, start)})")
+
+
+def _forward(
+    channel: Channel, worker: ChildProcess, folder: Path, installing: dict[int, str], writing: Lock
+) -> None:
+    """Pass on calls; those for weights are answered here, beside others."""
+    while True:
+        number, method, arguments = call = channel.receive()
+        if method == "fetch":
+            Thread(target=_fetch, args=(channel, folder, writing, number, *arguments), daemon=True).start()
+            continue
+        if method == "install":
+            installing[number] = arguments[0]
+        worker.send(call)
+
+
+def _fetch(channel: Channel, folder: Path, writing: Lock, number: int, posted: Posted) -> None:
+    """Write weights to files, in place of those that were never installed."""
+    try:
+        with writing:
+            if not folder.exists():
+                return  # the worker is lost
+            for unused in folder.glob("weights-*"):
+                shutil.rmtree(unused, ignore_errors=True)
+            value: Any = str(write_files(posted.stored(), folder / f"weights-{number}"))
+    except ScalerlError as error:  # no other worker could do better
+        value = error
+    channel.send("answer", (number, value))
