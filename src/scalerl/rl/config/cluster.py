@@ -118,6 +118,18 @@ class Cluster:
                         f'transport.kind "nccl" needs a GPU for each: {name}.gpus = 1, or another kind'
                     )
 
+    def check_vllm(self, engine: Vllm) -> None:
+        """Raise a ValueError unless workers of vLLM can be placed and sent weights as these settings say."""
+        if self.transport.kind != "object_store":
+            raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
+        if self.generator.gpus not in ("auto", 0, engine.tensor_parallel):
+            raise ValueError("cluster.generator.gpus: vLLM's workers have engine.tensor_parallel")
+        if engine.transport == "ipc" and self.address != "local":
+            raise ValueError(
+                'engine.transport "ipc" needs workers on this machine, and Ray places them on any node: '
+                'leave it out, or set cluster.address to "local"'
+            )
+
     @property
     def beside_ray(self) -> int:
         """The GPUs of the driver's machine that actors have only where there are no others: its learner's."""

@@ -167,16 +167,8 @@ class Recipe:
             raise ValueError('engine: vLLM is beside the trainer: set placement.kind to "local"')
         if self.routing_replay:
             raise ValueError("routing_replay: vLLM does not return the experts that it chose; leave it false")
-        if cluster := self.cluster:
-            if cluster.transport.kind != "object_store":
-                raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
-            if cluster.generator.gpus not in ("auto", 0, engine.tensor_parallel):
-                raise ValueError("cluster.generator.gpus: vLLM's workers have engine.tensor_parallel")
-            if engine.transport == "ipc" and cluster.address != "local":
-                raise ValueError(
-                    'engine.transport "ipc" needs workers on this machine, and Ray places them on any node: '
-                    'leave it out, or set cluster.address to "local"'
-                )
+        if self.cluster is not None:
+            self.cluster.check_vllm(engine)
         if engine.urls and (self.cluster or self.placement).generators > 1:
             raise ValueError("generators: engine.urls names all servers; leave it out")
 
