@@ -1,7 +1,10 @@
 """What two threads of a process on a cluster use: nothing is lost between them."""
 
+import os
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -10,7 +13,6 @@ from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.rollout_worker import Parcels
 from scalerl.rl.workers.pool import backoff
-from scalerl.rl.workers.ray import backend
 from scalerl.rl.workers.ray.backend import RayProcess
 
 
@@ -21,31 +23,36 @@ def test_the_pause_before_a_retry_doubles_up_to_a_limit():
 
 
 class Handle:
-    """An actor that answers at once."""
+    """An actor that answers at once; `answer` makes the future of each answer."""
+
+    def __init__(self, answer):
+        self.future = answer
 
     def __getattr__(self, name):
         return self
 
     def remote(self, *args):
-        return object()
+        return self
 
 
-def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
+def test_two_threads_may_look_whether_an_actor_lives():
     """A checkpoint's thread, and the driver."""
-    asked, together, wrong = [], threading.Barrier(2), []
+    answers, together, wrong = [], threading.Barrier(2), []
 
-    def ready(refs, timeout):
-        with suppress(threading.BrokenBarrierError):
-            together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
-        return refs, []
+    class Answer(Future):
+        def __init__(self):
+            super().__init__()
+            self.set_result(("node a", 1))
+            answers.append(self)
 
-    def get(ref, timeout):
-        asked.append(ref)
-        return "node a", 1
+        def done(self):
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
+            return super().done()
 
-    monkeypatch.setattr(backend.ray, "wait", ready)
-    monkeypatch.setattr(backend.ray, "get", get)
-    actor = RayProcess("trainer 0", Handle(), 20.0)
+    woken, wakes = Pipe(duplex=False)
+    os.set_blocking(wakes.fileno(), False)
+    actor = RayProcess("trainer 0", Handle(Answer), 20.0, woken, wakes)
 
     def look():
         try:
@@ -59,7 +66,8 @@ def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(asked) == len(set(asked)) == 3  # its place, and the answer to each request once
+    assert len(answers) == 4  # its place, each of two answers received once, and one that is awaited
+    assert woken.poll()
 
 
 class Parcel:

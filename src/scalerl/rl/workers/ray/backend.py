@@ -115,7 +115,8 @@ class RayActors(Backend):
         """
         check()
         if self._woken.poll(seconds):
-            os.read(self._woken.fileno(), _MANY)  # before they are received, so that none is missed
+            with suppress(BlockingIOError):  # another thread has taken it
+                os.read(self._woken.fileno(), _MANY)  # before they are received, so that none is missed
 
 
 class RayProcess(WorkerProcess):
