@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -85,8 +86,12 @@ def test_an_evaluation_that_a_new_process_cannot_make_leaves_a_checkpoint(recipe
 
     def lose(progress):
         if progress.step == 1 and model.exists():
+            evaluation = []
+            while not evaluation:  # it starts beside the first steps
+                evaluation = [p for p in multiprocessing.active_children() if p.name == "evaluation"]
+                time.sleep(0.01)
             model.rename(tmp_path / "away")
-            next(p for p in multiprocessing.active_children() if p.name == "evaluation").kill()
+            evaluation[0].kill()
 
     with pytest.raises(WorkerError, match=r"--resume goes on, and makes it"):
         train(recipe, tmp_path / "run", model, progress=lose)
