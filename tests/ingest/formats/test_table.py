@@ -199,6 +199,14 @@ def test_every_fault_is_named_in_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "option"), [({"x": "foo"}, "compute with --x"), ({"y": "foo"}, "rate with --y")]
+)
+def test_a_column_that_is_not_there_is_named_with_its_option(tmp_path, asked, option):
+    with pytest.raises(InputError, match=f"no column 'foo'.*{option}$"):
+        read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n"), **asked)
+
+
 def test_a_column_that_nobody_asked_for_may_be_anything(tmp_path):
     text = "gpu_hours,loss,loss,,,pass_rate\n1,nan,x,,,.5\n"
     assert len(read_table(write(tmp_path, text))) == 1

@@ -131,13 +131,13 @@ class _Table:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
         axes = [name for name in AXES if name in self.columns]
         near = axes[0] if axes and column in _CLOCKS else nearest(column, self.columns)
-        if not near and column == "pass_rate":
+        if not near and column == self.y:
             near = next(filter(is_named_for_correctness, self.columns), None)
         hint = f"did you mean '{near}'? " if near else ""
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
         names = listed([name[:60] for name in self.columns], most=20)
-        wanted = "the compute with --x" if column in (*_CLOCKS, *AXES) else "the pass rate with --y"
+        wanted = "the pass rate with --y" if column == self.y else "the compute with --x"
         how = "" if "numbers" in hint else f"; name {wanted}"
         raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}{how}")
 
