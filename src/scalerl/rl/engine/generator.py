@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -248,10 +248,8 @@ class TorchGenerator(Generator):
         token_S, given_S = np.full(len(held), -1), np.zeros(len(held), dtype=bool)
         token_S[slots], given_S[slots] = token_A, given_A
         done_S, truncated_S = self._length.advance(token_S, self.sampling.end_tokens, given_S)
-        for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist():
-            truncated = bool(truncated_S[slot])
-            if truncated or not self._ask_environment(slot):
-                self._finish(slot, truncated)
+        done = {slot: bool(truncated_S[slot]) for slot in np.flatnonzero(done_S & (token_S >= 0)).tolist()}
+        self._finish({slot: cut for slot, cut in done.items() if cut or not self._ask_environment(slot)})
 
     def _forward(self, decoding: np.ndarray, starting: list[np.ndarray]) -> torch.Tensor:
         """Return last hidden states: of the slots that go on, then of each group of slots that start."""
@@ -306,11 +304,13 @@ class TorchGenerator(Generator):
         for slot in sorted(slots, reverse=True):
             self._waiting.appendleft(self._slots.free(slot))
 
-    def _finish(self, slot: int, truncated: bool) -> None:
-        """Hand over the completion of a slot, which is free then."""
-        rollout = self._slots.rollout(slot, truncated)
-        self._add(self._slots.free(slot).seq_no, rollout)
-        self._engine.free(np.array([slot]))
+    def _finish(self, truncated_of: Mapping[int, bool]) -> None:
+        """Hand over the completions of slots, which are free then."""
+        for slot, truncated in truncated_of.items():
+            rollout = self._slots.rollout(slot, truncated)
+            self._add(self._slots.free(slot).seq_no, rollout)
+        if truncated_of:
+            self._engine.free(np.array(list(truncated_of)))
 
     # -- the answers of an environment -----------------------------------------------------------------
 
@@ -352,9 +352,9 @@ class TorchGenerator(Generator):
         held.asked_S[slot] = -1
         at = int(held.next_S[slot])
         if token_T is None or not len(token_T):
-            self._finish(slot, truncated=token_T is None)
+            self._finish({slot: token_T is None})
         elif at - held.start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
-            self._finish(slot, truncated=True)  # it does not fit with a token to sample behind it
+            self._finish({slot: True})  # it does not fit with a token to sample behind it
         else:
             held.token_SL[slot, at : at + len(token_T)] = token_T
             held.given_S[slot] = at + len(token_T)
