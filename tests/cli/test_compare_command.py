@@ -12,12 +12,13 @@ from scalerl.record.evaluation import EvalPoint
 from scalerl.record.writer import RunWriter
 
 
-def write_run(folder, seed, C_mid=2500.0, lr=1e-5, name="mine"):
-    """A run folder of 16 evaluations on 100 prompts, 10 samples each."""
+def write_run(folder, seed, C_mid=2500.0, lr=1e-5, name="mine", base=0):
+    """A run folder of 16 evaluations on 100 prompts, 10 samples each, from the base model of a seed."""
     rng = np.random.default_rng(seed)
-    recipe = {"name": name, "seed": seed, "optimiser": {"lr": lr}}
-    writer = RunWriter(folder, {"name": name, "seed": seed, "recipe": recipe})
-    truth = Curve(LOG_LOGISTIC, 0.61, 1.92, C_mid, 0.40)
+    recipe = {"name": name, "seed": seed, "optimiser": {"lr": lr}, "model": f"chain-base:seed={base}"}
+    model = {"path": f"models/{base}"}
+    writer = RunWriter(folder, {"name": name, "seed": seed, "recipe": recipe, "model": model})
+    truth = Curve(LOG_LOGISTIC, 0.61 + 0.03 * base, 1.92, C_mid, 0.40)
     for step in range(0, 12_001, 800):
         correct_P = rng.binomial(1000, float(truth(step)), 100)
         point = EvalPoint(step, float(correct_P.mean()) / 1000, n_prompts=100, n_samples=1000)
@@ -174,6 +175,22 @@ def test_runs_are_paired_by_their_seeds(tmp_path, capsys):
     assert (
         "fast and mine have no two seeds of one base model in common: not paired" in capsys.readouterr().err
     )
+
+
+def test_seeds_of_several_base_models_are_independent_runs_of_one_recipe_unless_paired(tmp_path, capsys):
+    runs = [
+        write_run(tmp_path / f"{name}-{seed}", seed, C_mid, lr, name, base=seed)
+        for name, C_mid, lr in (("mine", 2500.0, 1e-5), ("fast", 1250.0, 2e-5))
+        for seed in (0, 1, 2)
+    ]
+    widths = {}
+    for paired in ([], ["--paired"]):
+        assert main(["compare", *runs, "--x", "steps", "--json", *paired]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert data["runs"] == {"mine": 3, "fast": 3}
+        low, high = data["pairs"][0]["differences"]["pass_rate_seen"]["interval"]
+        widths[data["pairs"][0]["common_seeds"]] = high - low
+    assert widths[None] > 1.5 * widths[3]  # the base models, .03 apart in A, do not cancel
 
 
 def test_runs_without_a_seed_or_with_one_twice_cannot_be_paired(tmp_path, capsys):

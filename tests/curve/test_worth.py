@@ -37,9 +37,18 @@ def test_stop_where_a_further_unit_gains_less_than_its_worth():
     assert late.stop_at(worth) == pytest.approx(20_000.0, rel=0.15)
     assert late.gain_per_unit(late.stop_at(worth)) == pytest.approx(worth, rel=1e-3)
     assert late.stop_at(1.0) == 15_000.0
-    assert late.stop_at(1e-12) == math.inf
+    assert run_to(5000.0).stop_at(slope(160_000.0)) == math.inf
     with pytest.raises(InputError, match="above 0"):
         late.stop_at(0.0)
+
+
+def test_what_may_decline_is_stopped_where_it_is_expected_to_gain_no_more():
+    """A trend with .1 % of the posterior lowers the mean curve where all that rises is at its ceiling."""
+    late = run_to(15_000.0, seed=4)
+    place = late.stop_at(1e-12)
+    assert 15_000 < place < 480_000
+    assert late.gain_per_unit(0.95 * place) > 0 > late.gain_per_unit(1.05 * place)
+    assert fit(late.points, prior="flat").stop_at(1e-12) == math.inf  # under which nothing falls
 
 
 def test_the_expected_width_is_that_of_runs_that_went_on():

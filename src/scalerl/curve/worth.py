@@ -33,7 +33,7 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     """Return the compute from which a further unit is expected to gain less than `worth`; at least `now`.
 
     The expected gain can rise before it falls: this is where it falls for good, infinite if not within 32
-    times the compute so far.
+    times the compute so far. A decline that is unlikely can outweigh the end of a rise, at any `worth`.
     """
     compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
     pays_M = gain_per_unit(post, compute_M) >= worth

@@ -1,10 +1,11 @@
 """Groups of runs by recipe, and names of recipes and runs.
 
-Runs are of one recipe where their config.json has the same, but for the seed, the name, and settings that do
-not affect the training.
+Runs are of one recipe where their config.json has the same, but for the seed, that of a base model that is
+made for the run (`chain-base:seed=1`), the name, and settings that do not affect the training.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -55,6 +56,8 @@ def recipe_key(record: RunRecord | None, alone: str) -> str:
     if not isinstance(recipe, dict):
         return alone
     trained = {key: value for key, value in recipe.items() if key not in ("seed", "name", *UNTRAINED)}
+    # As `chain-base` is that of seed 0. Other options, its size above all, make another recipe.
+    trained["model"] = re.sub(r"(?<=[:,])seed=\d+,?", "", str(recipe.get("model"))).rstrip(":,")
     return json.dumps(trained, sort_keys=True)
 
 
