@@ -142,7 +142,7 @@ def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path)
             file.write('{"run": "ba')
     wait_for(lambda: unlocked(folder / "runs" / "dapo" / "seed0"))  # its runs end with it
     assert StudyRecord.read(folder).runs[1].outcome == "under way"
-    subprocess.run(command, check=True)
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
     assert table(folder) == table(whole.path)
 
 

@@ -266,19 +266,20 @@ def test_the_figures_of_a_file_look_like_the_chart(several, shown):
     assert runs_figures(shown)["linearised"].get_supylabel().startswith("F = C_mid^B / ((A")
 
 
-@pytest.mark.parametrize("place", [3, 6, 8, 13, 23])
-def test_later_runs_look_alike_too(several, shown, place):
+def test_later_runs_look_alike_too(several, shown):
     newer = overlay([replace(shown.runs[0], name=f"run {n}") for n in range(24)])
     with redrawn(several):
         several.evaluate("(data) => { scalerlChart(document.getElementById('chart'), data); }", newer)
-    (trace,) = [one for one in several.evaluate(POINTS) if one["meta"]["run"] == f"run {place}"]
-    colour, marker, dashes = run_look(place)
-    assert (trace["marker"]["color"], trace["marker"]["symbol"][1]) == (colour, SYMBOLS[marker])
+    traces = {one["meta"]["run"]: one["marker"] for one in several.evaluate(POINTS)}
     kinds = several.evaluate(
         "() => [...new Set(document.querySelector('.sc-plot').data.filter((t) => t.mode === 'lines')"
         ".map((t) => t.line.color + t.line.dash))]"
     )
-    assert colour + {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}[dashes] in kinds
+    for place in (3, 6, 8, 13, 23):
+        colour, marker, dashes = run_look(place)
+        shape = traces[f"run {place}"]
+        assert (shape["color"], shape["symbol"][1]) == (colour, SYMBOLS[marker]), place
+        assert colour + {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}[dashes] in kinds, place
 
 
 def test_a_name_is_text(several):
