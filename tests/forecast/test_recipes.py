@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.forecast.recipes import by_recipe
+from scalerl.curve.seeds import MODEL_PRIOR, SEED_PRIOR
+from scalerl.forecast.recipes import by_recipe, seed_prior
 from scalerl.record.reader import RunRecord
 
 
 def groups(*recipes):
     """The names of the recipes of runs arm/seed0, arm/seed1, ..., and how many runs each has."""
-    records = [
+    found = by_recipe(runs_of(*recipes), lambda run: run, lambda run: str(run.path))
+    return {name: len(runs) for name, runs in found.items()}
+
+
+def runs_of(*recipes):
+    return [
         RunRecord(Path(f"arm/seed{seed}"), {"name": "arm", "recipe": recipe | {"seed": seed}}, ())
         for seed, recipe in enumerate(recipes)
     ]
-    found = by_recipe(records, lambda run: run, lambda run: str(run.path))
-    return {name: len(runs) for name, runs in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,16 @@ def test_other_settings_that_train_make_another_recipe():
         "arm": 2,
         "arm (seed2)": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("models", "prior"),
+    [
+        (("chain-base:seed=0", "chain-base:seed=1", "chain-base:seed=0"), MODEL_PRIOR),
+        (("chain-base:seed=0", "chain-base:seed=0"), SEED_PRIOR),
+        (("chain-base:hidden_size=64", "chain-base:hidden_size=128"), SEED_PRIOR),
+        ((), SEED_PRIOR),
+    ],
+)
+def test_runs_from_base_models_of_several_seeds_are_expected_to_be_farther_apart(models, prior):
+    assert seed_prior([None, *runs_of(*({"model": model} for model in models))]) is prior

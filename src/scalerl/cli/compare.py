@@ -60,6 +60,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.forecast import compare
+    from scalerl.forecast.recipes import seed_prior
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
     found, unread = read_each(paths_of(args), args, least=2)
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> None:
         budget=args.budget,
         target=args.target,
         level=args.level,
+        # Within pairs the base models drop out.
+        seed_prior=seed_prior([] if args.paired else (data.record for data, _ in fitted)),
         blocks=_blocks(recipes) if args.paired else None,
     )
     pairs = [(recipes[pair.base], recipes[pair.recipe]) for pair in result.pairs]

@@ -101,6 +101,9 @@ class SeedSpread:
 
 SEED_PRIOR = SeedPrior()
 """The default prior of the seed effects, stated in every comparison."""
+MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
+"""The prior of the effects of seeds that have base models of their own: our own judgement. Within pairs of
+one base model these drop out."""
 
 
 def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:

@@ -6,11 +6,13 @@ made for the run (`chain-base:seed=1`), the name, and settings that do not affec
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from scalerl.curve.seeds import MODEL_PRIOR, SEED_PRIOR, SeedPrior
 from scalerl.errors import InputError, printable
+from scalerl.numbers import as_mapping
 from scalerl.record.folder import name_of_path
 from scalerl.record.reader import UNTRAINED, RunRecord
 
@@ -56,9 +58,21 @@ def recipe_key(record: RunRecord | None, alone: str) -> str:
     if not isinstance(recipe, dict):
         return alone
     trained = {key: value for key, value in recipe.items() if key not in ("seed", "name", *UNTRAINED)}
-    # As `chain-base` is that of seed 0. Other options, its size above all, make another recipe.
-    trained["model"] = re.sub(r"(?<=[:,])seed=\d+,?", "", str(recipe.get("model"))).rstrip(":,")
+    trained["model"] = _without_seed(str(recipe.get("model")))
     return json.dumps(trained, sort_keys=True)
+
+
+def seed_prior(records: Iterable[RunRecord | None]) -> SeedPrior:
+    """Return how far runs are apart: farther where some differ by the seed of their base model too."""
+    models = {
+        model for one in records if one and (model := as_mapping(one.config.get("recipe")).get("model"))
+    }
+    return MODEL_PRIOR if len(models) > len(set(map(_without_seed, models))) else SEED_PRIOR
+
+
+def _without_seed(model: str) -> str:
+    # As `chain-base` is that of seed 0. Other options, its size above all, make another recipe.
+    return re.sub(r"(?<=[:,])seed=\d+,?", "", model).rstrip(":,")
 
 
 def run_name(record: RunRecord | None, path: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from scalerl.curve.fit import fit
 from scalerl.curve.posterior import Draws
 from scalerl.curve.result import Fit
-from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
+from scalerl.curve.seeds import MODEL_PRIOR, SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.sides import (
     PASS_RATES,
@@ -27,10 +27,6 @@ from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
 from scalerl.view.facts.frozen import REACHED
 from scalerl.view.table import Estimate
-
-MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
-"""The prior of the variance between seeds where each has a base model of its own: our own judgement. It is
-for one arm alone; in comparisons the base models drop out."""
 
 
 @dataclass(frozen=True)

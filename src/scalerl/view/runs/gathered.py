@@ -144,6 +144,7 @@ def compared(
         InputError: there is no recipe `base`, or the fits cannot be compared.
     """
     from scalerl.forecast import compare
+    from scalerl.forecast.recipes import seed_prior
 
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
@@ -156,7 +157,8 @@ def compared(
         why = f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
         return replace(view, not_compared=why)
     target = view.target if view.target is not None and 0 < view.target < 1 else None
-    found = compare(fits, base=base, budget=budget, target=target, level=view.level)
+    prior = seed_prior(run.record for members in recipes.values() for run in members)
+    found = compare(fits, base=base, budget=budget, target=target, level=view.level, seed_prior=prior)
     return replace(view, comparison=found)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.forecast.recipes import recipe_key
+from scalerl.forecast.recipes import recipe_key, seed_prior
 from scalerl.jsonl import flat
 from scalerl.numbers import DASH, as_mapping
 from scalerl.record.reader import UNTRAINED, RunRecord
@@ -181,11 +181,11 @@ def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = Tr
 
 def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
-    from scalerl.curve.seeds import SEED_PRIOR
     from scalerl.forecast.sides import draw_recipe, given_family
 
     fits = {group.name: group.fits for group in groups if group.fits}
-    given: Any = functools.cache(lambda family: given_family(fits, SEED_PRIOR, family))
+    prior = seed_prior(run.record for group in groups for run in group.runs)
+    given: Any = functools.cache(lambda family: given_family(fits, prior, family))
     found = []
     for group in groups:
         own = group.fits
