@@ -48,7 +48,7 @@ def test_a_peak_is_found_with_what_came_before_it():
     assert found.at == pytest.approx(2800, abs=300)
     assert found.size == pytest.approx(0.05, abs=0.02)
     assert found.keep == (0.0, found.at)
-    assert "gpu_hours" in found.why
+    assert "GPU-hours" in found.why
 
 
 @pytest.mark.parametrize("size", [0.05, -0.05])

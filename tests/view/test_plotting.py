@@ -170,6 +170,17 @@ def test_a_misfit_has_its_evaluations_and_its_change_and_no_ceiling(places):
     assert "--" in fit.to_latex()
 
 
+def test_seeds_of_which_one_is_a_misfit_have_no_mean_and_no_ceiling(places, recipes):
+    frame = pd.read_csv(places / "log.csv")
+    frame.loc[13:, "pass_rate"] += 0.2
+    seeds = {"a": [*recipes["a"], scalerl.fit(frame)]}
+    ax = scalerl.plot(seeds)
+    assert texts(ax)[0] == "a (3 seeds): the pass rate jumps (1 of 3)"
+    assert {line.get_linewidth() for line in curves(ax)} == {0.9}
+    assert "ceiling A" not in texts(ax)
+    assert re.search(r"^a \(3 seeds\) & *(--|\$-\$|–) *&", scalerl.latex(seeds), re.MULTILINE)
+
+
 def test_what_cannot_be_drawn_is_named(recipes, runs):
     fit = recipes["b"][0]
     steps = scalerl.fit(runs["b-seed0"], x="steps")

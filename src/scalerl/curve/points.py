@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.errors import InputError, counted, listed
+from scalerl.numbers import amount_text
 from scalerl.record.alarms import warnings_of
 from scalerl.record.evaluation import in_dollars
 from scalerl.record.left_out import NONE, LeftOut, Omitted
@@ -236,8 +237,8 @@ class Points:
 
 
 def place_on(axis: str, compute: float) -> str:
-    """Return a place on an axis as sentences have it: `step 22`, `gpu_hours 21.8`."""
-    return f"step {compute:.0f}" if axis == "steps" else f"{axis} {compute:.4g}"
+    """Return a place on an axis as sentences have it: `step 22`, `21.8 GPU-hours`."""
+    return f"step {compute:.0f}" if axis == "steps" else amount_text(axis, compute)
 
 
 def _scale(rate_N: np.ndarray) -> str:

@@ -86,6 +86,11 @@ class DrawnCurve:
         """The fits that have a curve: all but misfits."""
         return [fit for fit in self.fits if fit.misfit is None]
 
+    @property
+    def misfits(self) -> list[Fit]:
+        """The others. With one among its seeds a recipe has no mean: the rest were lucky."""
+        return [fit for fit in self.fits if fit.misfit is not None]
+
     @functools.cached_property
     def parts(self) -> list[Fit]:
         """Fits of the parts that hold of runs that are misfits."""
@@ -95,8 +100,11 @@ class DrawnCurve:
         """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
         curves, n = self.curves, len(self.runs)
         name = f"{self.name} ({n} seeds)" if n > 1 else self.name
-        if not curves and self.band is None:
-            return f"{name}: {misfit_in_words(self.fits[0].lack_of_fit) if self.fits else 'no curve'}"
+        if self.band is None and self.misfits:
+            of = f" ({len(self.misfits)} of {n})" if n > 1 else ""
+            return f"{name}: {misfit_in_words(self.misfits[0].lack_of_fit)}{of}"
+        if self.band is None and not curves:
+            return f"{name}: no curve"
         if not ceiling or not curves:
             return name
         A = np.array([fit.median.A for fit in curves])
@@ -124,7 +132,7 @@ def plot(
     Evaluations after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. A recipe of one fit
     has its interval as a band and the noise of its evaluations as bars. The seeds of a recipe are thin, with
     the mean of their curves; they have no band and no bars, also beside a recipe of one fit. Of a run that
-    no saturating curve describes, evaluations and the part that holds are drawn.
+    no saturating curve describes, evaluations and the part that holds are drawn; its recipe has no mean.
 
     Args:
         fits: a fit; several, the seeds of one recipe; or a dict from the names of recipes to either. A run,
@@ -227,7 +235,7 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
     bands = [Band(drawn.compute_M, *fit.band(drawn.compute_M)) for fit in own]
     for fit, one in zip(own, bands, strict=True) if many else ():
         _line(ax, drawn, one, float(fit.points.compute_N.max()), **_THIN)
-    if band is None and curves:
+    if band is None and curves and not drawn.misfits:
         mean = np.mean([one.median_M for one in bands], axis=0)
         band = Band(drawn.compute_M, mean, *((mean, mean) if many else (bands[0].lo_M, bands[0].hi_M)))
     if band is None:
@@ -238,7 +246,7 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
             ax.fill_between(band.compute_M, band.lo_M, band.hi_M, color=colour, alpha=0.15, lw=0, zorder=1)
         _line(ax, drawn, band, drawn.known, **look)
     _changes(ax, drawn)
-    if ceiling and curves:
+    if ceiling and curves and not drawn.misfits:
         A = float(np.mean([fit.median.A for fit in curves]))
         ax.axhline(A, color=colour, lw=1.0, ls=_DOTTED, zorder=1, gid=_LEVEL)
 
@@ -283,8 +291,8 @@ def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) ->
 
 def _changes(ax: Axes, drawn: DrawnCurve) -> None:
     """Draw where runs leave every curve, and the curves of the parts that hold."""
-    for fit in drawn.fits:
-        if fit.misfit is not None and fit.misfit.at is not None:
+    for fit in drawn.misfits:
+        if fit.misfit and fit.misfit.at is not None:
             ax.axvline(fit.misfit.at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
     for part in drawn.parts:
         own_N = part.points.compute_N

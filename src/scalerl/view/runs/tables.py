@@ -262,8 +262,8 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     """Return a small booktabs table for a paper: recipes with A, B, C_mid and the pass rate at `at`.
 
     One run has its posterior medians and credible intervals, several (seeds) the mean of the medians and
-    their standard deviation. A ceiling that the runs do not identify has a star, and one of runs that no
-    saturating curve describes is left out.
+    their standard deviation. A ceiling that the runs do not identify has a star, and one of runs of which
+    no saturating curve describes each is left out.
 
     Args:
         fits: a fit, the fits of the seeds of a recipe, or a dict from the names of recipes to either; all on
@@ -280,7 +280,8 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
     rows = []
     for name, own in recipes.items():
-        sound = [fit for fit in own if fit.misfit is None]
+        # With a misfit among its seeds a recipe has no ceiling: a mean of the others would be lucky.
+        sound = [] if any(fit.misfit for fit in own) else own
         star = "" if all(fit.identified for fit in sound) else "*"
         made = [] if at is None else [fit.forecast(at) for fit in own]
         cells = [
