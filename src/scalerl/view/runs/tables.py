@@ -262,8 +262,8 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     """Return a small booktabs table for a paper: recipes with A, B, C_mid and the pass rate at `at`.
 
     One run has its posterior medians and credible intervals, several (seeds) the mean of the medians and
-    their standard deviation. A ceiling that the runs do not identify has a star, and one of runs of which
-    no saturating curve describes each is left out.
+    their standard deviation. A ceiling that the runs do not identify has a star. There is none where no
+    saturating curve describes one of the runs.
 
     Args:
         fits: a fit, the fits of the seeds of a recipe, or a dict from the names of recipes to either; all on
