@@ -49,6 +49,9 @@ def test_other_settings_that_train_make_another_recipe():
     [
         (("chain-base:seed=0", "chain-base:seed=1", "chain-base:seed=0"), MODEL_PRIOR),
         (("chain-base:seed=0", "chain-base:seed=0"), SEED_PRIOR),
+        (("chain-base", "chain-base:seed=0"), SEED_PRIOR),
+        (("chain-base", "chain-base:seed=1"), MODEL_PRIOR),
+        ((3, {}, [], None, "chain-base"), SEED_PRIOR),  # a damaged config.json
         (("chain-base:hidden_size=64", "chain-base:hidden_size=128"), SEED_PRIOR),
         ((), SEED_PRIOR),
     ],

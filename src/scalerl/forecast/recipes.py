@@ -58,21 +58,20 @@ def recipe_key(record: RunRecord | None, alone: str) -> str:
     if not isinstance(recipe, dict):
         return alone
     trained = {key: value for key, value in recipe.items() if key not in ("seed", "name", *UNTRAINED)}
-    trained["model"] = _without_seed(str(recipe.get("model")))
+    trained["model"] = _without_seed(recipe.get("model"))
     return json.dumps(trained, sort_keys=True)
 
 
 def seed_prior(records: Iterable[RunRecord | None]) -> SeedPrior:
     """Return how far runs are apart: farther where some differ by the seed of their base model too."""
-    models = {
-        model for one in records if one and (model := as_mapping(one.config.get("recipe")).get("model"))
-    }
-    return MODEL_PRIOR if len(models) > len(set(map(_without_seed, models))) else SEED_PRIOR
+    models = [as_mapping(one.config.get("recipe")).get("model") for one in records if one]
+    made = {_without_seed(model, seed="0") for model in models}  # `chain-base` is `chain-base:seed=0`
+    return MODEL_PRIOR if len(made) > len({_without_seed(model) for model in models}) else SEED_PRIOR
 
 
-def _without_seed(model: str) -> str:
-    # As `chain-base` is that of seed 0. Other options, its size above all, make another recipe.
-    return re.sub(r"(?<=[:,])seed=\d+,?", "", model).rstrip(":,")
+def _without_seed(model: object, seed: str = r"\d+") -> str:
+    # Other options, its size above all, make another recipe. A config.json may hold anything.
+    return re.sub(rf"(?<=[:,])seed={seed}(,|$)", "", str(model)).rstrip(":,")
 
 
 def run_name(record: RunRecord | None, path: str) -> str:
