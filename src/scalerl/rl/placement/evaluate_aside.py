@@ -24,7 +24,7 @@ from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.backend import Backend, Channel, Message
+from scalerl.rl.workers.backend import Backend, Channel, Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.timeline import Timeline
 from scalerl.rl.workers.watchdog import Watchdog
@@ -150,10 +150,10 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
     def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
         raise error  # it would come again in any other process
 
-    def _check_losses(self, worker: EvaluationWorker, why: str) -> None:
+    def _check_losses(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
         if worker.losses > MOST_RESTARTS:
             times = f"{worker.losses} times in a row"
-            raise WorkerError(f"evaluation at step {worker.version}: {why}, {times}")
+            raise WorkerError(f"evaluation at step {worker.version}: {error}, {times}")
 
     def _fate(self, work: Mapping[int, Any]) -> str:
         again = "".join(

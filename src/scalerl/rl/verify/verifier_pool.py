@@ -238,7 +238,7 @@ class SupervisedVerifiers(VerifierPool):
         super()._lose(worker, error)
         self._end_marked(worker)
 
-    def _check_losses(self, worker: VerifierWorker, why: str) -> None:
+    def _check_losses(self, worker: VerifierWorker, error: WorkerLostError) -> None:
         """Do nothing: a completion that ends supervisors costs itself, and not the run."""
 
     def _starts_failed(self, detail: str) -> WorkerError:

@@ -344,18 +344,18 @@ class WorkerPool(ABC, Generic[W]):
         self._losses += 1
         node = worker.process.node if worker.process else ""
         work = worker.release()
-        self._check_losses(worker, why)
+        self._check_losses(worker, error)
         if self._events:
             self._events.event("lost", self.role, worker.name, node, why, error.at)
         _LOG.warning("%s%s", why, self._fate(work))
         self._reassign(worker, work)
 
-    def _check_losses(self, worker: W, why: str) -> None:
+    def _check_losses(self, worker: W, error: WorkerLostError) -> None:
         if self._backend.elsewhere:
             if self._losses > MOST_LOSSES * len(self._workers):
-                raise WorkerError(f"{self._losses} {self.noun}s were lost with no result in between: {why}")
+                raise WorkerError(f"{self._losses} {self.noun}s were lost with no result in between: {error}")
         elif worker.losses > MOST_LOSSES:
-            raise WorkerError(f"{why}, {worker.losses} times in a row (out of memory?)")
+            raise WorkerError(f"{error}, {worker.losses} times in a row (out of memory?)")
 
     def _check_any_left(self) -> None:
         if self.alive or not self._ready:

@@ -21,7 +21,7 @@ from scalerl.rl.placement.rollouts import RolloutWorker
 from scalerl.rl.workers.backend import PollClock, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ray import backend
-from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 from scalerl.rl.workers.watchdog import Watchdog
 
 LIMITS = 40.0, 30.0  # without progress, and to start
@@ -43,7 +43,7 @@ class Handle:
 
 def placed(name):
     """The process of an actor that has a place."""
-    process = RayProcess(name, Handle(), 20.0, ACTORS._woken, ACTORS._wakes)
+    process = ACTORS.process(name, Handle())
     process._placing, process.node, process.pid, process.placed_at = None, "node a", 1, time.monotonic()
     process._request()
     return process

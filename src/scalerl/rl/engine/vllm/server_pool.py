@@ -47,7 +47,7 @@ from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.engine.vllm.worker import serve
 from scalerl.rl.sync.vllm_weights import FileTransport, HeldVersions, IpcTransport, NcclTransport
 from scalerl.rl.types import Weights
-from scalerl.rl.workers.backend import Message, WorkerLostError
+from scalerl.rl.workers.backend import ActorLostError, Message, WorkerLostError
 from scalerl.rl.workers.loop_pool import LoopPool
 from scalerl.rl.workers.pool import MOST_LOSSES
 
@@ -265,12 +265,15 @@ class ServerPool(LoopPool[ServerState]):
         for number in worker.calls:
             worker.settle(number, error)
 
-    def _check_losses(self, worker: ServerState, why: str) -> None:
-        # A server that has completed nothing is likely to be wrong, but may be lost before its first.
-        if worker.losses > (MOST_LOSSES if worker.proven else int(worker.installed >= 0)):
+    def _check_losses(self, worker: ServerState, error: WorkerLostError) -> None:
+        # A server that has completed nothing is likely to be wrong, but may be lost before its first. Of an
+        # actor that is lost it need not be: where a node dies, the next may be placed there, too, before Ray
+        # has noticed.
+        proven = worker.proven or isinstance(error, ActorLostError)
+        if worker.losses > (MOST_LOSSES if proven else int(worker.installed >= 0)):
             times = f" {worker.losses} times in a row" if worker.losses > 1 else ""
             log = f"; its log is {worker.log}" if worker.log else ""
-            raise WorkerError(f"{why}: the server failed{times}{log}")
+            raise WorkerError(f"{error}: the server failed{times}{log}")
 
     def _fate(self, work: Mapping[int, Flight]) -> str:
         return f": it is started again, with {len(work)} completions"
