@@ -114,50 +114,65 @@ def relay(
     log = backend.log(number)
     start = log.stat().st_size if log.exists() else 0
     worker = backend.spawn(name, number, serve_by_actor, str(folder), arguments)
-    installing: dict[int, str] = {}
-    writing = Lock()
-    Thread(target=_forward, args=(channel, worker, folder, installing, writing), daemon=True).start()
+    relayed = _Relayed(channel, worker, folder)
+    Thread(target=relayed.forward, daemon=True).start()
     try:
         try:
             while True:
                 backend.wait([worker], _POLL)
-                for message in worker.receive():
-                    if message.kind in ("answer", "refused") and (
-                        path := installing.pop(message.value[0], "")
-                    ):
-                        shutil.rmtree(path, ignore_errors=True)
-                    channel.send(message.kind, message.value)
+                relayed.answer()
         finally:  # before the driver knows, and ends this process
-            with writing:
-                shutil.rmtree(folder, ignore_errors=True)
+            relayed.remove()
     except WorkerLostError as error:
         why = str(error).removeprefix(str(worker.lost("")))
         channel.send("lost", f"{why} ({exit_reason(log, start)})")
 
 
-def _forward(
-    channel: Channel, worker: ChildProcess, folder: Path, installing: dict[int, str], writing: Lock
-) -> None:
-    """Pass on calls; those for weights are answered here, beside others."""
-    while True:
-        number, method, arguments = call = channel.receive()
-        if method == "fetch":
-            Thread(target=_fetch, args=(channel, folder, writing, number, *arguments), daemon=True).start()
-            continue
-        if method == "install":
-            installing[number] = arguments[0]
-        worker.send(call)
+class _Relayed:
+    """A worker of vLLM, between the driver and `folder` on this node."""
 
+    def __init__(self, channel: Channel, worker: ChildProcess, folder: Path) -> None:
+        self._channel, self._worker, self._folder = channel, worker, folder
+        self._installing: dict[int, str] = {}
+        """The files that calls under way install, by the number of the call."""
+        self._writing = Lock()
 
-def _fetch(channel: Channel, folder: Path, writing: Lock, number: int, posted: Posted) -> None:
-    """Write weights to files, in place of those that were never installed."""
-    try:
-        with writing:
-            if not folder.exists():
-                return  # the worker is lost
-            for unused in folder.glob("weights-*"):
-                shutil.rmtree(unused, ignore_errors=True)
-            value: Any = str(write_files(posted.stored(), folder / f"weights-{number}"))
-    except ScalerlError as error:  # no other worker could do better
-        value = error
-    channel.send("answer", (number, value))
+    def forward(self) -> None:
+        """Pass on calls; those for weights are answered here, beside others."""
+        while True:
+            number, method, arguments = call = self._channel.receive()
+            if method == "fetch":
+                Thread(target=self._fetch, args=(number, *arguments), daemon=True).start()
+                continue
+            if method == "install":
+                self._installing[number] = arguments[0]
+            self._worker.send(call)
+
+    def answer(self) -> None:
+        """Pass on what the worker has sent; what it has installed is removed.
+
+        Raises:
+            WorkerLostError: it has exited.
+        """
+        for kind, value, _ in self._worker.receive():
+            if kind in ("answer", "refused") and (path := self._installing.pop(value[0], "")):
+                shutil.rmtree(path, ignore_errors=True)
+            self._channel.send(kind, value)
+
+    def remove(self) -> None:
+        """Remove all files, and write no more."""
+        with self._writing:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fetch(self, number: int, posted: Posted) -> None:
+        """Write weights to files, in place of those that were never installed."""
+        try:
+            with self._writing:
+                if not self._folder.exists():
+                    return  # the worker is lost
+                for unused in self._folder.glob("weights-*"):
+                    shutil.rmtree(unused, ignore_errors=True)
+                value: Any = str(write_files(posted.stored(), self._folder / f"weights-{number}"))
+        except ScalerlError as error:  # no other worker could do better
+            value = error
+        self._channel.send("answer", (number, value))
