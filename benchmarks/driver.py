@@ -214,12 +214,12 @@ def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
     from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
     from scalerl.rl.workers.pool import WorkerPool
-    from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+    from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
 
     workers, backend = [], RayActors(WorkerActor, cast(Any, None), "generators", 60.0)
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", i)
-        worker.process = process = RayProcess(worker.name, actor, 60.0, backend._woken, backend._wakes)
+        worker.process = process = backend.process(worker.name, actor)
         process._placing, process.pid, process.placed_at = None, 1, time.monotonic()
         process._request()
         worker.taking_part, worker.started, worker.installed = True, True, 0
