@@ -214,9 +214,9 @@ def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
     from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
     from scalerl.rl.workers.pool import WorkerPool
-    from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+    from scalerl.rl.workers.ray.backend import RayActors
 
-    workers, backend = [], RayActors(WorkerActor, cast(Any, None), "generators", 60.0)
+    workers, backend = [], RayActors(cast(Any, None), "generators", 60.0)
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", i)
         worker.process = process = backend.process(worker.name, actor)

@@ -12,7 +12,7 @@ from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.rollout_worker import Parcels
 from scalerl.rl.workers.pool import backoff
-from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors
 
 
 def test_the_pause_before_a_retry_doubles_up_to_a_limit():
@@ -49,7 +49,7 @@ def test_two_threads_may_look_whether_an_actor_lives():
                 together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
             return super().done()
 
-    actors = RayActors(WorkerActor, cast(Any, None), "trainers", 20.0)
+    actors = RayActors(cast(Any, None), "trainers", 20.0)
     actor = actors.process("trainer 0", Handle(Answer))
 
     def look():

@@ -41,7 +41,7 @@ from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.sync import vllm_weights
 from scalerl.rl.workers.backend import Backend
-from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors
 from scalerl.rl.workers.timeline import Timeline
 
 
@@ -263,7 +263,7 @@ class DyingNode(Backend):
 
     def __init__(self, settings):
         self._settings, self._numbers = settings, count()
-        self._actors = RayActors(WorkerActor, cast(Any, None), "generators", 20.0)
+        self._actors = RayActors(cast(Any, None), "generators", 20.0)
 
     def spawn(self, name, number, target, *arguments):
         if next(self._numbers) == 1:

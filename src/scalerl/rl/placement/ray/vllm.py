@@ -37,14 +37,10 @@ from scalerl.rl.sync.vllm_weights import HeldVersions, write_files
 from scalerl.rl.types import Weights
 from scalerl.rl.workers.backend import Channel, Target, WorkerLostError
 from scalerl.rl.workers.processes import ChildProcess, FreshPython
-from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors, RayProcess
 from scalerl.rl.workers.ray.session import Session
 
 _POLL = 1.0  # seconds between two looks at a worker that is silent
-
-
-class VllmActor(WorkerActor):
-    """The process beside a worker of vLLM."""
 
 
 def place_on_ray(
@@ -68,7 +64,7 @@ class RayVllm(RayActors):
     """Requests actors for workers of vLLM."""
 
     def __init__(self, session: Session, *of_run: Any) -> None:
-        super().__init__(VllmActor, session, "generators", session.cluster.timeouts.heartbeat)
+        super().__init__(session, "generators", session.cluster.timeouts.heartbeat)
         self._of_run = of_run
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:

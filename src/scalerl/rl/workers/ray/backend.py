@@ -42,7 +42,7 @@ _MANY = 2**16  # bytes, more than a pipe has
 
 
 class WorkerActor:
-    """Runs a worker. Roles have subclasses, by whose names Ray shows their processes."""
+    """Runs a worker."""
 
     def __init__(self, target: Target, arguments: Sequence[Any]) -> None:
         self.began = time.perf_counter()
@@ -88,13 +88,14 @@ class _ActorChannel:
 
 
 class RayActors(Backend):
-    """Requests actors of class `cls`, with what the session has for their role."""
+    """Requests actors, with what the session has for their role."""
 
     elsewhere = True
 
-    def __init__(self, cls: type, session: Session, role: str, heartbeat: float) -> None:
+    def __init__(self, session: Session, role: str, heartbeat: float) -> None:
         """An actor without a heartbeat for `heartbeat` seconds is lost."""
         make: Any = ray.remote
+        cls = type(f"{role.removesuffix('s').title()}Actor", (WorkerActor,), {})  # as Ray names its process
         self._actor = make(concurrency_groups={"receive": 1, "put": 1})(cls)
         self._session, self._role, self._heartbeat = session, role, heartbeat
         # One for all of them, as there may be more than a process may have open files.
