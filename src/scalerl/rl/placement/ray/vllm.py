@@ -10,8 +10,7 @@ store, before generation is paused for them. Once the actor ends, in whichever w
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
@@ -31,9 +30,9 @@ from scalerl.rl.engine.vllm.launch import (
 )
 from scalerl.rl.engine.vllm.worker import serve_by_actor
 from scalerl.rl.model.causal_lm import gpus_in_use
-from scalerl.rl.sync.ray_weights import Posted, store
+from scalerl.rl.sync.ray_weights import StoredWeights, store
 from scalerl.rl.sync.vllm_client import VllmClient
-from scalerl.rl.sync.vllm_weights import HeldVersions, write_files
+from scalerl.rl.sync.vllm_weights import Choose, VllmTransport, write_files
 from scalerl.rl.types import Weights
 from scalerl.rl.workers.backend import Channel, Target, WorkerLostError
 from scalerl.rl.workers.processes import ChildProcess, FreshPython
@@ -72,22 +71,20 @@ class RayVllm(RayActors):
         return super().spawn(name, number, relay, name, number, *self._of_run, arguments[1])
 
 
-class StoreTransport(HeldVersions):
+class StoreTransport(VllmTransport):
     """Has the actor of a server fetch the weights from the object store, and write them to files there."""
 
-    def __init__(self, cluster: Cluster, weights: Weights, version: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
-        super().__init__(weights, version)
 
-    def hold(self, weights: Weights) -> Posted:
-        """See `HeldVersions`."""
-        return Posted.of(store(weights, self._bucket_mib, self._seconds), self._seconds)
+    def hold(self, weights: Weights, version: int) -> StoredWeights:
+        """See `VllmTransport`."""
+        return store(weights, self._bucket_mib, self._seconds)
 
-    @asynccontextmanager
-    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, str]]:
-        """See `HeldVersions`."""
-        async with super().chosen(server, choose) as (version, posted):
-            yield version, await server.call("fetch", posted, seconds=self._seconds)
+    async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, str]:
+        """See `VllmTransport`."""
+        version, stored = choose()
+        return version, await server.call("fetch", stored, seconds=self._seconds)
 
 
 # -- in the actor -------------------------------------------------------------------------------------------
@@ -160,7 +157,7 @@ class _Relayed:
         with self._writing:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _fetch(self, number: int, posted: Posted) -> None:
+    def _fetch(self, number: int, stored: StoredWeights) -> None:
         """Write weights to files, in place of those that were never installed."""
         try:
             with self._writing:
@@ -168,7 +165,7 @@ class _Relayed:
                     return  # the worker is lost
                 for unused in self._folder.glob("weights-*"):
                     shutil.rmtree(unused, ignore_errors=True)
-                value: Any = str(write_files(posted.stored(), self._folder / f"weights-{number}"))
+                value: Any = str(write_files(stored, self._folder / f"weights-{number}"))
         except ScalerlError as error:  # no other worker could do better
             value = error
         self._channel.send("answer", (number, value))
