@@ -156,11 +156,11 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
     from scalerl.curve import Points
     from scalerl.record.evaluation import AXES
-    from scalerl.view import axis_for, frozen_forecasts, main_forecast
+    from scalerl.view import axis_for, leading_forecast
 
     own = dict.fromkeys(data.points.axis for data in found)
     if len(found) == 1 and (record := found[0].record) is not None and args.x is None:
-        axis = axis_for(record, frozen=main_forecast(frozen_forecasts(record)))
+        axis = axis_for(record, frozen=leading_forecast(record))
         if axis in record.logged_axes():
             return [replace(found[0], points=Points.from_record(record, axis, args.price))]
     if len(own) == 1:

@@ -15,6 +15,7 @@ import numpy as np
 
 from scalerl.curve import Points
 from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import MINUS, percent, unit_for
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
@@ -242,8 +243,7 @@ def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
                 continue
             name = f"{arm.name} seed {one.run.plan.seed}"
             runs.append(OverlayRun(name, points, record, one.fit, one.why, verdict.budget))
-        # A band around a curve that does not describe the runs would lend it a precision that it has not.
-        draws = None if any(fit.misfit for fit in arm.fits) or len(runs) < 2 else arm.draws
+        draws = arm.draws if all_described(arm.fits) and len(runs) > 1 else None
         if runs:
             found.append(RunGroup(arm.name, tuple(runs), draws))
     return sorted(found, key=lambda group: group.name != verdict.study.plan["base"])

@@ -6,6 +6,7 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
     DASH,
     Unit,
@@ -84,7 +85,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     found, pair = arm.quantities, verdict.pairs.get(arm.name)
     finished = arm.stability.outcomes.get("finished", 0)
     kind = verdict.kind(arm.name)
-    ceiling = rate_cell(found.get("A"), "withheld" if any(fit.misfit for fit in arm.fits) else DASH)
+    ceiling = rate_cell(found.get("A"), DASH if all_described(arm.fits) else "withheld")
     # Where not all runs came to the budget, the pass rate there is extrapolated.
     reached = arm.reached(verdict.budget)
     measured = verdict.measured.get(arm.name)

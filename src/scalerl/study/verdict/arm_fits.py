@@ -16,6 +16,7 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.sides import (
     PASS_RATES,
     Sides,
+    all_described,
     draw_recipe,
     draw_sides,
     given_family,
@@ -164,8 +165,7 @@ def summarise(
             models = {run.run.plan.model for run in runs}
             draws = draw_recipe(fits, name, alone if len(models) > 1 else shared)
             asked = quantities(budget, target)
-            # With a misfit the arm has no ceiling: a mean over the others would be that of lucky runs.
-            if any(result.misfit for result in fits):
+            if not all_described(fits):
                 del asked["A"]
             estimates = {key: _estimate(key, quantity(draws), level) for key, quantity in asked.items()}
         identified = sum(result.identified for result in fits)
@@ -210,11 +210,7 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
     about one time in two. Stopping it loses a comparison and nothing else; verdicts come from `compare`.
     """
     recipes, blocks = fits_of(fit_arms(study, axis))
-    known = [
-        name
-        for name, fits in recipes.items()
-        if mostly_identified(fits) and not any(fit.misfit for fit in fits)
-    ]
+    known = [name for name, fits in recipes.items() if mostly_identified(fits) and all_described(fits)]
     answer: dict[str, float | None] = dict.fromkeys(arm.name for arm in study.arms)
     if not known:
         return answer

@@ -8,7 +8,7 @@ from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import Unit, chance_text, rate, rate_interval
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.frozen import judge, leading_forecast, sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by
@@ -193,9 +193,8 @@ def _question(view: RunsView) -> str:
 
 def _frozen(run: OverlayRun) -> str:
     """The forecast that was frozen, once its outcome is known."""
-    if run.record is None or not (frozen := main_forecast(frozen_forecasts(run.record))):
-        return ""
-    if frozen.axis not in run.record.logged_axes():
+    frozen = leading_forecast(run.record)
+    if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
         return ""
     outcome = judge(run.record, frozen)
     return sentence(frozen, outcome) if outcome.measured else ""

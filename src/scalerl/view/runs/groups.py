@@ -181,7 +181,7 @@ def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = Tr
 
 def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
-    from scalerl.forecast.sides import draw_recipe, given_family
+    from scalerl.forecast.sides import all_described, draw_recipe, given_family
 
     fits = {group.name: group.fits for group in groups if group.fits}
     prior = seed_prior(run.record for group in groups for run in group.runs)
@@ -189,6 +189,6 @@ def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     found = []
     for group in groups:
         own = group.fits
-        sound = len(own) > 1 and not any(fit.misfit for fit in own) and len(group.compute_N) > 0
+        sound = len(own) > 1 and all_described(own) and len(group.compute_N) > 0
         found.append(RunGroup(group.name, group.runs, draw_recipe(own, group.name, given) if sound else None))
     return found

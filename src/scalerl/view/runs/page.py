@@ -18,7 +18,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
+from scalerl.view.facts.frozen import judge, leading_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
 from scalerl.view.runs.details import run_sections
@@ -58,7 +58,7 @@ def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) 
 
     if not run.evals:
         raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
-    axis = axis_for(run, fit, main_forecast(frozen_forecasts(run)))
+    axis = axis_for(run, fit, leading_forecast(run))
     shown = OverlayRun(run.name, Points.from_record(run, axis), run, fit)
     if fit is None:
         found, reason = fit_or_reason(shown, level=level)
@@ -89,7 +89,7 @@ def runs_document(view: RunsView) -> Document:
 
 def _outcome(run: OverlayRun) -> str:
     """The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured."""
-    frozen = main_forecast(frozen_forecasts(run.record)) if run.record else None
+    frozen = leading_forecast(run.record)
     if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
         return ""
     return judge(run.record, frozen).word.replace(" ", "-")
@@ -166,9 +166,8 @@ def _warnings(view: RunsView) -> list[Pair]:
         found = warnings_of(run)
         if run.record is not None:
             found += [local(run, one) for one in notes(run.record)]
-        if len(view.runs) == 1 and run.record is not None:
-            frozen = main_forecast(frozen_forecasts(run.record))
-            found += map(str, (frozen.fit.get("warnings") or ()) if frozen else ())
+        if len(view.runs) == 1 and (frozen := leading_forecast(run.record)):
+            found += map(str, frozen.fit.get("warnings") or ())
         unsaid = (one for one in dict.fromkeys(found) if misfit is None or misfit not in one)
         said += [(run.name, one) for one in unsaid]
     several = len(view.runs) > 1

@@ -8,6 +8,7 @@ import numpy as np
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
     DASH,
     as_float,
@@ -280,8 +281,7 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
     rows = []
     for name, own in recipes.items():
-        # With a misfit among its seeds a recipe has no ceiling: a mean of the others would be lucky.
-        sound = [] if any(fit.misfit for fit in own) else own
+        sound = own if all_described(own) else []
         star = "" if all(fit.identified for fit in sound) else "*"
         made = [] if at is None else [fit.forecast(at) for fit in own]
         cells = [

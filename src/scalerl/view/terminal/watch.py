@@ -13,7 +13,7 @@ from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.facts import axis_for, known_ceiling
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.frozen import judge, leading_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
 from scalerl.view.terminal.activity import token_speed
@@ -145,7 +145,7 @@ def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
         rows.append(("why withheld", fit.why))
     elif not fit.identified:
         rows.append(("identified", to_tell_text(fit_json, run.unit, run.compute)))
-    if run.record is not None and (frozen := main_forecast(frozen_forecasts(run.record))):
+    if run.record is not None and (frozen := leading_forecast(run.record)):
         rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
     return rows
 
@@ -222,7 +222,7 @@ def _written(run: Standing, now: float) -> str:
 
 def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, str]]:
     """Return the rows (label, value) of the closing table; `report` is the page."""
-    frozen = main_forecast(frozen_forecasts(run))
+    frozen = leading_forecast(run)
     if frozen:
         rows = [
             ("forecast", f"{frozen.text}, at {frozen.share_in_words}"),
