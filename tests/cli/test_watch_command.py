@@ -278,15 +278,15 @@ def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluati
     assert followed.look()
     assert [followed.look() for _ in range(3)] == [False] * 3
     assert len(times) == 1
-    fitted = followed.run.found
+    fitted = followed.run.fit
     run.writer.step({"step": 200, "time": time.time(), "truncated": 0.2})
     assert followed.look()
     assert len(times) == 2
-    assert followed.run.found is fitted
+    assert followed.run.fit is fitted
     assert followed.run.health("truncated") == 0.2
     run.grow()
     assert followed.look()
-    assert followed.run.found is not fitted
+    assert followed.run.fit is not fitted
 
 
 def test_a_large_source_is_looked_at_less_often(tmp_path, monkeypatch):

@@ -122,8 +122,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.facts.fit_rows import common_budget
-    from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
-    from scalerl.view.runs.groups import OverlayRun
+    from scalerl.view.facts.shown import ShownRun
+    from scalerl.view.runs.gathered import RunsView, compared
 
     paths = paths_of(args)
     if not paths:
@@ -142,9 +142,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     runs = []
     with share_shown("report", "of the runs fitted") as shown:
         for name, data in zip(names, found, strict=True):
-            run = OverlayRun(name, data.points, data.record)
-            fit, reason = fit_or_reason(run, **options)
-            runs.append(replace(run, fit=fit, reason=reason))
+            runs.append(ShownRun(name, data.points, data.record).fitted_with(**options))
             shown(len(runs) / len(found))
     pairs = list(zip(found, runs, strict=True))
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}

@@ -20,8 +20,8 @@ from scalerl.numbers import MINUS, percent, unit_for
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import claim_text, is_made
+from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
-from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, short_names, style
 
@@ -242,7 +242,7 @@ def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
             else:
                 continue
             name = f"{arm.name} seed {one.run.plan.seed}"
-            runs.append(OverlayRun(name, points, record, one.fit, one.why, verdict.budget))
+            runs.append(ShownRun(name, points, record, one.fit, one.why))
         draws = arm.draws if all_described(arm.fits) and len(runs) > 1 else None
         if runs:
             found.append(RunGroup(arm.name, tuple(runs), draws))

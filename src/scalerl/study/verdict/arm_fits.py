@@ -23,9 +23,9 @@ from scalerl.forecast.sides import (
     mostly_identified,
     quantities,
 )
-from scalerl.numbers import as_float, as_mapping
 from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import REACHED
 from scalerl.view.table import Estimate
 
@@ -82,8 +82,7 @@ class ArmSummary:
     @property
     def known_ceiling(self) -> float:
         """The ceiling known of its runs (`ceiling` in config.json), the highest; NaN where none is."""
-        records = [run.run.record for run in self.runs if run.run.record is not None]
-        known = [as_float(as_mapping(record.config.get("ceiling")).get("value")) for record in records]
+        known = [known_ceiling(run.run.record) for run in self.runs]
         return max((value for value in known if value == value), default=math.nan)
 
     @property

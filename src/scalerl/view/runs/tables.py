@@ -34,10 +34,10 @@ from scalerl.view.facts.notices import (
     misfit_in_words,
     question_cell,
 )
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.formats import latex_document
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import Cell, Estimate, Row, Table, amount_cell, difference_cell, rate_cell, row
 
 _HEALTH = (
@@ -84,8 +84,8 @@ def curves_table(view: RunsView) -> Table:
     return Table("curves", "Curves and forecasts", tuple(headers), rows, note, prose)
 
 
-def _curve_row(view: RunsView, run: OverlayRun) -> Row:
-    fit, fitted = run.fit, run.points if run.fit is None else run.fit.points
+def _curve_row(view: RunsView, run: ShownRun) -> Row:
+    fit, fitted = run.fit, run.used
     last = float(fitted.pass_rate_N[fitted.compute_N.argmax()]) if len(fitted) else math.nan
     found: dict[str, Estimate] = {}
     if fit is not None:

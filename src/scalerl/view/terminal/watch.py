@@ -133,13 +133,12 @@ def sample_rows(sample: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
 def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
     fit, forecast = run.fit, run.forecast
     if fit is None or forecast is None:
-        return [("forecast", run.why_no_fit)] if len(run.points) else []
+        return [("forecast", run.reason)] if len(run.points) else []
     at = f"{run.where} ({run.unit.show(run.end)})"
     fit_json = fit.to_json()
-    known = known_ceiling(run.record) if run.record is not None else math.nan
     rows = [
         ("forecast", f"{rate(forecast.median)} {rate_interval(forecast.prediction)}  {at}"),
-        ("ceiling A", ceiling_text(fit_json, known)),
+        ("ceiling A", ceiling_text(fit_json, known_ceiling(run.record))),
     ]
     if fit.misfit:
         rows.append(("why withheld", fit.why))
@@ -202,7 +201,7 @@ def line(run: Standing, now: float = math.nan) -> str:
     parts.append(f"pass rate {run.pass_rate:.3f}")
     if run.tokens_per_second > 0:
         parts.append(token_speed(run.tokens_per_second))
-    parts.append(forecast_line(run.points, run.found, run.end, where))
+    parts.append(forecast_line(run.points, run.fit, run.reason, run.end, where))
     if is_of_one_device(run.record, run.points.axis):
         parts.append("GPU-hours of one device")
     if run.chance is not None:
