@@ -12,6 +12,7 @@ from scalerl.cli.shared.data import (
     check_options,
     end_of,
     fit_options,
+    option_name,
     read_options,
     read_siblings,
     settle_amounts,
@@ -201,7 +202,7 @@ def _each(args: argparse.Namespace) -> None:
 
 def _refuse(option: str, args: argparse.Namespace, *others: str) -> None:
     """Raise an InputError if an option was given with others that it does not support."""
-    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]:
+    if given := [option_name(name) for name in others if getattr(args, name)]:
         raise InputError(f"{option} does not support {', '.join(given)}: leave out one or the other")
 
 

@@ -19,13 +19,14 @@ import numpy as np
 from scalerl.curve.fit import fit as fit_curve
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
-from scalerl.numbers import rate, rate_interval
+from scalerl.numbers import rate
 from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.frozen import Band
 from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import places_between, thin
 from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.style import LATER, MUTED, inline_svg, new_figure, plain_rates, run_look, style
+from scalerl.view.table import seeds_cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,11 +88,8 @@ class DrawnCurve(RunGroup):
             return f"{name}: no curve"
         if not ceiling or not curves:
             return name
-        A = np.array([fit.median.A for fit in curves])
-        spread = rate_interval(curves[0].intervals.A) if n == 1 else ""
-        spread = f"± {rate(A.std(ddof=1))}" if len(A) > 1 else spread
-        doubt = "" if all(fit.identified for fit in curves) else ", not identified"
-        return f"{name}: A {rate(A.mean())} {spread}{doubt}"
+        A = seeds_cell([(fit.median.A, fit.intervals.A) for fit in curves], rate).whole
+        return f"{name}: A {A}{'' if all(fit.identified for fit in curves) else ', not identified'}"
 
 
 def plot(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalerl.curve.fit import fit
+from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import MODEL_PRIOR, SEED_PRIOR
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import InputError
 from scalerl.forecast.sides import (
     PASS_RATES,
     Sides,
@@ -27,6 +27,7 @@ from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import REACHED
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.table import Estimate
 
 
@@ -35,8 +36,14 @@ class FittedRun:
     """A run of the study and the fit of all its evaluations, or `why` there is none."""
 
     run: StudyRun
-    fit: Fit | None
     why: str = ""
+    shown: ShownRun | None = field(default=None, repr=False)
+    """Its evaluations and their fit; None where it has no evaluation on the axis of the study."""
+
+    @property
+    def fit(self) -> Fit | None:
+        """The fit of all its evaluations."""
+        return self.shown.fit if self.shown is not None else None
 
 
 @dataclass(frozen=True)
@@ -108,12 +115,14 @@ def fit_arms(
 
     def fitted(run: StudyRun) -> FittedRun:
         if run.record is None or not run.record.evals:
-            return FittedRun(run, None, run.cause or "no evaluation yet")
+            return FittedRun(run, run.cause or "no evaluation yet")
         try:
-            # All that is there: a run that failed late has said most of what it had to say.
-            return FittedRun(run, fit(run.record, x=axis, price=study.plan["price"], level=level))
-        except (CannotAnswerError, InputError) as error:
-            return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
+            points = Points.from_record(run.record, axis, study.plan["price"])
+        except InputError as error:
+            return FittedRun(run, str(error).removeprefix(f"{run.record.evals_file}: "))
+        # All that is there: a run that failed late has said most of what it had to say.
+        shown = ShownRun(f"{run.plan.arm} seed {run.plan.seed}", points, run.record).fitted_with(level=level)
+        return FittedRun(run, shown.reason, shown)
 
     found: dict[str, tuple[FittedRun, ...]] = {arm.name: () for arm in study.arms}
     for done, run in enumerate(study.runs, start=1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +16,7 @@ from scalerl.quantiles import tails
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import without_folders
 from scalerl.view.facts.fit_rows import own_budget
-from scalerl.view.facts.frozen import Band
+from scalerl.view.facts.frozen import Band, FrozenForecast, Outcome, judge, leading_forecast
 from scalerl.view.facts.notices import part_that_holds
 
 if TYPE_CHECKING:
@@ -67,6 +68,22 @@ class ShownRun:
     def part(self) -> Fit | None:
         """The fit of the part that holds, of a run that no curve describes as a whole."""
         return part_that_holds(self.fit) if self.fit is not None else None
+
+    @functools.cached_property
+    def frozen(self) -> FrozenForecast | None:
+        """The forecast that a report of it leads with, as it was frozen."""
+        return leading_forecast(self.record)
+
+    def outcome(self, forecast: FrozenForecast) -> Outcome:
+        """Return what a forecast came to; not known where a copy lacks the counters of its axis."""
+        if self.record is None or forecast.axis not in self.record.logged_axes():
+            return Outcome(None, None, math.nan)
+        return judge(self.record, forecast)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of reading and fitting it."""
+        return self.points.warnings if self.fit is None else self.fit.warnings
 
     def fitted_with(self, **options: Any) -> Self:
         """Return the run with a fit of its evaluations, or with the reason why there is none.

@@ -110,8 +110,7 @@ class Standing(ShownRun):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of reading and fitting the run, and `beyond`."""
-        found = self.fit.warnings if self.fit is not None else self.points.warnings
-        return (*found, self.beyond) if self.beyond else found
+        return (*super().warnings, *filter(None, [self.beyond]))
 
     @property
     def where(self) -> str:

@@ -8,7 +8,7 @@ from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import Unit, chance_text, rate, rate_interval
-from scalerl.view.facts.frozen import judge, leading_forecast, sentence
+from scalerl.view.facts.frozen import sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
 from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.gathered import RunsView
@@ -194,11 +194,10 @@ def _question(view: RunsView) -> str:
 
 def _frozen(run: ShownRun) -> str:
     """The forecast that was frozen, once its outcome is known."""
-    frozen = leading_forecast(run.record)
-    if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
+    if run.frozen is None:
         return ""
-    outcome = judge(run.record, frozen)
-    return sentence(frozen, outcome) if outcome.measured else ""
+    outcome = run.outcome(run.frozen)
+    return sentence(run.frozen, outcome) if outcome.measured else ""
 
 
 def _verdict(fit: Fit, target: float, budget: float, unit: Unit) -> str:

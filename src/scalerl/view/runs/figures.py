@@ -21,7 +21,7 @@ from scalerl.errors import InputError, counted
 from scalerl.files import writing
 from scalerl.numbers import Unit, as_float, as_mapping, plain, rate, unit_for
 from scalerl.view.facts.facts import known_ceiling
-from scalerl.view.facts.frozen import FrozenForecast, leading_forecast
+from scalerl.view.facts.frozen import FrozenForecast
 from scalerl.view.facts.notices import ceiling_text
 from scalerl.view.facts.sampled import places_between
 from scalerl.view.facts.shown import RunGroup, ShownRun
@@ -152,7 +152,7 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
         (run,) = view.runs
         # As the sentence of the page: what is asked anew is answered by the fit.
         anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
-        frozen = None if anew else leading_forecast(run.record)
+        frozen = None if anew else run.frozen
         first = {"run": run_figure(run, frozen, view.budget, view.target)}
     elif (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is not None:
         first = {"overlay": overlay}

@@ -190,8 +190,7 @@ def parts_of(
 
 def warnings_of(run: ShownRun) -> list[str]:
     """Return the warnings of reading and fitting a run, each once."""
-    found = run.fit.warnings if run.fit is not None else run.points.warnings
-    return list(dict.fromkeys(run.local(warning) for warning in found))
+    return list(dict.fromkeys(map(run.local, run.warnings)))
 
 
 def assumptions(view: RunsView) -> list[str]:

@@ -17,7 +17,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
-from scalerl.view.facts.frozen import judge, leading_forecast
+from scalerl.view.facts.frozen import leading_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
@@ -87,10 +87,7 @@ def runs_document(view: RunsView) -> Document:
 
 def _outcome(run: ShownRun) -> str:
     """The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured."""
-    frozen = leading_forecast(run.record)
-    if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
-        return ""
-    return judge(run.record, frozen).word.replace(" ", "-")
+    return run.outcome(run.frozen).word.replace(" ", "-") if run.frozen else ""
 
 
 def _facts(view: RunsView) -> list[Pair]:
@@ -164,8 +161,8 @@ def _warnings(view: RunsView) -> list[Pair]:
         found = warnings_of(run)
         if run.record is not None:
             found += [run.local(one) for one in notes(run.record)]
-        if len(view.runs) == 1 and (frozen := leading_forecast(run.record)):
-            found += map(str, frozen.fit.get("warnings") or ())
+        if len(view.runs) == 1 and run.frozen:
+            found += map(str, run.frozen.fit.get("warnings") or ())
         unsaid = (one for one in dict.fromkeys(found) if misfit is None or misfit not in one)
         said += [(run.name, one) for one in unsaid]
     several = len(view.runs) > 1

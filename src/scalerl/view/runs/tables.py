@@ -1,10 +1,8 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
@@ -14,18 +12,15 @@ from scalerl.numbers import (
     as_float,
     as_mapping,
     chance_text,
-    interval,
     p_value,
     pair,
     percent,
     plain,
-    plus_minus,
     rate,
     rate_interval,
     unit_for,
 )
-from scalerl.quantiles import Interval
-from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts
 from scalerl.view.facts.notices import (
     NOT_CHECKED,
     WHO_CHECKS,
@@ -38,7 +33,17 @@ from scalerl.view.facts.shown import ShownRun
 from scalerl.view.formats import latex_document
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
-from scalerl.view.table import Cell, Estimate, Row, Table, amount_cell, difference_cell, rate_cell, row
+from scalerl.view.table import (
+    Cell,
+    Estimate,
+    Row,
+    Table,
+    amount_cell,
+    difference_cell,
+    rate_cell,
+    row,
+    seeds_cell,
+)
 
 _HEALTH = (
     ("truncated", "truncated"),
@@ -187,10 +192,7 @@ def forecasts_table(view: RunsView) -> Table:
     found = []
     for run in view.runs:
         for forecast in frozen_forecasts(run.record) if run.record is not None else ():
-            # Counters that a later copy of a run lacks leave a forecast without its outcome.
-            logged = run.record is not None and forecast.axis in run.record.logged_axes()
-            outcome = judge(run.record, forecast) if run.record and logged else Outcome(None, None, math.nan)
-            found.append(((run.name,), forecast, outcome))
+            found.append(((run.name,), forecast, run.outcome(forecast)))
     return frozen_table("Frozen forecasts, and what came of them", ("run",), found)
 
 
@@ -286,10 +288,10 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
         made = [] if at is None else [fit.forecast(at) for fit in own]
         cells = [
             Cell(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
-            _over_seeds([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
-            _over_seeds([(fit.median.B, fit.intervals.B) for fit in own], plain),
-            _over_seeds([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
-            _over_seeds([(one.median, one.interval) for one in made], rate),
+            seeds_cell([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
+            seeds_cell([(fit.median.B, fit.intervals.B) for fit in own], plain),
+            seeds_cell([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
+            seeds_cell([(one.median, one.interval) for one in made], rate),
         ]
         rows.append(row(*cells[: len(headers)]))
     note = (
@@ -297,17 +299,3 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     )
     note += " *: not identified." if any("*" in one.cells[1].text for one in rows) else ""
     return latex_document([Table("curves", "Fitted curves", tuple(headers), tuple(rows), note, ("recipe",))])
-
-
-def _over_seeds(
-    found: Sequence[tuple[float, Interval]], show: Callable[[float], str], size: float = 1.0, star: str = ""
-) -> Cell:
-    """The median of one run with its interval, or mean and standard deviation of several, over `size`."""
-    if not found:
-        return Cell(DASH)
-    median_N = np.array([median for median, _ in found]) / size
-    mean = float(median_N.mean())
-    if len(found) == 1:
-        return Cell(f"{show(mean)}{star}", interval(found[0][1], lambda end: show(end / size)))
-    sd = float(median_N.std(ddof=1))
-    return Cell(f"{show(mean)} ± {show(sd)}{star}" if show is rate else plus_minus(mean, sd, show))

@@ -144,8 +144,8 @@ def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
         rows.append(("why withheld", fit.why))
     elif not fit.identified:
         rows.append(("identified", to_tell_text(fit_json, run.unit, run.compute)))
-    if run.record is not None and (frozen := leading_forecast(run.record)):
-        rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
+    if run.frozen:
+        rows.append(("frozen", sentence(run.frozen, run.outcome(run.frozen))))
     return rows
 
 
