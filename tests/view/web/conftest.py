@@ -73,27 +73,45 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> RunsView:
     return RunsView(tuple(runs), budget=16_000.0, target=0.55, groups=groups, comparison=comparison)
 
 
+class Pages(dict[str, Path]):
+    """Pages by what they are of, each written when it is first asked for: some take half a minute."""
+
+    def __init__(self, write: dict[str, Callable[[], Path]]) -> None:
+        self._write = write
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = path = self._write[kind]()
+        return path
+
+
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str, Path]:
-    """Pages of every kind, by what they are of."""
+def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> Pages:
+    """Pages of every kind."""
     folder = tmp_path_factory.mktemp("pages <i>")
-    record = shown.runs[1].record
+    record, found = shown.runs[1].record, shown.runs[0].fit
     assert record is not None
+    assert found is not None
+    near = float(found.median.A) - 0.008  # a target whose text is beside that of the ceiling
+    one = RunsView(shown.runs[:1], budget=16_000.0, target=near)
+    return Pages(
+        {
+            "several": lambda: _written(shown, folder / "several.html"),
+            "hundred": lambda: _written(_hundred(shown), folder / "hundred.html"),
+            "long": lambda: _written(_long(folder), folder / "long.html"),
+            "one": lambda: _written(one, folder / "one.html"),
+            "run": lambda: write_report(record, out=folder / "run.html"),
+            "study": lambda: _study(folder),
+            "groups": lambda: _written(_groups(folder), folder / "groups.html"),
+            "mixed": lambda: write_report(write_mixed(folder / "mixed"), out=folder / "mixed.html"),
+        }
+    )
+
+
+def _study(folder: Path) -> Path:
     arms = dict(list(hostile_study.ARMS.items())[::2])  # the base, and a name that is a script
     study = hostile_study.build(folder / "study", arms)
-    (folder / "study.html").write_text(study_document(study, folder, study_figures(study)).html())
-    assert shown.runs[0].fit is not None
-    near = float(shown.runs[0].fit.median.A) - 0.008  # a target whose text is beside that of the ceiling
-    return {
-        "several": _written(shown, folder / "several.html"),
-        "hundred": _written(_hundred(shown), folder / "hundred.html"),
-        "long": _written(_long(folder), folder / "long.html"),
-        "one": _written(RunsView(shown.runs[:1], budget=16_000.0, target=near), folder / "one.html"),
-        "run": write_report(record, out=folder / "run.html"),
-        "study": folder / "study.html",
-        "groups": _written(_groups(folder), folder / "groups.html"),
-        "mixed": write_report(write_mixed(folder / "mixed"), out=folder / "mixed.html"),
-    }
+    document = study_document(study, folder, study_figures(study))
+    return write_text(folder / "study.html", document.html())
 
 
 def _written(view: RunsView, path: Path) -> Path:
