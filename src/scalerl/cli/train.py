@@ -148,7 +148,11 @@ def run_training(
     `load` makes the learner if it is not the one of a single process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
-    if recipe.cluster is None and not recipe.vllm:
+    from scalerl.rl.config.devices import visible_gpus
+
+    # On a single GPU all but what verifies takes turns in this process.
+    in_turns = recipe.placement.kind == "inline" and len(visible_gpus()) == 1
+    if recipe.cluster is None and not recipe.vllm and not in_turns:
         from scalerl.rl.workers.processes import start_fork_server
 
         # It loads torch while this process does.
@@ -214,10 +218,10 @@ def _close(record: RunRecord, as_json: bool) -> None:
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
     """Return the measured end of the run, and its frozen forecast scored by it."""
     from scalerl.record.saved_weights import final_folder
-    from scalerl.view import frozen_forecasts, judge, main_forecast
+    from scalerl.view import judge, leading_forecast
 
     last = record.evals[-1] if record.evals else None
-    frozen = main_forecast(frozen_forecasts(record))
+    frozen = leading_forecast(record)
     forecast = None
     if frozen is not None:
         outcome = judge(record, frozen)
