@@ -153,7 +153,7 @@ def on_ray() -> None:
     from ray.experimental import get_object_locations
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from scalerl.rl.sync.ray_weights import Posted, StoredWeights, put
+    from scalerl.rl.sync.ray_weights import StoredWeights, put
 
     class Receiver:
         def take(self, *values: Any) -> None:
@@ -196,14 +196,14 @@ def on_ray() -> None:
     many: Any = ray.get(trainer.make.remote(218, 0.01))
     print("\n| on Ray | CPU s |\n|---|---|")
     print(f"| call | {calls(1000):.6f} |\n| message | {calls(1000, wait=True):.6f} |")
-    print(f"| offer, 218 references | {calls(100, many, 1, wait=True):.6f} |")
-    print(f"| offer, one reference | {calls(1000, Posted.of(many, 60), 1, wait=True):.6f} |")
+    print(f"| offer, 218 references | {calls(100, many._buckets, 1, wait=True):.6f} |")
+    print(f"| offer, one reference | {calls(1000, many, 1, wait=True):.6f} |")
     print(f"| listen to 4,096 | {listen_to(silent, 4096):.6f} |")
     weights: Any = ray.get(trainer.make.remote(16, 16))
     refs = [ref for _, ref in weights._buckets]
     print("\n| 256 MiB fetched | seconds | nodes with copies |\n|---|---|---|")
     for name, actor in (("by one", one), ("by another on its node", other), ("on a third node", third)):
-        took = ray.get(actor.fetch.remote(Posted.of(weights, 60)))
+        took = ray.get(actor.fetch.remote(weights))
         copies = {len(where["node_ids"]) for where in get_object_locations(refs).values()}
         print(f"| {name} | {took:.2f} | {', '.join(map(str, sorted(copies)))} |")
     ray.shutdown()
@@ -214,12 +214,12 @@ def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
     from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
     from scalerl.rl.workers.pool import WorkerPool
-    from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+    from scalerl.rl.workers.ray.backend import RayActors
 
-    workers, backend = [], RayActors(WorkerActor, cast(Any, None), "generators", 60.0)
+    workers, backend = [], RayActors(cast(Any, None), "generators", 60.0)
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", i)
-        worker.process = process = RayProcess(worker.name, actor, 60.0, backend._woken, backend._wakes)
+        worker.process = process = backend.process(worker.name, actor)
         process._placing, process.pid, process.placed_at = None, 1, time.monotonic()
         process._request()
         worker.taking_part, worker.started, worker.installed = True, True, 0

@@ -18,15 +18,14 @@ from cut_runs import recipe_of, run
 from killed_at import killed_at
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.kernels import packed
-from scalerl.rl.kernels.fused import load_kernels
+from scalerl.rl.kernels import fused, packed
 
 
 def main() -> None:
     """As the module says."""
     model, cut, folder = map(Path, sys.argv[1:4])
-    load_kernels()  # C is compiled once, and not by every fork
-    packed._library()
+    for kernels in (fused, packed):  # C is compiled once, and not by every fork
+        kernels.load_kernels()
     recipe = recipe_of(model)
     for number in sys.argv[5:]:
         path = shutil.copytree(cut, folder / number)

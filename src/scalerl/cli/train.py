@@ -148,7 +148,11 @@ def run_training(
     `load` makes the learner if it is not the one of a single process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
-    if recipe.cluster is None and not recipe.vllm:
+    from scalerl.rl.config.devices import visible_gpus
+
+    # On a single GPU all but what verifies takes turns in this process.
+    in_turns = recipe.placement.kind == "inline" and len(visible_gpus()) == 1
+    if recipe.cluster is None and not recipe.vllm and not in_turns:
         from scalerl.rl.workers.processes import start_fork_server
 
         # It loads torch while this process does.

@@ -22,7 +22,10 @@ def weights_of(version):
 
 
 def shared_of(version):
-    return SharedWeights(WeightStream.of(weights_of(version)), version)
+    weights = WeightStream.of(weights_of(version))
+    shared = SharedWeights(weights.plan)
+    shared.publish(weights, version)
+    return shared
 
 
 def read_for(shared, seconds, out):
@@ -50,7 +53,7 @@ def test_nobody_reads_half_of_two_versions():
     version = 0
     while any(reader.is_alive() for reader in readers) and out.qsize() < 2:
         version += 1  # as fast as can be, without a pause: readers are overtaken in the middle of a copy
-        shared.write(WeightStream.of(weights_of(version)), version)
+        shared.publish(WeightStream.of(weights_of(version)), version)
     for reader in readers:
         reader.join()
     assert [reader.exitcode for reader in readers] == [0, 0]
@@ -79,7 +82,7 @@ def test_an_unguarded_read_would_be_torn():
     version = 0
     while reader.is_alive() and not out.qsize():
         version += 1
-        shared.write(WeightStream.of(weights_of(version)), version)
+        shared.publish(WeightStream.of(weights_of(version)), version)
     reader.join()
     assert out.get(timeout=10) > 0
 
@@ -120,7 +123,7 @@ def test_the_memory_has_no_name_and_a_killed_reader_holds_nobody_up():
     assert ready.wait(30)
     holder.kill()
     holder.join()
-    shared.write(WeightStream.of(weights_of(4)), 4)
+    shared.publish(WeightStream.of(weights_of(4)), 4)
     into = weights_of(0)
     assert (shared.read(into), shared.version) == (4, 4)
     assert all((weight == 4).all() for weight in into.values())

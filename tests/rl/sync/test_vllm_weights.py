@@ -83,7 +83,7 @@ def ipc(monkeypatch):
 def test_an_update_by_ipc_takes_one_buffer_of_a_gpu_which_stays_until_it_is_finished(ipc):
     source = hold(weights())
     peer: Any = Peer()
-    asyncio.run(IpcTransport(weights(), 0).load(peer, source, 60.0))
+    asyncio.run(IpcTransport().load(peer, source, 60.0))
     for uuid in ("GPU-1", "GPU-2"):
         assert peer.read[uuid].keys() == dict(source).keys()
         assert all(torch.equal(peer.read[uuid][name], weight) for name, weight in source)
@@ -113,9 +113,9 @@ def test_memory_that_has_no_ipc_handle_is_refused_before_a_worker_starts(ipc, se
     torch._C._accelerator_setAllocatorSettings(settings)
     try:
         if named is None:
-            IpcTransport(weights(), 0)
+            IpcTransport()
             return
         with pytest.raises(InputError, match=rf'transport = "ipc" cannot .*{named}.*use transport = "file"'):
-            IpcTransport(weights(), 0)
+            IpcTransport()
     finally:
         torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False")

@@ -302,9 +302,13 @@ def test_a_supervisor_that_hangs_is_replaced_with_all_that_it_has_started(make_v
     (worker,) = verifier._pool._workers
     hung = {worker.process.pid} | descendants(worker.process.pid)
     assert len(hung) >= 2  # its template, too
-    worker.watchdog._timeout = 1.0  # of this process alone: the next may be slow to start
+    worker.timeout = 1.0
     os.kill(worker.process.pid, signal.SIGSTOP)
-    assert verifier.verify([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+    begun = verifier.start([[make_rollout(prompt="right")]])
+    assert wait_until(lambda: begun.wait(0.1) or verifier._pool.lost)
+    worker.timeout = 60.0  # the next may be slow to start
+    assert begun.wait(60)
+    assert begun.result() == [[Reward(1.0, True)]]
     assert "no progress for 1 s" in verifier._pool.lost[0]
     assert wait_until(lambda: not any(map(alive, hung)))
 

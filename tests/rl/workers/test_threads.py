@@ -1,11 +1,10 @@
 """What two threads of a process on a cluster use: nothing is lost between them."""
 
-import os
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from multiprocessing import Pipe
-from typing import Any
+from multiprocessing.connection import wait
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +12,7 @@ from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.rollout_worker import Parcels
 from scalerl.rl.workers.pool import backoff
-from scalerl.rl.workers.ray.backend import RayProcess
+from scalerl.rl.workers.ray.backend import RayActors
 
 
 def test_the_pause_before_a_retry_doubles_up_to_a_limit():
@@ -50,9 +49,8 @@ def test_two_threads_may_look_whether_an_actor_lives():
                 together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
             return super().done()
 
-    woken, wakes = Pipe(duplex=False)
-    os.set_blocking(wakes.fileno(), False)
-    actor = RayProcess("trainer 0", Handle(Answer), 20.0, woken, wakes)
+    actors = RayActors(cast(Any, None), "trainers", 20.0)
+    actor = actors.process("trainer 0", Handle(Answer))
 
     def look():
         try:
@@ -67,7 +65,7 @@ def test_two_threads_may_look_whether_an_actor_lives():
         thread.join()
     assert not wrong
     assert len(answers) == 4  # its place, each of two answers received once, and one that is awaited
-    assert woken.poll()
+    assert wait(actor.watched(), 0)
 
 
 class Parcel:

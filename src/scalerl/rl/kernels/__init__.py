@@ -3,5 +3,5 @@
     native.c, fused.py     decoding; kernels are compiled when a process first needs them (dense.py)
     packed.c, packed.py    the training pass over packed tokens, and their layout
 
-It may import `scalerl.rl.model`. Imported by `rl.engine`, `rl.learner`.
+It may import `scalerl.rl.model`. Imported by `rl.engine`, `rl.learner`, `study`.
 """

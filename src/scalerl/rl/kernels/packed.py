@@ -99,7 +99,7 @@ def _starts(length: np.ndarray) -> np.ndarray:
 
 def can_pack(model: DenseModel) -> bool:
     """Return whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
-    return fits(model) and _library() is not None
+    return fits(model) and load_kernels() is not None
 
 
 def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
@@ -233,7 +233,8 @@ class _Attention(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def load_kernels() -> ctypes.CDLL | None:
+    """Return the functions of packed.c; None where there is no C compiler, or it does not take them."""
     return load_library(
         "packed.c",
         {
@@ -248,6 +249,6 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _functions() -> ctypes.CDLL:
-    library = _library()
+    library = load_kernels()
     assert library is not None
     return library

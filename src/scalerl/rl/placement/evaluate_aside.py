@@ -8,6 +8,7 @@ the weights that are held: the result is a function of weights and seed, so that
 that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
 """
 
+import math
 import queue
 import threading
 import time
@@ -24,10 +25,9 @@ from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.backend import Backend, Channel, Message
+from scalerl.rl.workers.backend import Backend, Channel, Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.timeline import Timeline
-from scalerl.rl.workers.watchdog import Watchdog
 
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
@@ -44,15 +44,16 @@ class EvaluationWorker(PoolWorker):
     startup: float = 0.0
     """Seconds in which its processes were started, since the evaluation before."""
 
-    def watch(self) -> Watchdog:
-        """See `PoolWorker.watch`."""
-        timeout = self.timeout if self.started else self.start_timeout
-        return Watchdog(f"evaluation at step {self.version}", timeout, self.clock)
+    @property
+    def deadline(self) -> tuple[str, float]:
+        """See `PoolWorker.deadline`."""
+        return f"evaluation at step {self.version}", self.timeout if self.started else self.start_timeout
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
-        self.watchdog = self.watchdog or self.watch()
-        self.watchdog.check()
+        if self.progress_at == math.inf:
+            self.progress()
+        super().check()
 
     def release(self) -> dict[int, Any]:
         """See `PoolWorker.release`."""
@@ -118,7 +119,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 
     def _evaluate(self, weights: Any, version: int, suites: Sequence[str]) -> EvaluationResult:
         (worker,) = self._workers
-        worker.version, worker.watchdog, worker.losses = version, None, 0
+        worker.version, worker.progress_at, worker.losses = version, math.inf, 0
         self._result = None
         try:
             self.add(version, (weights, suites))
@@ -150,10 +151,10 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
     def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
         raise error  # it would come again in any other process
 
-    def _check_losses(self, worker: EvaluationWorker, why: str) -> None:
+    def _check_losses(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
         if worker.losses > MOST_RESTARTS:
             times = f"{worker.losses} times in a row"
-            raise WorkerError(f"evaluation at step {worker.version}: {why}, {times}")
+            raise WorkerError(f"evaluation at step {worker.version}: {error}, {times}")
 
     def _fate(self, work: Mapping[int, Any]) -> str:
         again = "".join(

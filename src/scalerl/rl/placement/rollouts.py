@@ -256,7 +256,7 @@ class LocalGenerator(RolloutPool):
         devices: Sequence[str] = (),
     ) -> None:
         """`devices` are the GPUs of the processes, by their names in CUDA_VISIBLE_DEVICES."""
-        shared, limits = SharedWeights(weights, version), recipe.timeouts
+        shared, limits = SharedWeights(weights.plan), recipe.timeouts
         workers = [
             RolloutWorker(f"generator {i}", i, limits.generator, limits.start) for i in range(n_processes)
         ]

@@ -35,11 +35,25 @@ def start_vllm(
 ) -> VllmGenerator:
     """Return the generator of a recipe, once its servers have the weights of `learner`; `around` ends it.
 
-    The others are those of `VllmGenerator.of`.
+    The others are those of `VllmGenerator`.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or what `VllmGenerator` raises.
     """
-    check_sampler(recipe, model_folder, learner.model)
-    how: dict[str, Any] = {"place": place, "timeline": timeline}
-    generator = VllmGenerator.of(recipe, model_folder, settings, learner.weights(), version, **how)
+    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
+    generator = VllmGenerator(
+        settings,
+        sampling,
+        tokenizer,
+        model_folder,
+        learner.weights(),
+        version,
+        slots=recipe.decode_slots,
+        precision=recipe.precision,
+        timeline=timeline,
+        place=place,
+        environment=load_environment(recipe, tokenizer),
+    )
     around.enter_context(closing(generator))
     generator.wait_until_started()
     return generator

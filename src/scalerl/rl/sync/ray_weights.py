@@ -50,12 +50,31 @@ Bucket = tuple[Plan, Any]
 class StoredWeights:
     """A model's weights, fetched from the object store when they are read; see `scalerl.rl.types.Weights`.
 
-    Ray keeps them as long as a process has these references, and the process that put them lives.
+    Ray keeps them as long as a process has these references, and the process that put them lives. A message
+    has one reference to all of them, as Ray counts every reference of every message.
+
+    Raises (as they are read):
+        LearnerLostError: a bucket did not come in time, or was lost with the process that put it.
     """
 
     def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
         """`seconds` is the timeout of the fetch of a bucket."""
-        self._buckets, self._seconds = list(buckets), seconds
+        self._found: list[Bucket] | None = list(buckets)
+        # Not as it is sent: to put an object in the middle of another would lose track of its references.
+        self._posted, self._seconds = ray.put(self._found), seconds
+
+    def __getstate__(self) -> tuple[Any, float]:
+        return self._posted, self._seconds
+
+    def __setstate__(self, state: tuple[Any, float]) -> None:
+        self._posted, self._seconds = state
+        self._found = None
+
+    @property
+    def _buckets(self) -> list[Bucket]:
+        if self._found is None:
+            self._found = self._get(self._posted)
+        return self._found
 
     @property
     def plan(self) -> Plan:
@@ -72,54 +91,30 @@ class StoredWeights:
             yield from views(plan, flat).items()
 
     def buckets(self) -> Iterator[tuple[Plan, Tensor]]:
-        """Yield plan and bytes of each bucket.
-
-        Raises:
-            LearnerLostError: one did not come in time, or was lost with the process that put it.
-        """
+        """Yield plan and bytes of each bucket."""
         for plan, ref in self._buckets:
-            yield plan, self._get(ref)
+            yield plan, self._bytes(ref)
 
     def fetch(self) -> WeightStream:
-        """Return all weights in the memory of this process; errors as of `buckets`."""
+        """Return all weights in the memory of this process."""
         # Every node begins with another bucket: the same one for all would be sent to each of them by the
         # process that put it, as no node would have a copy yet to pass on.
         first = int(ray.get_runtime_context().get_node_id(), 16) % max(len(self._buckets), 1)
         found: dict[str, Tensor] = {}
         for plan, ref in [*self._buckets[first:], *self._buckets[:first]]:
-            found |= views(plan, self._get(ref))
+            found |= views(plan, self._bytes(ref))
         return WeightStream.of(found)
 
-    def _get(self, ref: Any) -> Tensor:
+    def _bytes(self, ref: Any) -> Tensor:
+        # A copy: what Ray returns is a read-only view of its shared memory, and pins the bucket there.
+        return torch.from_numpy(np.array(self._get(ref)))
+
+    def _get(self, ref: Any) -> Any:
         try:
             # With a timeout, as the owner of an object may hang, for which Ray waits without end.
-            flat = ray.get(ref, timeout=self._seconds)
+            return ray.get(ref, timeout=self._seconds)
         except RayError as error:
             raise LearnerLostError(f"weights do not come from the learner ({brief_error(error)})") from error
-        # A copy: what Ray returns is a read-only view of its shared memory, and pins the bucket there.
-        return torch.from_numpy(np.array(flat))
-
-
-@dataclass(frozen=True)
-class Posted:
-    """Stored weights as they are sent to many: one reference instead of one for every bucket."""
-
-    ref: Any
-    seconds: float
-
-    @classmethod
-    def of(cls, weights: StoredWeights, seconds: float) -> Posted:
-        """Put the references to the buckets into the object store, too."""
-        return cls(ray.put(weights), seconds)
-
-    def stored(self) -> StoredWeights:
-        """Return the stored weights, of which no bucket is fetched yet."""
-        found: Any = ray.get(self.ref, timeout=self.seconds)
-        return found
-
-    def fetch(self) -> WeightStream:
-        """See `StoredWeights.fetch`."""
-        return self.stored().fetch()
 
 
 def put(bucket: dict[str, Tensor]) -> Bucket:
@@ -298,12 +293,10 @@ class ObjectStore(WeightTransport):
     def publish(self, weights: Weights, version: int) -> None:
         """See `WeightTransport`."""
         self.current = store(weights, self._bucket_mib, self._seconds)
-        # One reference for all buckets, as Ray counts every reference of every message.
-        self._posted = Posted.of(self.current, self._seconds)
 
-    def for_one(self) -> Posted:
+    def for_one(self) -> StoredWeights:
         """See `WeightTransport`."""
-        return self._posted
+        return self.current
 
 
 class Broadcast(ObjectStore):

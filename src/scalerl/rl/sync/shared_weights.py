@@ -115,13 +115,12 @@ class WeightTransport(ABC):
 class SharedWeights(WeightTransport):
     """The newest weights of a model; can be passed to another process as an argument of its start."""
 
-    def __init__(self, weights: Weights, version: int = 0) -> None:
-        """Allocate memory for such weights, and write these. Only the process that does so may write."""
-        self.plan, self._size = weights.plan, size_of(weights.plan)
+    def __init__(self, plan: Plan) -> None:
+        """Allocate memory for weights of a plan. Only the process that does so may publish them."""
+        self.plan, self._size = plan, size_of(plan)
         self._memory = SharedBytes(_HEADER + 2 * self._size)
         self._map()
         self._header[_VERSION] = -1
-        self.write(weights, version)
 
     def _map(self) -> None:
         header, *buffers = self._memory.flat.split([_HEADER, self._size, self._size])
@@ -137,15 +136,10 @@ class SharedWeights(WeightTransport):
 
     @property
     def version(self) -> int:
-        """The version that is current."""
+        """The version that is current; -1 before the first."""
         return int(self._header[_VERSION][self._header[_CURRENT]])
 
     def publish(self, weights: Weights, version: int) -> None:
-        """Write the weights, unless they are there."""
-        if version != self.version:
-            self.write(weights, version)
-
-    def write(self, weights: Weights, version: int) -> None:
         """Write `weights`, and make them current."""
         into = 1 - int(self._header[_CURRENT])
         # Odd before the first number changes, for a reader that is still in this buffer, a version late.

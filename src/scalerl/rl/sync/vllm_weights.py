@@ -16,11 +16,11 @@ import base64
 import ctypes
 import shutil
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,39 +38,21 @@ from scalerl.rl.types import Weights
 from scalerl.rl.workers.backend import WorkerLostError
 
 _Transfer = Callable[..., Coroutine[Any, Any, None]]
+Choose = Callable[[], tuple[int, Any]]
+"""Returns the version that a server is to have, and what `VllmTransport.hold` has returned of it."""
 
 
-class HeldVersions:
-    """The newest weights, and those that evaluations are made of."""
+class VllmTransport:
+    """Brings weights to servers, by files unless it says otherwise."""
 
-    def __init__(self, weights: Weights, version: int) -> None:
-        self._held: dict[int, Any] = {}
-        self._users = Counter[int]()
-        """Of each version: evaluations that need it, and servers that load it."""
-        self.offer(self.hold(weights), version)
-
-    def hold(self, weights: Weights) -> Any:
-        """Return the same weights as they stay; may be called by any thread."""
+    def hold(self, weights: Weights, version: int) -> Any:
+        """Return the same weights as they stay, for as long as they are referred to; may be called by any
+        thread."""
         return hold(weights)
 
-    def offer(self, weights: Any, version: int) -> None:
-        """Take new weights, which are held and not yet loaded; training needs none before them."""
-        self._held[version] = weights
-        self.version = version
-        self._forget_unused()
-
-    def keep(self, weights: Any, version: int) -> None:
-        """Have weights at hand until `release`, whichever are offered meanwhile; without any, the newest."""
-        self._users[version] += 1
-        if weights is not None:
-            self._held.setdefault(version, weights)
-
-    @asynccontextmanager
-    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Any]]:
-        """Yield the version that is chosen, the newest or one that is kept, and the source that `load` reads;
-        both stay until the block ends."""
-        version = choose()
-        yield version, self._held[version]
+    async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, Any]:
+        """Return the version that is chosen, and the source that `load` reads."""
+        return choose()
 
     async def load(self, server: VllmClient, source: Any, seconds: float) -> dict[str, int]:
         """Have a paused server load the weights, which are files; return the progress of its completions."""
@@ -78,18 +60,6 @@ class HeldVersions:
 
     def forget(self, server: VllmClient) -> None:
         """Drop what is kept for a server that is lost."""
-
-    def release(self, version: int) -> None:
-        """End what `keep` began."""
-        self._users[version] -= 1
-        self._forget_unused()
-
-    def _unused(self, versions: Iterable[int]) -> list[int]:
-        return [v for v in versions if v != self.version and not self._users[v]]
-
-    def _forget_unused(self) -> None:
-        for version in self._unused(self._held):
-            del self._held[version]
 
 
 def write_files(weights: Weights, path: Path) -> Path:
@@ -101,7 +71,7 @@ def write_files(weights: Weights, path: Path) -> Path:
     """
     aside = path.with_suffix(".part")
     try:
-        aside.mkdir()
+        aside.mkdir(parents=True)
         for i, bucket in enumerate(in_buckets(weights)):
             save_file(bucket, aside / f"{i:05}.safetensors")
         aside.replace(path)  # whole, or not there
@@ -116,48 +86,50 @@ def write_files(weights: Weights, path: Path) -> Path:
     return path
 
 
-class FileTransport(HeldVersions):
+class _WeightFiles:
+    """Weights, or once they are `written` a folder, which is removed when this is referred to no more."""
+
+    def __init__(self, weights: Weights, folder: Path, name: str) -> None:
+        self._weights, self._folder, self._name = weights, folder, name
+        self.written: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        return str(self._folder / self._name)
+
+    def write(self) -> None:
+        """Write the files; what was held is a model's worth of memory."""
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        write_files(self._weights, self._folder / self._name)
+        del self._weights
+
+
+class FileTransport(VllmTransport):
     """Brings weights to servers, several at a time; files are written for the first that loads a version."""
 
-    def __init__(self, folder: Path, weights: Weights, version: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._numbers = folder, count()
         self._lock = asyncio.Lock()
-        self._written: dict[int, asyncio.Task[Path]] = {}
-        super().__init__(weights, version)
 
-    @asynccontextmanager
-    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, Path]]:
-        """See `HeldVersions`."""
-        with ExitStack() as uses:
-            async with self._lock:  # servers that ask meanwhile choose once these are written
-                version = choose()
-                self._users[version] += 1
-                uses.callback(self.release, version)
-                if version not in self._written:
-                    # In a thread: gigabytes take seconds to write, for which no completion of the loop would
-                    # be received. And to the end, though the server that asks may be lost meanwhile. Later
-                    # ones read the files, too: what is held is a model's worth of memory.
-                    writing = asyncio.to_thread(write_files, self._held.pop(version), self._path(version))
-                    self._written[version] = asyncio.create_task(writing)
-                await asyncio.wait([self._written[version]])
-            yield version, self._written[version].result()
+    def hold(self, weights: Weights, version: int) -> _WeightFiles:
+        """See `VllmTransport`."""
+        return _WeightFiles(hold(weights), self._folder / str(next(self._numbers)), f"version-{version}")
 
-    def keep(self, weights: Any, version: int) -> None:
-        """See `HeldVersions`; what is in files already is not held once more."""
-        super().keep(None if version in self._written else weights, version)
-
-    def _forget_unused(self) -> None:
-        super()._forget_unused()
-        for version in self._unused(v for v, writing in self._written.items() if writing.done()):
-            shutil.rmtree(self._written.pop(version).result(), ignore_errors=True)
-
-    def _path(self, version: int) -> Path:
-        return self._folder / f"version-{version}"
+    async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, _WeightFiles]:
+        """See `VllmTransport`."""
+        async with self._lock:  # servers that ask meanwhile choose once these are written
+            version, files = choose()
+            if files.written is None:
+                # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
+                # received. And to the end, though the server that asks may be lost meanwhile.
+                files.written = asyncio.create_task(asyncio.to_thread(files.write))
+            await asyncio.wait([files.written])
+        files.written.result()
+        return version, files
 
 
-class _GpuTransport(HeldVersions, ABC):
+class _GpuTransport(VllmTransport, ABC):
     """vLLM's own transfer of weights, by its API of 0.32 (`vllm/distributed/weight_transfer`); methods as of
-    `HeldVersions`.
+    `VllmTransport`.
 
     Raises:
         InputError: there is no GPU here.
@@ -165,15 +137,14 @@ class _GpuTransport(HeldVersions, ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, weights: Weights, version: int) -> None:
+    def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise InputError(f'transport = "{self.kind}" needs a GPU here; "file" does not')
         self._joined: dict[VllmClient, Any] = {}
         """Servers that have joined, each with what it is sent through; put there by `_join`."""
-        super().__init__(weights, version)
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
-        """See `HeldVersions`."""
+        """See `VllmTransport`."""
 
         async def transfer(method: str, **info: Any) -> None:
             await server.call("transfer", method, info, seconds=seconds)
@@ -187,7 +158,7 @@ class _GpuTransport(HeldVersions, ABC):
         return await server.call("progress", seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
-        """See `HeldVersions`."""
+        """See `VllmTransport`."""
         self._joined.pop(server, None)
 
     @abstractmethod
@@ -212,13 +183,13 @@ class IpcTransport(_GpuTransport):
 
     kind = "ipc"
 
-    def __init__(self, weights: Weights, version: int) -> None:
+    def __init__(self) -> None:
         if setting := unshareable_memory():
             raise InputError(
                 f'transport = "ipc" cannot share memory that PyTorch allocates with {setting}: take that out '
                 'of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use transport = "file"'
             )
-        super().__init__(weights, version)
+        super().__init__()
 
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
         await transfer("init_weight_transfer_engine", init_info={"packed": True})
@@ -261,7 +232,7 @@ class NcclTransport(_GpuTransport):
         )
 
     def forget(self, server: VllmClient) -> None:
-        """See `HeldVersions`; what waits for the server on the GPU ends."""
+        """See `VllmTransport`; what waits for the server on the GPU ends."""
         if group := self._joined.pop(server, None):
             # In a thread: NCCL frees memory, for which CUDA waits for all that is queued.
             threading.Thread(target=group.abort, name="nccl", daemon=True).start()

@@ -17,7 +17,7 @@ from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, log_run
 from scalerl.rl.tracking.tracker import Tracker
-from scalerl.rl.workers.backend import Message
+from scalerl.rl.workers.backend import Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.processes import Processes
 
@@ -144,6 +144,6 @@ class _TrackerPool(WorkerPool[PoolWorker]):
         elif message.kind == "ended":
             self.ended = True
 
-    def _check_losses(self, worker: PoolWorker, why: str) -> None:
+    def _check_losses(self, worker: PoolWorker, error: WorkerLostError) -> None:
         if len(self.lost) > MOST_RESTARTS:
-            raise WorkerError(f"{why}, {len(self.lost)} times")
+            raise WorkerError(f"{error}, {len(self.lost)} times")

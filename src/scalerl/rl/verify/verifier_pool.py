@@ -29,7 +29,6 @@ from scalerl.rl.workers.backend import Backend, Message, Target, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.processes import FreshPython
 from scalerl.rl.workers.timeline import Timeline
-from scalerl.rl.workers.watchdog import Watchdog
 
 MAX_LOST = 2
 """Workers that may be lost with a job by itself before it counts as `died`."""
@@ -38,26 +37,24 @@ MAX_SHARE = 64
 HEARTBEAT_TIMEOUT = 60.0
 """Seconds without a heartbeat after which a supervisor that starts, or has work, is lost."""
 _LOST = {"failed": "died", "detail": "the process that supervises its verification died"}
-_LOOK = 1.0  # seconds between two polls, at most
 
 
 @dataclass(eq=False)
 class VerifierWorker(PoolWorker):
     """A worker whose deadline is for a share: one that is idle has none."""
 
-    def watch(self) -> Watchdog:
-        """See `PoolWorker.watch`; a share may take long, and its deadline is not announced."""
-        return Watchdog(self.where, self.timeout, self.clock, notice=math.inf)
+    notice: float = math.inf
+    """A share may take long, and its deadline is not announced."""
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
-        if self.watchdog and self.taking_part and not self.in_flight:
-            self.watchdog.progress()
+        if self.taking_part and not self.in_flight:
+            self.progress()
         super().check()
 
 
 class VerifierPool(WorkerPool[VerifierWorker]):
-    """Shares jobs out: `pack` makes the message of a share, and `share` returns its size for so many jobs."""
+    """Shares jobs out; `share` returns the size of a share for so many jobs."""
 
     noun, role = "verifier", "verify"
     capacity = 1
@@ -66,7 +63,6 @@ class VerifierPool(WorkerPool[VerifierWorker]):
         self,
         workers: Sequence[VerifierWorker],
         backend: Backend,
-        pack: Callable[[Sequence[Any]], Any],
         share: Callable[[int], int],
         target: Target,
         arguments: Sequence[Any] = (),
@@ -74,7 +70,7 @@ class VerifierPool(WorkerPool[VerifierWorker]):
         events: Timeline | None = None,
     ) -> None:
         super().__init__(workers, backend, target, arguments, none_left, events)
-        self._pack, self._share = pack, share
+        self._share = share
         self.jobs = Jobs((), self, 0)
 
     def submit(self, payloads: Sequence[Any]) -> Jobs:
@@ -94,10 +90,9 @@ class VerifierPool(WorkerPool[VerifierWorker]):
 
     def _send(self, worker: VerifierWorker, number: int, work: tuple[Jobs, list[int]]) -> None:
         assert worker.process is not None
-        if worker.watchdog:
-            worker.watchdog.progress()
+        worker.progress()
         jobs, share = work
-        worker.process.send(self._pack([jobs.payloads[job] for job in share]))
+        worker.process.send([jobs.payloads[job] for job in share])
 
     def _received(self, worker: VerifierWorker, message: Message) -> None:
         if message.kind != "done":
@@ -150,7 +145,7 @@ class Jobs:
 
     def wait(self, seconds: float) -> bool:
         """Return whether all are done; wait for that, and for no longer than `seconds`."""
-        return self._pool.wait_for(lambda: self.done, seconds, _LOOK)
+        return self._pool.wait_for(lambda: self.done, seconds)
 
     @property
     def done(self) -> bool:
@@ -187,7 +182,7 @@ class SupervisedVerifiers(VerifierPool):
         def share(n_jobs: int) -> int:
             return min(math.ceil(n_jobs / limits.workers), MAX_SHARE)
 
-        super().__init__(workers, FreshPython(), list, share, main, arguments)
+        super().__init__(workers, FreshPython(), share, main, arguments)
         # Random: processes with this mark are killed, and those of another run here must not have it.
         self._limits, self._failed_starts, self._secret = limits, 0, secrets.token_hex(16)
         try:
@@ -217,7 +212,7 @@ class SupervisedVerifiers(VerifierPool):
         except OSError as error:
             why = f"{error.strerror or error}; free memory, processes or file descriptors"
             raise WorkerError(f"the processes that verify cannot be started: {why}") from error
-        worker.watchdog = worker.watch()  # it gives heartbeats while it starts, too
+        worker.progress()  # it gives heartbeats while it starts, too
 
     def _started(self, worker: VerifierWorker, value: Any) -> None:
         self._failed_starts = 0
@@ -238,7 +233,7 @@ class SupervisedVerifiers(VerifierPool):
         super()._lose(worker, error)
         self._end_marked(worker)
 
-    def _check_losses(self, worker: VerifierWorker, why: str) -> None:
+    def _check_losses(self, worker: VerifierWorker, error: WorkerLostError) -> None:
         """Do nothing: a completion that ends supervisors costs itself, and not the run."""
 
     def _starts_failed(self, detail: str) -> WorkerError:

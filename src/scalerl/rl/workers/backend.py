@@ -30,6 +30,10 @@ class WorkerLostError(WorkerError):
         self.who, self.node, self.at = who, node, time.time()
 
 
+class ActorLostError(WorkerLostError):
+    """An actor was lost, perhaps with its node: the worker in it need not have failed."""
+
+
 class PollClock:
     """Stands still while the driver does not poll: a worker's silence counts only while it does.
 
@@ -130,9 +134,9 @@ class WorkerProcess(ABC):
         """Its name and its node, for messages."""
         return f"{self.name} on {self.node}" if self.node else self.name
 
-    def lost(self, why: str) -> WorkerLostError:
+    def lost(self, why: str, error: type[WorkerLostError] = WorkerLostError) -> WorkerLostError:
         """Return the error for its loss."""
-        return WorkerLostError(f"{self.where} is lost: {why}", self.name, self.node)
+        return error(f"{self.where} is lost: {why}", self.name, self.node)
 
 
 class Backend(ABC):

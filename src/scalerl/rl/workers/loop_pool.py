@@ -9,12 +9,12 @@ ended --> workers closed --> _stopped
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from scalerl.rl.workers.backend import Backend, Target
-from scalerl.rl.workers.pool import W, WorkerPool
+from scalerl.rl.workers.backend import Backend, Target, WorkerLostError
+from scalerl.rl.workers.pool import PoolWorker, W, WorkerPool
 
 _EVERY = 0.1  # seconds between two polls where nothing arrives
 
@@ -62,6 +62,7 @@ class LoopPool(WorkerPool[W]):
             task.cancel()
         while self._tasks:  # what they have left to do may be a call
             await self._poll_next()
+        self._unwatch(*self._workers)  # which end one after the other
         await asyncio.to_thread(super().close)
 
     async def _poll_next(self) -> None:
@@ -70,13 +71,23 @@ class LoopPool(WorkerPool[W]):
             self.poll(0)
         except Exception as error:
             self._stop(error)
-        fds = [fd for worker in self._workers if worker.process for fd in worker.process.watched()]
-        for fd in fds:
-            self._loop.add_reader(fd, self._arrived.set)
         with suppress(TimeoutError):
             async with asyncio.timeout(_EVERY):
                 await self._arrived.wait()
-        for fd in fds:
+
+    def _spawn(self, worker: W) -> None:
+        super()._spawn(worker)
+        for fd in _watched([worker]):
+            self._loop.add_reader(fd, self._arrived.set)
+
+    def _lose(self, worker: W, error: WorkerLostError) -> None:
+        self._unwatch(worker)  # before they are closed: another process may have the same numbers then
+        super()._lose(worker, error)
+
+    def _unwatch(self, *workers: W) -> None:
+        # Actors have one descriptor in common.
+        others = _watched(worker for worker in self._workers if worker not in workers)
+        for fd in _watched(workers) - others:
             self._loop.remove_reader(fd)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -100,3 +111,7 @@ class LoopPool(WorkerPool[W]):
             self._error = error
         self._ended = True  # no worker is started again
         self._arrived.set()
+
+
+def _watched(workers: Iterable[PoolWorker]) -> set[int]:
+    return {fd for worker in workers if worker.process for fd in worker.process.watched()}

@@ -34,10 +34,11 @@ from scalerl.rl.workers.backend import (
     WorkerProcess,
 )
 from scalerl.rl.workers.timeline import Timeline
-from scalerl.rl.workers.watchdog import Watchdog
 
 _LOG = logging.getLogger("scalerl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
+NOTICE = 30.0
+"""Seconds without progress after which that is reported, or half of the timeout where that is less."""
 MOST_LOSSES = 5
 """Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
 other machines, for each worker that there is."""
@@ -59,9 +60,13 @@ class PoolWorker:
     """Seconds without a message of a worker that has started, after which it is lost."""
     start_timeout: float = math.inf
     """Seconds in which a process loads what it needs, once it has a place."""
+    notice: float = NOTICE
+    """Seconds without progress after which that is reported."""
     process: WorkerProcess | None = None
-    watchdog: Watchdog | None = None
-    """Of its progress, once it has started."""
+    progress_at: float = math.inf
+    """When it last made progress, once it has started."""
+    noticed: bool = False
+    """It was reported that it makes none."""
     started: bool = False
     """It has loaded what it needs."""
     taking_part: bool = False
@@ -80,22 +85,35 @@ class PoolWorker:
         """Name and node, for messages."""
         return self.process.where if self.process else self.name
 
-    def watch(self) -> Watchdog:
-        """Return what watches it from its start on."""
-        return Watchdog(self.where, self.timeout, self.clock)
+    @property
+    def deadline(self) -> tuple[str, float]:
+        """What makes progress, for messages, and the seconds that it may make none."""
+        return self.where, self.timeout
+
+    def progress(self) -> None:
+        """Note that progress was made; it is watched from now on."""
+        self.progress_at, self.noticed = self.clock.now(), False
 
     def check(self) -> None:
-        """Check the deadlines. Waiting for room has none: a cluster may be full for long.
+        """Check the deadlines, and report a lack of progress once. Waiting for room has no deadline: a
+        cluster may be full for long; nor has work without a timeout, which may be idle.
 
         Raises:
             WorkerLostError: one has passed.
         """
-        assert self.process is not None
-        if self.watchdog:
-            self.watchdog.check()
-        elif self.process.placed_at:
-            self.start_by = min(self.start_by, self.clock.now() + self.start_timeout)
-            if self.clock.now() > self.start_by:
+        now = self.clock.now()
+        if self.progress_at < math.inf:
+            (what, timeout), still = self.deadline, now - self.progress_at
+            if still >= timeout:
+                raise WorkerLostError(f"{what} has made no progress for {timeout:g} s")
+            notice = min(self.notice, timeout / 2)
+            if still >= notice and max(self.notice, timeout) < math.inf and not self.noticed:
+                self.noticed = True
+                text = "%s has made no progress for %g s; its process is replaced after %g s"
+                _LOG.warning(text, what, notice, timeout)
+        elif self.process and self.process.placed_at:
+            self.start_by = min(self.start_by, now + self.start_timeout)
+            if now > self.start_by:
                 raise self.process.lost(f"it has not started within {self.start_timeout:g} s")
 
     def release(self) -> dict[int, Any]:
@@ -103,8 +121,8 @@ class PoolWorker:
         if self.process:
             # One that hangs must be killed, or what it holds stays taken and the next never has room.
             self.process.kill()
-        self.process = self.watchdog = None
-        self.started, self.taking_part, self.start_by = False, False, math.inf
+        self.process, self.started, self.taking_part = None, False, False
+        self.progress_at = self.start_by = math.inf
         self.start_at = time.monotonic() + backoff(self.losses)
         self.losses += 1
         work, self.in_flight = self.in_flight, {}
@@ -232,14 +250,12 @@ class WorkerPool(ABC, Generic[W]):
         self._assign_waiting()
         self._check_any_left()
 
-    def wait_for(
-        self, condition: Callable[[], bool], seconds: float = math.inf, interval: float = _FIRST_PAUSE
-    ) -> bool:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Poll until `condition` holds, and for no longer than `seconds`; return whether it does."""
         until = time.monotonic() + seconds
         while not condition():
             left = until - time.monotonic()
-            self.poll(min(max(left, 0.0), interval))
+            self.poll(min(max(left, 0.0), _FIRST_PAUSE))
             if left <= 0:
                 break
         return condition()
@@ -296,7 +312,7 @@ class WorkerPool(ABC, Generic[W]):
         for message in worker.process.receive():
             if message.kind == "started":
                 worker.started = self._any_started = True
-                worker.watchdog = worker.watch()
+                worker.progress()
                 self._started(worker, message.value)
             elif message.kind == "failed":
                 self._failed(worker, message.value)
@@ -304,8 +320,8 @@ class WorkerPool(ABC, Generic[W]):
                 raise worker.process.lost(message.value)
             else:
                 self._received(worker, message)
-            if worker.watchdog and message.kind not in self.no_progress:
-                worker.watchdog.progress()
+            if worker.progress_at < math.inf and message.kind not in self.no_progress:
+                worker.progress()
 
     def _take_part(self, worker: W, what: str = "takes part") -> None:
         """Have a worker be assigned work from now on."""
@@ -344,18 +360,18 @@ class WorkerPool(ABC, Generic[W]):
         self._losses += 1
         node = worker.process.node if worker.process else ""
         work = worker.release()
-        self._check_losses(worker, why)
+        self._check_losses(worker, error)
         if self._events:
             self._events.event("lost", self.role, worker.name, node, why, error.at)
         _LOG.warning("%s%s", why, self._fate(work))
         self._reassign(worker, work)
 
-    def _check_losses(self, worker: W, why: str) -> None:
+    def _check_losses(self, worker: W, error: WorkerLostError) -> None:
         if self._backend.elsewhere:
             if self._losses > MOST_LOSSES * len(self._workers):
-                raise WorkerError(f"{self._losses} {self.noun}s were lost with no result in between: {why}")
+                raise WorkerError(f"{self._losses} {self.noun}s were lost with no result in between: {error}")
         elif worker.losses > MOST_LOSSES:
-            raise WorkerError(f"{why}, {worker.losses} times in a row (out of memory?)")
+            raise WorkerError(f"{error}, {worker.losses} times in a row (out of memory?)")
 
     def _check_any_left(self) -> None:
         if self.alive or not self._ready:

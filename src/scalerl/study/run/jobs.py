@@ -137,7 +137,9 @@ def work(
 
     `gpus` are the names of those that it may see; all where it is None.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"  # of processes that it starts, as of this one
+    from scalerl.study.run.preload import ENVIRONMENT
+
+    os.environ |= ENVIRONMENT  # for processes that it starts: a fork has that of the study
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs

@@ -1,10 +1,16 @@
-"""Loaded by the process that runs are forked from: torch and all that trains. Import it nowhere else."""
+"""Loaded by the process that runs are forked from: torch and all that trains. Import it in runs alone."""
 
 import os
 
-# Runs share the machine: one thread each. It has to be set before torch is loaded.
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# Of every run: they share the machine, one thread each. It has to be set before torch is loaded.
+os.environ |= (ENVIRONMENT := {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
 
 import scalerl.forecast.best
 import scalerl.forecast.freeze
 import scalerl.rl.train  # noqa: F401
+from scalerl.rl.config.devices import visible_gpus
+from scalerl.rl.kernels import fused, packed
+
+if not visible_gpus():  # of runs on CPUs each would compile them
+    fused.load_kernels()
+    packed.load_kernels()

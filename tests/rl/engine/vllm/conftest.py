@@ -1,6 +1,7 @@
 """What vLLM serves in tests, and generators over servers that are not what they should be."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from faulty_server import KEY, STOP, TOKENS, FaultyServer
@@ -44,11 +45,13 @@ def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
     monkeypatch.setattr(server_pool, "CHECK_EVERY", 0.1)
 
-    def make(*peers, slots=8, length=rule, timeline=None, environment=None, **changes):
+    def make(*peers, slots=8, length=rule, timeline=None, environment=None, place=None, **changes):
         settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
         settings = replace(settings, **{"start_seconds": 20.0, "answer_seconds": 5.0, **changes})
         sampling = Sampling(1.0, True, 0, 24, length, STOP)
         how = {"slots": slots, "timeline": timeline, "environment": environment}
+        if place:  # which knows the URLs
+            settings, how["place"] = replace(settings, urls=()), partial(place, settings)
         made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, **how))
         return made[-1]
 

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.engine.vllm.launch import environment
+from scalerl.rl.engine.vllm.launch import environment, place_workers
 from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
@@ -89,7 +90,13 @@ def own(served, base_weights, tmp_path_factory):
     settings = replace(SETTINGS, arguments=longer, request_seeds=True)  # longer than it needs for itself
     started = time.perf_counter()
     generator = VllmGenerator(
-        settings, sampling, tokenizer, str(served), base_weights, slots=SLOTS, logs=logs
+        settings,
+        sampling,
+        tokenizer,
+        str(served),
+        base_weights,
+        slots=SLOTS,
+        place=partial(place_workers, settings, 1, 1, str(served), logs),
     )
     generator.wait_until_started()
     print(f"\nthe worker started in {time.perf_counter() - started:.0f} s")
@@ -399,7 +406,7 @@ def test_rl_steps_are_taken_with_turns(connect, base, judge_by):
 
 
 def test_nothing_listens_beyond_this_machine(own):
-    (pid,) = own.pids
+    pid = own._servers[0].process.pid
     members = members_of(pid)
     assert len(members) >= 3  # the worker, its engine, a rank of that
     inodes = {str(fd.readlink()) for member in members for fd in Path(f"/proc/{member}/fd").iterdir()}
@@ -451,7 +458,7 @@ def restarted(own, served, base, base_weights):
             own.submit(prompt_of(n, "q"), 0, 4)
         while own.installed < version or own.ready < 2:
             own.work()
-    (pid,) = own.pids
+    pid = own._servers[0].process.pid
     left = own.in_flight - own.ready
     os.killpg(pid, signal.SIGKILL)
     rollouts = collect(own, 60)
@@ -466,7 +473,7 @@ def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(ow
     assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 61)]
     assert own.restarts == 1
     assert 1 <= own.counters.restarted <= restarted.left
-    assert own.pids != [restarted.pid]
+    assert own._servers[0].process.pid != restarted.pid
     assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}
     lost = restarted.tokens - sum(r.length for r in rollouts)
     print(f"\n{lost} tokens were lost with the server")
@@ -483,22 +490,26 @@ def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(res
 
 KILLED = """
 import os, sys, time
+from functools import partial
+from pathlib import Path
 import numpy as np
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.weights import weights_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.engine.vllm.launch import place_workers
 from scalerl.rl.config.engine import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = weights_of(load_model(folder)), load_tokenizer(folder)
 settings = Vllm(python=python)
-generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, slots=4, logs=logs)
-while generator.pids == [None]:
+place = partial(place_workers, settings, 1, 1, folder, Path(logs))
+generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, slots=4, place=place)
+while not (process := generator._servers[0].process):
     time.sleep(0.1)
 time.sleep(5)
-print(generator.pids[0], generator._folder, flush=True)
+print(process.pid, generator._folder, flush=True)
 time.sleep(600)
 """
 

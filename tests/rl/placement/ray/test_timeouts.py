@@ -21,11 +21,10 @@ from scalerl.rl.placement.rollouts import RolloutWorker
 from scalerl.rl.workers.backend import PollClock, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ray import backend
-from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
-from scalerl.rl.workers.watchdog import Watchdog
+from scalerl.rl.workers.ray.backend import RayActors
 
 LIMITS = 40.0, 30.0  # without progress, and to start
-ACTORS = RayActors(WorkerActor, cast(Any, None), "generators", 20.0)
+ACTORS = RayActors(cast(Any, None), "generators", 20.0)
 
 
 class Handle:
@@ -43,7 +42,7 @@ class Handle:
 
 def placed(name):
     """The process of an actor that has a place."""
-    process = RayProcess(name, Handle(), 20.0, ACTORS._woken, ACTORS._wakes)
+    process = ACTORS.process(name, Handle())
     process._placing, process.node, process.pid, process.placed_at = None, "node a", 1, time.monotonic()
     process._request()
     return process
@@ -54,7 +53,8 @@ def worker():
     """A generator that takes part."""
     worker = RolloutWorker("generator 0", 0, *LIMITS, weights_timeout=10.0)
     worker.process, worker.started = placed("generator 0"), True
-    worker.process.clock, worker.watchdog = worker.clock, worker.watch()
+    worker.process.clock = worker.clock
+    worker.progress()
     return worker
 
 
@@ -66,7 +66,7 @@ def later(worker, seconds):
 def receive(worker):
     """It sends something, that it decodes say."""
     worker.process._request()
-    worker.watchdog.progress()
+    worker.progress()
 
 
 def check(worker):
@@ -139,10 +139,12 @@ def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
 def test_one_without_a_timeout_may_be_idle_and_nothing_is_said(caplog):
     clock = PollClock()
     watched = [("the tracking process", math.inf), ("generator 0", 600.0)]
-    idle, working = (Watchdog(what, timeout, clock) for what, timeout in watched)
+    workers = [PoolWorker(what, 0, timeout, clock=clock) for what, timeout in watched]
+    for worker in workers:
+        worker.progress()
     clock._unpolled -= 40.0
-    for watchdog in (idle, working):
-        watchdog.check()
+    for worker in workers:
+        worker.check()
     assert caplog.messages == [
         "generator 0 has made no progress for 30 s; its process is replaced after 600 s"
     ]

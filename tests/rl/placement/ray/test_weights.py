@@ -68,6 +68,7 @@ def test_weights_that_went_with_their_learner_say_so(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(ray_weights.ray, "get", get)
+    monkeypatch.setattr(ray_weights.ray, "put", lambda value: value)
     stored = StoredWeights([((TensorSpec("a", (2,), "float32"),), "ref")], 3.0)
     for fetch in (dict, lambda weights: list(weights.buckets())):
         with pytest.raises(LearnerLostError, match="weights do not come from the learner"):

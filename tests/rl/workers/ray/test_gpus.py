@@ -16,7 +16,7 @@ from scalerl.rl.config.devices import HeldDevices
 from scalerl.rl.config.engine import BUILT_IN, AnyEngine, Vllm
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.placement.ray.vllm import place_on_ray
-from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors
 from scalerl.rl.workers.ray.session import Session, connected, requests_of
 
 SHARDED = Cluster(generators=8, trainers=4, learner=Fsdp2())
@@ -129,7 +129,7 @@ def test_workers_of_vllm_have_gpus_of_one_node_each_and_weights_from_the_store(o
     engine = Vllm(tensor_parallel=2)
     with simulated(2, 2, 2, gpus=(2, 3, 2)):
         session = Session(cluster, engine)
-        backend = RayActors(WorkerActor, session, "generators", 60.0)
+        backend = RayActors(session, "generators", 60.0)
         workers = [backend.spawn(f"worker {i}", i, say_device) for i in range(3)]
         seen = [(said(worker), worker.node) for worker in workers]
         servers = place_on_ray(session, engine, "model", Path("logs"), [], Path("files"))
@@ -156,7 +156,7 @@ def devices(session, roles):
     """The GPUs that an actor of each role sees, in order."""
     found = {}
     for role, n in roles.items():
-        backend = RayActors(WorkerActor, session, role, 60.0)
+        backend = RayActors(session, role, 60.0)
         found[role] = [backend.spawn(f"{role} {i}", i, say_device) for i in range(n)]
     return {role: [said(process) for process in processes] for role, processes in found.items()}
 

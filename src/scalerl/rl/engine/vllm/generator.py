@@ -27,12 +27,10 @@ from torch import cuda
 
 from scalerl.errors import InputError, ScalerlError
 from scalerl.rl.config.engine import Vllm
-from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import Generator, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, Request, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
-from scalerl.rl.engine.vllm.launch import Place, Servers, place_workers
+from scalerl.rl.engine.vllm.launch import Place, Servers
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
 from scalerl.rl.engine.vllm.server_pool import ServerPool
@@ -46,10 +44,10 @@ from scalerl.rl.engine.vllm.server_state import (
     Times,
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
-from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
+from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
 from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.types import Counters, Rollout, Weights
-from scalerl.rl.verify.environment import TaskEnvironment, load_environment
+from scalerl.rl.verify.environment import TaskEnvironment
 
 
 class VllmGenerator(Generator):
@@ -71,15 +69,13 @@ class VllmGenerator(Generator):
         *,
         slots: int,
         precision: str = "float32",
-        logs: str | Path = ".",
         timeline: Any = None,
         place: Place | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
         """`timeline` (a `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or
-        were lost; where the settings name no servers, `place` starts workers, or else there is one on this
-        machine, with its log in the folder `logs`; `environment` answers the turns of completions, which else
-        have one."""
+        were lost; `place` starts workers where the settings name no servers; `environment` answers the turns
+        of completions, which else have one."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -113,7 +109,7 @@ class VllmGenerator(Generator):
             servers = Servers(settings, states, HttpServers(settings))
             _allow_connections(slots * len(states))
         else:
-            place = place or partial(place_workers, settings, 1, 1, str(model_folder), Path(logs))
+            assert place is not None
             servers = place(required.flags(), self._folder)
         self._servers = servers.states
         # A single one is the learner's too, unless that is on actors: then this process computes on none.
@@ -137,40 +133,6 @@ class VllmGenerator(Generator):
             version,
             self._events.put,
             self._environment,
-        )
-
-    @classmethod
-    def of(
-        cls,
-        recipe: Recipe,
-        model_folder: str | Path,
-        settings: Vllm,
-        weights: Weights,
-        version: int = 0,
-        *,
-        place: Place,
-        timeline: Any = None,
-    ) -> VllmGenerator:
-        """Return the generator of a recipe, whose workers `place` starts where no servers are named.
-
-        Raises:
-            InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
-        """
-        tokenizer = load_tokenizer(model_folder)
-        # The shape alone: the weights are in the learner and on the servers.
-        shape = empty_model(model_folder, dtype_of(recipe.precision))
-        return cls(
-            settings,
-            sampling_of(recipe, shape, tokenizer, recipe.seed),
-            tokenizer,
-            str(model_folder),
-            weights,
-            version,
-            slots=recipe.decode_slots,
-            precision=recipe.precision,
-            timeline=timeline,
-            place=place,
-            environment=load_environment(recipe, tokenizer),
         )
 
     # -- the interface ---------------------------------------------------------------------------------------
@@ -249,11 +211,6 @@ class VllmGenerator(Generator):
         """
         while self.installed < self.version:
             self.work()
-
-    @property
-    def pids(self) -> list[int | None]:
-        """The processes of the workers that were started by us; None where one has exited."""
-        return [(process := server.process) and process.pid for server in self._servers if server.log]
 
     def close(self) -> None:
         """Stop the servers that were started by us; completions in flight are lost."""

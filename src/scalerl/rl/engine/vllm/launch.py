@@ -20,8 +20,7 @@ from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.vllm.server_state import ServerState
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.sync.ipc_buffers import unshareable_memory
-from scalerl.rl.sync.vllm_weights import HeldVersions
-from scalerl.rl.types import Weights
+from scalerl.rl.sync.vllm_weights import VllmTransport
 from scalerl.rl.workers.backend import Backend
 from scalerl.rl.workers.processes import FreshPython
 
@@ -87,8 +86,8 @@ class Servers(NamedTuple):
     backend: Backend
     gpus: Sequence[str] = ()
     """The names of this machine's, where they are among these."""
-    transport: Callable[[Weights, int], HeldVersions] | None = None
-    """Makes another transport than that of the settings, with the first weights and their version."""
+    transport: Callable[[], VllmTransport] | None = None
+    """Makes another transport than that of the settings."""
 
 
 Place = Callable[[Sequence[str], Path], Servers]

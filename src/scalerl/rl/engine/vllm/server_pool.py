@@ -37,6 +37,7 @@ from scalerl.rl.engine.vllm.server_state import (
     Event,
     Flight,
     Installed,
+    LostTokens,
     RequestQueue,
     Restarted,
     ServedEvaluation,
@@ -45,9 +46,9 @@ from scalerl.rl.engine.vllm.server_state import (
 )
 from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.engine.vllm.worker import serve
-from scalerl.rl.sync.vllm_weights import FileTransport, HeldVersions, IpcTransport, NcclTransport
+from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport, VllmTransport
 from scalerl.rl.types import Weights
-from scalerl.rl.workers.backend import Message, WorkerLostError
+from scalerl.rl.workers.backend import ActorLostError, Message, WorkerLostError
 from scalerl.rl.workers.loop_pool import LoopPool
 from scalerl.rl.workers.pool import MOST_LOSSES
 
@@ -81,11 +82,11 @@ class ServerPool(LoopPool[ServerState]):
         self._settings, self._gpus = servers.settings, servers.gpus
         self._sampling, self._required = sampling, required
         self._salt, self._folder, self._report, self._environment = salt, str(folder), report, environment
-        by_kind: dict[str, type[HeldVersions]] = {"ipc": IpcTransport, "nccl": NcclTransport}
+        by_kind: dict[str, type[VllmTransport]] = {"ipc": IpcTransport, "nccl": NcclTransport}
         transport = servers.transport or by_kind.get(self._settings.transport)
-        self._weights = transport(weights, version) if transport else FileTransport(folder, weights, version)
+        self._weights = transport() if transport else FileTransport(folder)
         self._offered = version
-        self._queue = RequestQueue(version, sampling)
+        self._queue = RequestQueue(version, self._weights.hold(weights, version), sampling)
         self._drops: Counter[tuple[int, Request]] = Counter()
         self._sent = 0
         self.start()
@@ -103,11 +104,10 @@ class ServerPool(LoopPool[ServerState]):
 
     def offer(self, weights: Weights, version: int) -> None:
         """Have all servers install new weights, which may change as soon as this returns."""
-        held, self._offered = self._weights.hold(weights), version
+        held, self._offered = self._weights.hold(weights, version), version
 
         def offer() -> None:
-            self._weights.offer(held, version)
-            self._queue.newest = version
+            self._queue.newest, self._queue.weights = version, held
             self._wake()
 
         self._call(offer)
@@ -115,11 +115,11 @@ class ServerPool(LoopPool[ServerState]):
     def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
         """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
         # No second copy of the newest.
-        held = None if evaluation.version == self._offered else self._weights.hold(weights)
+        version = evaluation.version
+        held = None if version == self._offered else self._weights.hold(weights, version)
 
         def begin() -> None:
-            self._weights.keep(held, evaluation.version)
-            self._queue.add_evaluation(evaluation)
+            self._queue.add_evaluation(evaluation, held)
             self._wake()
             self._send_waiting()
 
@@ -204,8 +204,8 @@ class ServerPool(LoopPool[ServerState]):
             completed = found
         if flight.evaluation is None:
             self._report(completed)
-        elif self._queue.complete(flight.evaluation, completed):
-            self._weights.release(flight.evaluation.version)
+        else:
+            self._queue.complete(flight.evaluation, completed)
         self._send_waiting()
         self._wake()
 
@@ -265,12 +265,15 @@ class ServerPool(LoopPool[ServerState]):
         for number in worker.calls:
             worker.settle(number, error)
 
-    def _check_losses(self, worker: ServerState, why: str) -> None:
-        # A server that has completed nothing is likely to be wrong, but may be lost before its first.
-        if worker.losses > (MOST_LOSSES if worker.proven else int(worker.installed >= 0)):
+    def _check_losses(self, worker: ServerState, error: WorkerLostError) -> None:
+        # A server that has completed nothing is likely to be wrong, but may be lost before its first. Of an
+        # actor that is lost it need not be: where a node dies, the next may be placed there, too, before Ray
+        # has noticed.
+        proven = worker.proven or isinstance(error, ActorLostError)
+        if worker.losses > (MOST_LOSSES if proven else int(worker.installed >= 0)):
             times = f" {worker.losses} times in a row" if worker.losses > 1 else ""
             log = f"; its log is {worker.log}" if worker.log else ""
-            raise WorkerError(f"{why}: the server failed{times}{log}")
+            raise WorkerError(f"{error}: the server failed{times}{log}")
 
     def _fate(self, work: Mapping[int, Flight]) -> str:
         return f": it is started again, with {len(work)} completions"
@@ -291,7 +294,7 @@ class ServerPool(LoopPool[ServerState]):
     def _report_loss(self, flight: Flight) -> None:
         """Have the tokens counted that training loses."""
         if flight.seen and not flight.evaluation:
-            self._report(flight.loss)
+            self._report(LostTokens(len(flight.request.context_T), flight.seen))
 
     async def _serve(self, server: ServerState) -> None:
         """Install what is offered, and see whether the server is well, until it is lost."""
@@ -334,25 +337,25 @@ class ServerPool(LoopPool[ServerState]):
         seconds = self._settings.answer_seconds
         if server.installed >= 0:  # the first weights are a part of its start
             server.count_time(Times(worked=1.0, held=1.0))
-        async with self._weights.chosen(server, lambda: self._queue.target(server)) as (version, source):
-            # It may have changed meanwhile.
-            if version == server.installed or self._queue.must_drain(server, version):
-                server.count_work()
-                return
-            started = time.perf_counter()
-            await server.call("pause", seconds=seconds)
-            try:
-                progress = await self._load(server, source)
-                server.see(progress)
-                for flight in server.in_flight.values():
-                    if flight.name in progress:
-                        flight.marks.append((progress[flight.name], version))
-                await self._abort_unstarted(server, progress)
-            finally:
-                await server.call("resume", seconds=seconds)
-            # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
-            least = self._queue.newest if server.rejoining else server.reported
-            server.trains = self._queue.is_offered(version) and version >= least
+        version, source = await self._weights.chosen(server, lambda: self._queue.choose(server))
+        # It may have changed meanwhile.
+        if version == server.installed or self._queue.must_drain(server, version):
+            server.count_work()
+            return
+        started = time.perf_counter()
+        await server.call("pause", seconds=seconds)
+        try:
+            progress = await self._load(server, source)
+            server.see(progress)
+            for flight in server.in_flight.values():
+                if flight.name in progress:
+                    flight.marks.append((progress[flight.name], version))
+            await self._abort_unstarted(server, progress)
+        finally:
+            await server.call("resume", seconds=seconds)
+        # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
+        least = self._queue.newest if server.rejoining else server.reported
+        server.trains = self._queue.is_offered(version) and version >= least
         server.installed = version
         server.count_work()
         if server.trains:

@@ -71,6 +71,8 @@ class ServedEvaluation:
     n_requests: int
     offered: bool = False
     """Training samples by this version, too."""
+    weights: Any = None
+    """Those of the version, as the transport holds them."""
     environment: TurnsThread | None = None
     answering: int = 0
     """Completions that wait for its answer."""
@@ -103,11 +105,6 @@ class Flight:
     def key(self) -> tuple[int, Request]:
         """What it is, however often it is sent."""
         return id(self.evaluation), self.request
-
-    @property
-    def loss(self) -> LostTokens:
-        """The tokens that are lost where it is sampled anew."""
-        return LostTokens(len(self.request.context_T), self.seen)
 
 
 class Times(NamedTuple):
@@ -220,10 +217,10 @@ class ServerState(PoolWorker, VllmClient):
 class RequestQueue:
     """Completions that no server has yet, in their order: those of evaluations first."""
 
-    def __init__(self, version: int, sampling: Sampling) -> None:
+    def __init__(self, version: int, weights: Any, sampling: Sampling) -> None:
         self._sampling = sampling
-        self.newest = version
-        """The version that training is to sample by."""
+        self.newest, self.weights = version, weights
+        """The version that training is to sample by, as the transport holds it."""
         self._training: list[Request] = []
         self._evaluations: list[ServedEvaluation] = []
         self._unfinished: list[ServedEvaluation] = []
@@ -246,22 +243,23 @@ class RequestQueue:
         if self._ended:
             self.end(self._ended)
 
-    def add_evaluation(self, evaluation: ServedEvaluation) -> None:
-        """Add the completions of an evaluation."""
+    def add_evaluation(self, evaluation: ServedEvaluation, weights: Any) -> None:
+        """Add the completions of an evaluation, with its weights unless these are held already."""
         evaluation.offered = evaluation.version == self.newest
+        evaluation.weights = self._held.get(evaluation.version, weights)
         self._evaluations.append(evaluation)
 
-    def complete(self, evaluation: ServedEvaluation, completed: Completed) -> bool:
-        """Note a completion of an evaluation; return whether it was the last."""
+    def complete(self, evaluation: ServedEvaluation, completed: Completed) -> None:
+        """Note a completion of an evaluation, which may be the last."""
         evaluation.completed.append(completed)
         if len(evaluation.completed) < evaluation.n_requests:
-            return False
+            return
         groups = groups_of(evaluation.completed, self._sampling)
         self._evaluations.remove(evaluation)
+        evaluation.weights = None
         self._unfinished.remove(evaluation)
         if evaluation.done.set_running_or_notify_cancel():  # a result of a cancelled one would raise
             evaluation.done.set_result(groups)
-        return True
 
     def end(self, error: ScalerlError) -> None:
         """Have all evaluations fail, those to come as well."""
@@ -283,6 +281,15 @@ class RequestQueue:
             if flight.evaluation:  # all of its tokens are to be sampled by one version
                 return flight.evaluation.version
         return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
+
+    def choose(self, server: ServerState) -> tuple[int, Any]:
+        """Return the version that a server is to have, and its weights."""
+        version = self.target(server)
+        return version, self._held[version]
+
+    @property
+    def _held(self) -> dict[int, Any]:
+        return {e.version: e.weights for e in self._evaluations} | {self.newest: self.weights}
 
     def is_offered(self, version: int) -> bool:
         """Return whether training may sample by a version."""

@@ -34,7 +34,7 @@ from scalerl.rl.types import Pending, Plan
 from scalerl.rl.workers.backend import Channel, Message, WorkerLostError, WorkerProcess
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.ranks import free_port, meet, store_at
-from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.timeline import Timeline
@@ -44,11 +44,6 @@ STOP = "stop"
 BESIDE = ("wait_saved", "send")
 """Calls beside those that train, each in a thread of its own: of the disk, and of a broadcast."""
 _AFTERMATH = 5.0  # seconds in which Ray reports which rank died first
-_POLL = 1.0  # seconds between two polls, at most
-
-
-class TrainerActor(WorkerActor):
-    """The process of a rank."""
 
 
 class RankServer(LearnerRank):
@@ -141,7 +136,7 @@ class RankCalls:
 
     def wait(self, seconds: float = math.inf) -> bool:
         """Return whether all have returned; wait for that, and for no longer than `seconds`."""
-        return self.ranks.wait_for(lambda: len(self.found) == self.n, seconds, _POLL)
+        return self.ranks.wait_for(lambda: len(self.found) == self.n, seconds)
 
     def result(self) -> Any:
         """Return what the first returned."""
@@ -162,7 +157,7 @@ class RayRanks(WorkerPool[PoolWorker]):
         """`seconds` is how long ranks wait for each other."""
         self._timeouts, self._transport = cluster.timeouts, cluster.transport
         self.size, start = cluster.trainers, cluster.timeouts.start
-        actors = RayActors(TrainerActor, session, "trainers", cluster.timeouts.heartbeat)
+        actors = RayActors(session, "trainers", cluster.timeouts.heartbeat)
         workers = [PoolWorker(f"trainer {rank}", rank, start_timeout=start) for rank in range(self.size)]
         super().__init__(workers, actors, serve, none_left=2 * start, events=events)
         self._lock = threading.Lock()
@@ -226,10 +221,6 @@ class RayRanks(WorkerPool[PoolWorker]):
                     worker = next(worker for worker in self._workers if worker.number not in calls.found)
                     why = f"it has not {calls.what} within {calls.limit:g} s"
                     self._lose(worker, self.actors[worker.number].lost(why))
-
-    def close(self) -> None:
-        """Kill them."""
-        self.kill()
 
     def _received(self, worker: PoolWorker, message: Message) -> None:
         number, value = message.value
@@ -301,4 +292,4 @@ class RayLearner(LearnerGroup):
 
     def close(self) -> None:
         """Kill the ranks."""
-        self._actors.close()
+        self._actors.kill()

@@ -30,25 +30,13 @@ from scalerl.rl.types import Pending, Weights
 from scalerl.rl.verify.verifier import Completion, Verification, load_verifier
 from scalerl.rl.verify.verifier_pool import Outcome, VerifierPool, VerifierWorker
 from scalerl.rl.workers.backend import Channel
-from scalerl.rl.workers.ray.backend import RayActors, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.timeline import Timeline
 
 T = TypeVar("T", bound=Any)
 _SHARES = 4
 """Of a collection, for each verifier: a quick one takes more of them."""
-
-
-class GeneratorActor(WorkerActor):
-    """The process of a generator."""
-
-
-class EvaluationActor(WorkerActor):
-    """The process of the evaluation."""
-
-
-class VerifierActor(WorkerActor):
-    """The process of a verifier."""
 
 
 class RayParts:
@@ -96,7 +84,7 @@ class RayParts:
         ]
         generator = RolloutPool(
             workers,
-            RayActors(GeneratorActor, self._session, "generators", limits.heartbeat),
+            RayActors(self._session, "generators", limits.heartbeat),
             (recipe.without_prompts(), model),
             transport_of(cluster, learner),
             learner.weights(),
@@ -127,7 +115,7 @@ class RayParts:
 
         # Its start includes the wait for room, which is the cluster's to bound.
         timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
-        actors = RayActors(EvaluationActor, self._session, "evaluation", limits.heartbeat)
+        actors = RayActors(self._session, "evaluation", limits.heartbeat)
         arguments = recipe.without_prompts(), self._model_folder, prompts_of(recipe)
         return self._keep(
             EvaluatorAside(actors, arguments, timeouts, pack, self.timeline, activities.evaluating)
@@ -159,8 +147,7 @@ class RayVerifier(Verification):
         ]
         self.pool = VerifierPool(
             workers,
-            RayActors(VerifierActor, session, "verifiers", limits.heartbeat),
-            list,
+            RayActors(session, "verifiers", limits.heartbeat),
             lambda n: max(math.ceil(n / (_SHARES * len(workers))), smallest),
             verify,
             (recipe.without_prompts(), model_folder),

@@ -10,8 +10,7 @@ store, before generation is paused for them. Once the actor ends, in whichever w
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
@@ -31,20 +30,16 @@ from scalerl.rl.engine.vllm.launch import (
 )
 from scalerl.rl.engine.vllm.worker import serve_by_actor
 from scalerl.rl.model.causal_lm import gpus_in_use
-from scalerl.rl.sync.ray_weights import Posted, store
+from scalerl.rl.sync.ray_weights import StoredWeights, store
 from scalerl.rl.sync.vllm_client import VllmClient
-from scalerl.rl.sync.vllm_weights import HeldVersions, write_files
+from scalerl.rl.sync.vllm_weights import Choose, VllmTransport, write_files
 from scalerl.rl.types import Weights
 from scalerl.rl.workers.backend import Channel, Target, WorkerLostError
 from scalerl.rl.workers.processes import ChildProcess, FreshPython
-from scalerl.rl.workers.ray.backend import RayActors, RayProcess, WorkerActor
+from scalerl.rl.workers.ray.backend import RayActors, RayProcess
 from scalerl.rl.workers.ray.session import Session
 
 _POLL = 1.0  # seconds between two looks at a worker that is silent
-
-
-class VllmActor(WorkerActor):
-    """The process beside a worker of vLLM."""
 
 
 def place_on_ray(
@@ -68,7 +63,7 @@ class RayVllm(RayActors):
     """Requests actors for workers of vLLM."""
 
     def __init__(self, session: Session, *of_run: Any) -> None:
-        super().__init__(VllmActor, session, "generators", session.cluster.timeouts.heartbeat)
+        super().__init__(session, "generators", session.cluster.timeouts.heartbeat)
         self._of_run = of_run
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
@@ -76,22 +71,20 @@ class RayVllm(RayActors):
         return super().spawn(name, number, relay, name, number, *self._of_run, arguments[1])
 
 
-class StoreTransport(HeldVersions):
+class StoreTransport(VllmTransport):
     """Has the actor of a server fetch the weights from the object store, and write them to files there."""
 
-    def __init__(self, cluster: Cluster, weights: Weights, version: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
-        super().__init__(weights, version)
 
-    def hold(self, weights: Weights) -> Posted:
-        """See `HeldVersions`."""
-        return Posted.of(store(weights, self._bucket_mib, self._seconds), self._seconds)
+    def hold(self, weights: Weights, version: int) -> StoredWeights:
+        """See `VllmTransport`."""
+        return store(weights, self._bucket_mib, self._seconds)
 
-    @asynccontextmanager
-    async def chosen(self, server: VllmClient, choose: Callable[[], int]) -> AsyncIterator[tuple[int, str]]:
-        """See `HeldVersions`."""
-        async with super().chosen(server, choose) as (version, posted):
-            yield version, await server.call("fetch", posted, seconds=self._seconds)
+    async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, str]:
+        """See `VllmTransport`."""
+        version, stored = choose()
+        return version, await server.call("fetch", stored, seconds=self._seconds)
 
 
 # -- in the actor -------------------------------------------------------------------------------------------
@@ -114,50 +107,65 @@ def relay(
     log = backend.log(number)
     start = log.stat().st_size if log.exists() else 0
     worker = backend.spawn(name, number, serve_by_actor, str(folder), arguments)
-    installing: dict[int, str] = {}
-    writing = Lock()
-    Thread(target=_forward, args=(channel, worker, folder, installing, writing), daemon=True).start()
+    relayed = _Relayed(channel, worker, folder)
+    Thread(target=relayed.forward, daemon=True).start()
     try:
         try:
             while True:
                 backend.wait([worker], _POLL)
-                for message in worker.receive():
-                    if message.kind in ("answer", "refused") and (
-                        path := installing.pop(message.value[0], "")
-                    ):
-                        shutil.rmtree(path, ignore_errors=True)
-                    channel.send(message.kind, message.value)
+                relayed.answer()
         finally:  # before the driver knows, and ends this process
-            with writing:
-                shutil.rmtree(folder, ignore_errors=True)
+            relayed.remove()
     except WorkerLostError as error:
         why = str(error).removeprefix(str(worker.lost("")))
         channel.send("lost", f"{why} ({exit_reason(log, start)})")
 
 
-def _forward(
-    channel: Channel, worker: ChildProcess, folder: Path, installing: dict[int, str], writing: Lock
-) -> None:
-    """Pass on calls; those for weights are answered here, beside others."""
-    while True:
-        number, method, arguments = call = channel.receive()
-        if method == "fetch":
-            Thread(target=_fetch, args=(channel, folder, writing, number, *arguments), daemon=True).start()
-            continue
-        if method == "install":
-            installing[number] = arguments[0]
-        worker.send(call)
+class _Relayed:
+    """A worker of vLLM, between the driver and `folder` on this node."""
 
+    def __init__(self, channel: Channel, worker: ChildProcess, folder: Path) -> None:
+        self._channel, self._worker, self._folder = channel, worker, folder
+        self._installing: dict[int, str] = {}
+        """The files that calls under way install, by the number of the call."""
+        self._writing = Lock()
 
-def _fetch(channel: Channel, folder: Path, writing: Lock, number: int, posted: Posted) -> None:
-    """Write weights to files, in place of those that were never installed."""
-    try:
-        with writing:
-            if not folder.exists():
-                return  # the worker is lost
-            for unused in folder.glob("weights-*"):
-                shutil.rmtree(unused, ignore_errors=True)
-            value: Any = str(write_files(posted.stored(), folder / f"weights-{number}"))
-    except ScalerlError as error:  # no other worker could do better
-        value = error
-    channel.send("answer", (number, value))
+    def forward(self) -> None:
+        """Pass on calls; those for weights are answered here, beside others."""
+        while True:
+            number, method, arguments = call = self._channel.receive()
+            if method == "fetch":
+                Thread(target=self._fetch, args=(number, *arguments), daemon=True).start()
+                continue
+            if method == "install":
+                self._installing[number] = arguments[0]
+            self._worker.send(call)
+
+    def answer(self) -> None:
+        """Pass on what the worker has sent; what it has installed is removed.
+
+        Raises:
+            WorkerLostError: it has exited.
+        """
+        for kind, value, _ in self._worker.receive():
+            if kind in ("answer", "refused") and (path := self._installing.pop(value[0], "")):
+                shutil.rmtree(path, ignore_errors=True)
+            self._channel.send(kind, value)
+
+    def remove(self) -> None:
+        """Remove all files, and write no more."""
+        with self._writing:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fetch(self, number: int, stored: StoredWeights) -> None:
+        """Write weights to files, in place of those that were never installed."""
+        try:
+            with self._writing:
+                if not self._folder.exists():
+                    return  # the worker is lost
+                for unused in self._folder.glob("weights-*"):
+                    shutil.rmtree(unused, ignore_errors=True)
+                value: Any = str(write_files(stored, self._folder / f"weights-{number}"))
+        except ScalerlError as error:  # no other worker could do better
+            value = error
+        self._channel.send("answer", (number, value))

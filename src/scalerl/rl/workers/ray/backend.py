@@ -24,6 +24,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from scalerl.errors import ScalerlError, brief_error
 from scalerl.rl.config.devices import VISIBLE
 from scalerl.rl.workers.backend import (
+    ActorLostError,
     Backend,
     Message,
     PollClock,
@@ -41,7 +42,7 @@ _MANY = 2**16  # bytes, more than a pipe has
 
 
 class WorkerActor:
-    """Runs a worker. Roles have subclasses, by whose names Ray shows their processes."""
+    """Runs a worker."""
 
     def __init__(self, target: Target, arguments: Sequence[Any]) -> None:
         self.began = time.perf_counter()
@@ -87,13 +88,14 @@ class _ActorChannel:
 
 
 class RayActors(Backend):
-    """Requests actors of class `cls`, with what the session has for their role."""
+    """Requests actors, with what the session has for their role."""
 
     elsewhere = True
 
-    def __init__(self, cls: type, session: Session, role: str, heartbeat: float) -> None:
+    def __init__(self, session: Session, role: str, heartbeat: float) -> None:
         """An actor without a heartbeat for `heartbeat` seconds is lost."""
         make: Any = ray.remote
+        cls = type(f"{role.removesuffix('s').title()}Actor", (WorkerActor,), {})  # as Ray names its process
         self._actor = make(concurrency_groups={"receive": 1, "put": 1})(cls)
         self._session, self._role, self._heartbeat = session, role, heartbeat
         # One for all of them, as there may be more than a process may have open files.
@@ -104,7 +106,10 @@ class RayActors(Backend):
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> RayProcess:
         """See `Backend.spawn`. Ray restarts no actor: the pool that lost it requests another."""
         options = self._session.options(self._role, number)
-        handle = self._actor.options(max_restarts=0, **options).remote(target, arguments)
+        return self.process(name, self._actor.options(max_restarts=0, **options).remote(target, arguments))
+
+    def process(self, name: str, handle: Any) -> RayProcess:
+        """Return an actor, by its handle, as a worker's process."""
         return RayProcess(name, handle, self._heartbeat, self._woken, self._wakes)
 
     def wait(self, processes: Sequence[RayProcess], seconds: float) -> None:
@@ -154,7 +159,8 @@ class RayProcess(WorkerProcess):
                 self._request()
             if not self._receiving.done():
                 if self.clock.now() - self._heard_at > self._heartbeat:
-                    raise self.lost(f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})")
+                    silent = f"no heartbeat for {self._heartbeat:g} s (pid {self.pid})"
+                    raise self.lost(silent, ActorLostError)
                 return []
             messages = self._value_of(self._receiving)
             self._request()
@@ -189,7 +195,7 @@ class RayProcess(WorkerProcess):
                 raise error.cause from None
             raise self.lost(brief_error(error.cause)) from error
         except RayError as error:
-            raise self.lost(cause_of(error, self.pid, self.node)) from error
+            raise self.lost(cause_of(error, self.pid, self.node), ActorLostError) from error
 
 
 def cause_of(error: BaseException, pid: int, node: str) -> str:
