@@ -81,7 +81,7 @@ class ShownRun:
         return judge(self.record, forecast)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings_of_fit(self) -> tuple[str, ...]:
         """Warnings of reading and fitting it."""
         return self.points.warnings if self.fit is None else self.fit.warnings
 

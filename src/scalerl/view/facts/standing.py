@@ -110,7 +110,7 @@ class Standing(ShownRun):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of reading and fitting the run, and `beyond`."""
-        return (*super().warnings, *filter(None, [self.beyond]))
+        return (*self.warnings_of_fit, *filter(None, [self.beyond]))
 
     @property
     def where(self) -> str:

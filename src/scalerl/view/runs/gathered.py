@@ -190,7 +190,7 @@ def parts_of(
 
 def warnings_of(run: ShownRun) -> list[str]:
     """Return the warnings of reading and fitting a run, each once."""
-    return list(dict.fromkeys(map(run.local, run.warnings)))
+    return list(dict.fromkeys(map(run.local, run.warnings_of_fit)))
 
 
 def assumptions(view: RunsView) -> list[str]:
