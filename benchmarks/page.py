@@ -25,8 +25,8 @@ from playwright.sync_api import sync_playwright
 from scalerl.curve import LOG_LOGISTIC, Curve, fit
 from scalerl.ingest.formats.table import read_table
 from scalerl.view.assets import write_text
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.page import runs_document
 
 _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -55,7 +55,7 @@ def many(folder: Path, runs: int, evaluations: int) -> Path:
     """The page of many runs, which share five fits: what makes a page heavy is what it draws."""
     points = [read_table(write_table(folder / f"{n}.csv", n, evaluations)) for n in range(5)]
     fits = [fit(one) for one in points]
-    shown = (OverlayRun(f"run {n}", points[n % 5], None, fits[n % 5]) for n in range(runs))
+    shown = (ShownRun(f"run {n}", points[n % 5], None, fits[n % 5]) for n in range(runs))
     document = runs_document(RunsView(tuple(shown), not_compared="Nothing is compared."))
     return write_text(folder / "page.html", document.html())
 

@@ -17,6 +17,7 @@ import hostile_study
 import numpy as np
 import pytest
 from browser_tools import chromium
+from extensions import write_extensions
 
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
@@ -126,6 +127,14 @@ class Studies:
 def studies() -> type[Studies]:
     """Writes the folders of simulated studies."""
     return Studies
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the files of the pages of docs/extend in it."""
+    monkeypatch.chdir(tmp_path)
+    write_extensions(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from scalerl.forecast.recipes import distinct
 from scalerl.numbers import chance_text, plain, rate, rate_interval
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.tables import health_table
 
 
@@ -153,7 +153,7 @@ def test_a_run_with_an_alarm_stands_out_and_one_with_a_warning_does_not(runs):
     record, points = RunRecord.read(runs / "b"), fit(RunRecord.read(runs / "b")).points
     found = [Alarm("entropy", level, 9, None, 0.2, 0.1) for level in ("alarm", "warning")]
     kept = [replace(record, alarms=(alarm,)) for alarm in found]
-    shown = RunsView(tuple(OverlayRun(str(n), points, one) for n, one in enumerate([*kept, None])))
+    shown = RunsView(tuple(ShownRun(str(n), points, one) for n, one in enumerate([*kept, None])))
     assert [row.mark for row in health_table(shown).rows] == ["open", "", ""]
 
 

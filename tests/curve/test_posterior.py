@@ -124,6 +124,31 @@ def test_walks_are_those_of_gaussian_processes():
         assert noise.log_prior_P[p] == pytest.approx(log_prior, abs=0.03)
 
 
+def test_some_models_of_the_noise_have_the_quadratics_that_they_have_among_all():
+    compute_N, y_N = noisy(n=12)
+    sample = make_sample(Points.from_arrays(compute_N, y_N), None)
+    noise, share = make_noise(sample, 1e-3, DEFAULT), np.linspace(0.0, 0.9, 12)[None] ** [[1.0], [0.3]]
+    for models in ([0], [1, 3], [4, 6], [2, 5]):
+        few = noise.only(models).quadratic(share, y_N)
+        for some, every in zip(few, noise.quadratic(share, y_N), strict=True):
+            np.testing.assert_allclose(some, every[models], rtol=1e-9)
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.02, 0.3])
+def test_a_fall_that_is_not_searched_for_has_no_mass(monkeypatch, gain):
+    """Where every later mean is above R_0 a flat curve stands for the falling ones."""
+    compute_N, y_N = noisy(n=20)
+    y_N = 0.3 + (y_N - 0.3) * gain / 0.4
+    known = make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0]
+    found = averaged(*known)
+    monkeypatch.setattr("scalerl.curve.posterior._best_flat", lambda sample: False)
+    searched = averaged(*known)
+    for post in (found, searched):
+        assert math.isclose(post.weight.sum(), 1.0)
+    value, exact = (np.sum(post.curve_at(2e4) * post.weight) for post in (found, searched))
+    assert value == pytest.approx(exact, abs=1e-7)
+
+
 def test_runs_that_wander_are_held_and_those_that_do_not_are_told_so():
     """A flat run that walks by .03 in all over its clock, to twice the compute: 40 of them."""
     held, compute_N = 0, np.arange(1.0, 61.0)

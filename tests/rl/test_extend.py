@@ -9,12 +9,10 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from extensions import PAGES, extensions, write_extensions
+from extensions import OWN, PAGES, SMALL, extensions
 
 from scalerl.cli.main import main
-from scalerl.curve import LOG_LOGISTIC
 from scalerl.errors import InputError
 from scalerl.own_code import load
 from scalerl.record.reader import RunRecord
@@ -25,39 +23,6 @@ from scalerl.rl.types import Reward
 from scalerl.rl.verify.verifier import DirectVerifier, PoolVerifier, load_verifier
 from scalerl.study.entry import run, verdict
 from scalerl.study.spec import load_study
-
-SMALL = [
-    "context.prompt=8",
-    "context.thinking=4",
-    "length.low=3",
-    "length.high=4",
-    "batch.prompts=2",
-    "batch.samples=8",
-    "decode_slots=32",
-    "budget.kind=steps",
-    "budget.amount=3",
-    "evaluation.count=1",
-    "evaluation.samples=1",
-    "checkpoint.steps=1",
-    "curriculum.kind=uniform",
-    "optimiser.warmup_steps=1",
-]
-OWN = [
-    "loss.kind=losses.py:Topr",
-    "loss.max_ratio=0.9",
-    "advantage.kind=advantages.py:SoftStd",
-    "task.kind=tasks.py:Sums",
-    "task.heldout=5",
-    "task.width=6",
-]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """The working folder, with the files of the pages in it."""
-    monkeypatch.chdir(tmp_path)
-    write_extensions(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -322,66 +287,6 @@ def test_the_example_of_a_study(here, own, capsys):
     assert arms[1]["changes"]["loss"]["kind"] == "dapo"
 
 
-PARTS = """
-from dataclasses import dataclass
-import numpy as np
-from scalerl.rl import ForcedInterruption, LengthControl
-
-@dataclass(frozen=True)
-class Even:
-    def __call__(self, length_N, group_N, budget):
-        return np.full(len(length_N), 1 / length_N.sum())[:{weights}]
-
-@dataclass(frozen=True)
-class Signs:
-    def __call__(self, centred):
-        return [np.sign(a_G) for a_G in centred]
-
-@dataclass(frozen=True)
-class Twice:
-    def retires(self, history):
-        return history.n >= 2 * 8
-
-@dataclass(frozen=True)
-class Short(LengthControl):
-    price: float = 0.1
-
-    def penalty(self, length, correct):
-        return -self.price * length
-
-    def interruption(self):
-        return ForcedInterruption(3, 4)
-"""
-
-
-def test_a_run_with_an_averaging_an_advantage_a_curriculum_and_a_length_control(here, small_base):
-    (here / "parts.py").write_text(PARTS.format(weights=""))
-    kinds = {"averaging": "Even", "advantage": "Signs", "curriculum": "Twice", "length": "Short"}
-    small = [one for one in SMALL if not one.startswith(("length.", "curriculum."))] + OWN[3:]
-    own = [f"{key}.kind=parts.py:{name}" for key, name in kinds.items()]
-    record = train(
-        load_recipe("demo", [f"model={small_base}", *small, *own, "length.price=0.25"]), here / "run"
-    )
-    assert record.evals[-1].step == 3
-    recipe = json.loads((here / "run" / "config.json").read_text())["recipe"]
-    assert {key: recipe[key]["kind"] for key in kinds} == {
-        key: f"{here}/parts.py:{name}" for key, name in kinds.items()
-    }
-    steps = [json.loads(line) for line in (here / "run" / "steps.jsonl").read_text().splitlines()]
-    # A reward of -1 to 1, less a quarter for each of 2 to 7 tokens.
-    assert all(-1 - 7 / 4 <= step["reward_mean"] <= 1 - 2 / 4 for step in steps)
-
-
-def test_an_averaging_that_is_wrong_for_some_batches_alone_ends_the_run(here, small_base):
-    (here / "parts.py").write_text(PARTS.format(weights="8"))
-    recipe = load_recipe(
-        "demo",
-        [f"model={small_base}", *SMALL, *OWN[3:], "averaging.kind=parts.py:Even", "zero_variance=keep"],
-    )
-    with pytest.raises(InputError, match=r"^averaging: Even returns numbers of shape \(8,\): \(16,\) is"):
-        train(recipe, here / "run", evaluate_aside=False)
-
-
 LOUD = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -428,53 +333,3 @@ def test_a_task_whose_verifier_sleeps_costs_its_completions(here, own, monkeypat
     assert record.evals[-1].step == 3
     groups = [json.loads(line) for line in (here / "run" / "groups.jsonl").read_text().splitlines()]
     assert groups
-
-
-def test_a_fit_with_a_family_of_curves(here, capsys):
-    """With k = 1 it is the log-logistic curve; its data with a slow start speak for k = .3."""
-    family = load("families.py:SlowStart")
-    b, x = np.array([0.5, 1.0, 3.0]), np.array([-2.0, 0.0, 1.5])
-    for found, expected in zip(family(k=1.0).slopes(b, x), LOG_LOGISTIC.slopes(b, x), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-    compute = np.geomspace(20, 40_000, 40)
-    rate = 0.1 + 0.5 * family().share(np.asarray(1.2), np.log(compute / 400))
-    noisy = rate + 0.003 * np.random.default_rng(0).standard_normal(40)
-    rows = zip([0.0, *compute], [0.1, *noisy], strict=True)
-    (here / "log.csv").write_text("gpu_hours,pass_rate\n" + "".join(f"{c},{r}\n" for c, r in rows))
-    assert main(["fit", "log.csv", "--family", "families.py:SlowStart", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["families"]["slow_start"] == max(answer["families"].values())
-    lo, hi = answer["intervals"]["A"]
-    assert lo < 0.6 < hi
-    assert main(["fit", "log.csv", "--family", "families.py:SlowStart", "--sensitivity"]) == 0
-    assert "slow_start 1.00" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("class Flat(Family): name: str = 'flat'", "must be a frozen dataclass"),
-        (
-            "@dataclass(frozen=True)\nclass Flat: name: str = 'flat'",
-            "has no label, which the protocol Family",
-        ),
-        ("@dataclass(frozen=True)\nclass Flat(Family): pass", "every field needs a default"),
-        (
-            "@dataclass(frozen=True)\nclass Flat(LogLogistic):\n    name: str = 'flat'\n"
-            "    def slopes(self, b, x):\n        share, by_b, by_c = super().slopes(b, x)\n"
-            "        return share, by_c, by_b",
-            "slopes has a wrong d share / d log B at B = ",
-        ),
-        ("@dataclass(frozen=True)\nclass Flat(LogLogistic): pass", "two families of curves are named"),
-    ],
-)
-def test_what_is_no_family_is_a_line(here, capsys, code, message):
-    imports = "from dataclasses import dataclass\nfrom scalerl.curve import Family, LogLogistic\n"
-    (here / "flat.py").write_text(imports + code)
-    (here / "log.csv").write_text(
-        "gpu_hours,pass_rate\n" + "".join(f"{c},{c / (c + 9)}\n" for c in range(30))
-    )
-    assert main(["fit", "log.csv", "--family", "flat.py:Flat"]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1

@@ -18,7 +18,7 @@ from scalerl.rl.loop.resume import find_checkpoint
 
 INTERRUPTED = 130
 STEPS = 3
-LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=400")
+LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=200")
 """Several times as long as a run needs to write what it is doing."""
 LONG_STEPS = small_demo(
     STEPS,

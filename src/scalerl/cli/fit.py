@@ -12,6 +12,7 @@ from scalerl.cli.shared.data import (
     check_options,
     end_of,
     fit_options,
+    option_name,
     read_options,
     read_siblings,
     settle_amounts,
@@ -22,7 +23,7 @@ from scalerl.view.terminal.rows import print_table
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
     from scalerl.ingest.load import Data
-    from scalerl.view.runs.groups import OverlayRun
+    from scalerl.view.facts.shown import ShownRun
 
 _OF_ONE_FIT = ("prior_from", "family", "sensitivity", "cross_check")
 """Options that neither --each nor --paper supports."""
@@ -147,14 +148,14 @@ def run(args: argparse.Namespace) -> None:
         print(f"\n{value}")
 
 
-def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str, OverlayRun]:
+def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str, ShownRun]:
     """Fit the tasks of a mixture, each by itself; of any other run none."""
     if data.record is None or data.record.task or not data.record.tasks:
         return {}
+    from scalerl.view.facts.shown import ShownRun
     from scalerl.view.runs.gathered import parts_of
-    from scalerl.view.runs.groups import OverlayRun
 
-    run = OverlayRun(data.record.name, data.points, data.record)
+    run = ShownRun(data.record.name, data.points, data.record)
     return parts_of(run, data.record.tasks, price, **options)
 
 
@@ -201,7 +202,7 @@ def _each(args: argparse.Namespace) -> None:
 
 def _refuse(option: str, args: argparse.Namespace, *others: str) -> None:
     """Raise an InputError if an option was given with others that it does not support."""
-    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]:
+    if given := [option_name(name) for name in others if getattr(args, name)]:
         raise InputError(f"{option} does not support {', '.join(given)}: leave out one or the other")
 
 

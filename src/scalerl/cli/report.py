@@ -122,8 +122,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
     from scalerl.view.facts.fit_rows import common_budget
-    from scalerl.view.runs.gathered import RunsView, compared, fit_or_reason
-    from scalerl.view.runs.groups import OverlayRun
+    from scalerl.view.facts.shown import ShownRun
+    from scalerl.view.runs.gathered import RunsView, compared
 
     paths = paths_of(args)
     if not paths:
@@ -142,9 +142,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     runs = []
     with share_shown("report", "of the runs fitted") as shown:
         for name, data in zip(names, found, strict=True):
-            run = OverlayRun(name, data.points, data.record)
-            fit, reason = fit_or_reason(run, **options)
-            runs.append(replace(run, fit=fit, reason=reason))
+            runs.append(ShownRun(name, data.points, data.record).fitted_with(**options))
             shown(len(runs) / len(found))
     pairs = list(zip(found, runs, strict=True))
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}
@@ -156,11 +154,11 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
     from scalerl.curve import Points
     from scalerl.record.evaluation import AXES
-    from scalerl.view import axis_for, frozen_forecasts, main_forecast
+    from scalerl.view import axis_for, leading_forecast
 
     own = dict.fromkeys(data.points.axis for data in found)
     if len(found) == 1 and (record := found[0].record) is not None and args.x is None:
-        axis = axis_for(record, frozen=main_forecast(frozen_forecasts(record)))
+        axis = axis_for(record, frozen=leading_forecast(record))
         if axis in record.logged_axes():
             return [replace(found[0], points=Points.from_record(record, axis, args.price))]
     if len(own) == 1:

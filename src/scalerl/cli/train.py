@@ -218,10 +218,10 @@ def _close(record: RunRecord, as_json: bool) -> None:
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
     """Return the measured end of the run, and its frozen forecast scored by it."""
     from scalerl.record.saved_weights import final_folder
-    from scalerl.view import frozen_forecasts, judge, main_forecast
+    from scalerl.view import judge, leading_forecast
 
     last = record.evals[-1] if record.evals else None
-    frozen = main_forecast(frozen_forecasts(record))
+    frozen = leading_forecast(record)
     forecast = None
     if frozen is not None:
         outcome = judge(record, frozen)

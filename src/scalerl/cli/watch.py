@@ -184,9 +184,9 @@ class Follower:
         run = stand(data.points, data.record, self._query(data))
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
-        # A run writes steps far more often than evaluations, and a fit takes longer than a read.
+        # Steps, which come far more often than evaluations, have nothing new to fit.
         if self.run is not None and _evaluations(self.run) == _evaluations(run):
-            return replace(run, found=self.run.found)  # a step has no new evaluation to fit
+            return replace(run, fit=self.run.fit, reason=self.run.reason)
         started = monotonic()
         fitted = run.fitted()
         self._fit_took = monotonic() - started

@@ -64,7 +64,9 @@ class Family:
 
 
 def _scaled(b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.minimum(np.maximum(b * x, -_U_MAX), _U_MAX)  # faster than np.clip on small arrays
+    u = np.asarray(b * x)
+    np.maximum(u, -_U_MAX, out=u)  # in place, and faster than np.clip on small arrays
+    return np.minimum(u, _U_MAX, out=u)
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,14 @@ class Burr(Family):
     tail = True
 
     def _at(self, u: np.ndarray) -> np.ndarray:
-        return -np.expm1(-0.5 * np.log1p(3.0 * np.exp(u)))
+        e = 3.0 * np.exp(u)
+        # 1 - 1 / sqrt(1 + e) would have no digits left where the share is small.
+        return e / (1.0 + e + np.sqrt(1.0 + e))
 
     def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         e = 3.0 * np.exp(u)
-        gap = 1.0 / np.sqrt(1.0 + e)
-        return -np.expm1(-0.5 * np.log1p(e)), 0.5 * gap * e / (1.0 + e)
+        root = np.sqrt(1.0 + e)
+        return e / (1.0 + e + root), 0.5 * e / (1.0 + e) / root
 
     def _u(self, share: np.ndarray) -> np.ndarray:
         return np.log(np.expm1(-2.0 * np.log1p(-share)) / 3.0)
@@ -191,7 +195,8 @@ class TwoSpeeds(Family):
         object.__setattr__(self, "_shift", float(self._u(np.array(0.5))))
 
     def _at(self, u: np.ndarray) -> np.ndarray:
-        return self._slope(u)[0]
+        u, w, k = u + self._shift, self.early, self.slower
+        return w / (1.0 + np.exp(-u)) + (1.0 - w) / (1.0 + np.exp(-k * (u - self.later)))
 
     def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         u, w, k = u + self._shift, self.early, self.slower

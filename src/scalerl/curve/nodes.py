@@ -85,12 +85,13 @@ class Nodes:
     """The place in the grid, from which numbers are drawn that differ between cells."""
     A: np.ndarray
     R_0: np.ndarray
-    rss: np.ndarray
+    place_rss: np.ndarray
+    """The place of the sum of squares in the table of `Noise`."""
     log_weight: np.ndarray
     walk: np.ndarray
     """Where the wander is expected to have taken the run by the last evaluation ..."""
     slope: np.ndarray
-    """... and how steep a trend is there."""
+    """... and how steep a trend is there; of the cells alone whose model has a walk."""
 
     @classmethod
     def joined(cls, parts: Sequence[Nodes]) -> Nodes:
@@ -165,10 +166,13 @@ def _linear_nodes(
         R_0, dR_0 = _even(centre, spread, 0.0, A, _R_0_NODES, place_A * _SHIFTS[2])
     else:
         R_0, dR_0 = np.full((*A.shape, 1), sample.r0), np.ones((*A.shape, 1))
-    rss = cell.take((slice(None), None, None)).rss(R_0, A[:, :, None]) + sample.within
-    log_weight = noise.of_rss(rss) + np.log(np.maximum(dA[:, :, None] * dR_0, 1e-300))
-    log_weight = log_weight + (noise.log_prior_P[p] + density_FMK[f, m, k])[:, None, None]
-    walk, slope = noise.walks.expected(p, sample.y_N, noise.walks.of(share)[:, *index], A, R_0)
+    rss = cell.take((slice(None), None, None)).rss(R_0, A[:, :, None])
+    place_rss = noise.place(rss + sample.within)
+    of_cells = (noise.log_prior_P[p] + density_FMK[f, m, k])[:, None, None]
+    log_weight = noise.weight_at(place_rss) + (np.log(np.maximum(dA[:, :, None] * dR_0, 1e-300)) + of_cells)
+    walks = noise.walks.of_model(p)
+    of_g = noise.walks.of(share)[:, *(one[walks] for one in index)]
+    walk, slope = noise.walks.expected(p[walks], sample.y_N, of_g, A[walks], R_0[walks])
     return Nodes(
         family_cells=f,
         log_b_cells=log_b_FMK[f, m, k],
@@ -180,7 +184,7 @@ def _linear_nodes(
         place_cells=place,
         A=A,
         R_0=R_0,
-        rss=rss,
+        place_rss=place_rss,
         log_weight=log_weight + prior.log_ends(A[:, :, None], R_0),
         walk=walk,
         slope=slope,
@@ -198,7 +202,8 @@ def _even(
     """Return n even nodes over centre +- `_REACH` spread within [low, high] (..., n), and their width."""
     start = np.clip(centre - _REACH * spread, low, high)[..., None]
     each = (np.clip(centre + _REACH * spread, low, high)[..., None] - start) / n
-    return start + each * (np.arange(n) + (0.5 + shift[..., None]) % 1.0), each
+    first = 0.5 + shift[..., None]
+    return start + each * (np.arange(n) + (first - np.floor(first))), each
 
 
 def level_of_cells(
@@ -230,8 +235,10 @@ def _share(
 ) -> np.ndarray:
     """Return the share of the gain at every evaluation for every cell, (F, M, K, N)."""
     b_FMK1, x_FM1N = np.exp(log_b_FMK)[..., None], (sample.log_c_N - log_mid_FM[..., None])[:, :, None]
-    cells = zip(families, b_FMK1, x_FM1N, strict=True)
-    return np.stack([family.share(b, x) for family, b, x in cells])
+    share = np.empty((*log_b_FMK.shape, len(sample)))
+    for f, family in enumerate(families):
+        share[f] = family.share(b_FMK1[f], x_FM1N[f])
+    return share
 
 
 def _offsets(first: float, n: int) -> np.ndarray:

@@ -56,9 +56,12 @@ class Walks:
     left_Pss: np.ndarray
 
     def only(self, models: Sequence[int] | np.ndarray) -> Walks:
-        """Return those of some models."""
-        names = ("wander_P", "trend_P", "shrink_Pk", "filter_PsN", "left_Pss")
-        return replace(self, **{name: getattr(self, name)[models] for name in names})
+        """Return those of some models, and the waves that these have."""
+        names = ("wander_P", "trend_P", "filter_PsN", "left_Pss")
+        kept = {name: getattr(self, name)[models] for name in names}
+        shrink_Pk = self.shrink_Pk[models]
+        had = shrink_Pk.any(axis=0)
+        return replace(self, wave_Nk=self.wave_Nk[:, had], shrink_Pk=shrink_Pk[:, had], **kept)
 
     def of_model(self, model_cells: np.ndarray) -> np.ndarray:
         """Return the indices of the cells whose model has a walk."""
@@ -78,7 +81,7 @@ class Walks:
         `of_g` is what `of` has of the share of the gain, (2, cells); A is (cells, a), R_0 (cells, a, r).
         """
         of_g, wide = of_g[..., None, None], (slice(None), model_cells, None, None)
-        return self.of(y_N)[wide] - R_0 * (self.of(np.ones_like(y_N))[wide] - of_g) - A[:, :, None] * of_g
+        return self.of(y_N)[wide] - A[:, :, None] * of_g - R_0 * (self.of(np.ones_like(y_N))[wide] - of_g)
 
     def drawn(
         self, model_cells: np.ndarray, place_cells: np.ndarray, expected: np.ndarray, sd: np.ndarray
@@ -91,7 +94,8 @@ class Walks:
         # In any order even over the nodes, and independent of one another. By their places, as rounding adds
         # or leaves out a cell that holds next to nothing, and must not move the quantiles of all others.
         k = place_cells[:, None, None] * sd[0].size + np.arange(sd[0].size).reshape(sd.shape[1:])
-        here, turn, ahead = (_even_normal()[((k * step) % 1.0 * _EVEN).astype(int)] for step in _RECURRENCE)
+        places = (k * step for step in _RECURRENCE)
+        here, turn, ahead = (_even_normal()[((at - np.floor(at)) * _EVEN).astype(int)] for at in places)
         left_css = self.left_Pss[model_cells]
         var_c, both_c = np.maximum(left_css[:, 0, 0], 0.0), left_css[:, 0, 1]
         given_c = np.maximum(left_css[:, 1, 1] - both_c**2 / np.maximum(var_c, 1e-12), 0.0)
@@ -130,30 +134,30 @@ class Noise:
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Return the log marginal likelihood (up to a constant) of sums of squares (P, ...)."""
-        return self.of_rss(rss) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
+        return self.weight_at(self.place(rss)) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
 
-    def of_rss(self, rss: np.ndarray) -> np.ndarray:
-        """Return the same given phi."""
-        return self._looked_up(self.log_weight_T, rss)
+    def weight_at(self, place: np.ndarray) -> np.ndarray:
+        """Return the same given phi, at places in the table."""
+        return self._looked_up(self.log_weight_T, place)
 
-    def sd_weights(self, rss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Return the posterior of the sd on `sd_J`, from the sums of squares of weighted nodes."""
-        index = np.round(self._place(rss)).astype(int)
-        return np.bincount(index, weight, len(self.log_rss_T)) @ self.sd_given_TJ
+    def sd_weights(self, place: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return the posterior of the sd on `sd_J`, from the places in the table of weighted nodes."""
+        return np.bincount((place + 0.5).astype(int), weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
-    def sd_at(self, rss: np.ndarray) -> np.ndarray:
-        """Return the root mean square of sd given sums of squares, in their shape."""
-        return self._looked_up(np.sqrt(self.sd_given_TJ @ self.sd_J**2), rss)
+    def sd_at(self, place: np.ndarray) -> np.ndarray:
+        """Return the root mean square of sd at places in the table, in their shape."""
+        return self._looked_up(np.sqrt(self.sd_given_TJ @ self.sd_J**2), place)
 
-    def _place(self, rss: np.ndarray) -> np.ndarray:
+    def place(self, rss: np.ndarray) -> np.ndarray:
         """Return where sums of squares lie in the table, 0 to T - 1."""
-        each = self.log_rss_T[1] - self.log_rss_T[0]
-        place = (np.log(np.maximum(rss, _TINY)) - self.log_rss_T[0]) / each
-        return np.minimum(np.maximum(place, 0.0), len(self.log_rss_T) - 1.0)
+        first, each = self.log_rss_T[0], self.log_rss_T[1] - self.log_rss_T[0]
+        place = np.log(np.maximum(rss, math.exp(first)))
+        place -= first
+        place /= each
+        return np.minimum(place, len(self.log_rss_T) - 1.0, out=place)
 
-    def _looked_up(self, value_T: np.ndarray, rss: np.ndarray) -> np.ndarray:
+    def _looked_up(self, value_T: np.ndarray, place: np.ndarray) -> np.ndarray:
         """Interpolate in the table, whose places are even: several times faster than `np.interp`."""
-        place = self._place(rss)
         index = np.minimum(place.astype(int), len(value_T) - 2)
         return value_T[index] + (place - index) * np.diff(value_T)[index]
 
@@ -167,15 +171,17 @@ class Noise:
     def quadratic(self, share: np.ndarray, y_N: np.ndarray) -> Quadratic:
         """Return the quadratic of every cell from its shares (..., N)."""
         g = share.reshape(-1, share.shape[-1])
-        shape = (len(self.diagonal_PN), *share.shape[:-1])
+        p, shape = len(self.phi_P), (len(self.phi_P), *share.shape[:-1])
         one_PN, y_PN = self._times(np.ones_like(y_N)), self._times(y_N)
         # As h = 1 - g, all but g^T K^-1 g are linear in g: matrix products, which are quick.
-        gg = self.diagonal_PN @ (g * g).T
+        g1, gy, waves = np.split(np.concatenate([one_PN, y_PN, self.walks.wave_Nk.T]) @ g.T, [p, 2 * p])
+        _, first, alike_P = np.unique(self.phi_P, return_index=True, return_inverse=True)
+        gg = self.diagonal_PN[first] @ (g * g).T
         if self.phi_P.any():
-            gg += 2 * (self.below_PN[:, 1:] @ (g[:, 1:] * g[:, :-1]).T)
-        if self.walks.shrink_Pk.any():
-            gg -= self.walks.shrink_Pk @ ((g @ self.walks.wave_Nk) ** 2).T
-        g1, gy = one_PN @ g.T, y_PN @ g.T
+            gg += 2 * (self.below_PN[first, 1:] @ (g[:, 1:] * g[:, :-1]).T)
+        gg = gg[alike_P]
+        if len(waves):
+            gg -= self.walks.shrink_Pk @ np.square(waves, out=waves)
         one, y1, yy = (v[:, None] for v in (one_PN.sum(axis=1), one_PN @ y_N, y_PN @ y_N))
         fields = (gg, g1 - gg, one - 2 * g1 + gg, gy, y1 - gy, np.broadcast_to(yy, gg.shape))
         return Quadratic(*(v.reshape(shape) for v in fields))
@@ -332,9 +338,9 @@ class Quadratic(NamedTuple):
 
     def rss(self, R_0: np.ndarray | float, A: np.ndarray | float) -> np.ndarray:
         """Return the residual sum of squares at (R_0, A)."""
-        square = self.yy - 2 * (R_0 * self.hy + A * self.gy)
-        square = square + R_0 * R_0 * self.hh + 2 * R_0 * A * self.hg + A * A * self.gg
-        return np.maximum(square, 0.0)
+        # What has no R_0 first: it is smaller than the rest by the nodes of R_0.
+        of_A, cross = A * (A * self.gg - 2 * self.gy) + self.yy, 2 * (A * self.hg - self.hy)
+        return np.maximum(R_0 * (R_0 * self.hh + cross) + of_A, 0.0)
 
     def best(self, r0: float | None) -> tuple[np.ndarray, np.ndarray]:
         """Return (R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
@@ -349,9 +355,10 @@ class Quadratic(NamedTuple):
         A = (self.gy * self.hh - self.hy * self.hg) / det
         outside = ~(sound & (R_0 >= 0) & (A >= R_0) & (A <= 1))
         if outside.any():
-            index = np.nonzero(outside)
-            R_0[index], A[index] = self.take(index)._best_on_edge()
-        return R_0, A
+            index, R_0, A = np.flatnonzero(outside), R_0.ravel(), A.ravel()
+            cells = Quadratic(*(sums.ravel()[index] for sums in self))
+            R_0[index], A[index] = cells._best_on_edge()
+        return R_0.reshape(outside.shape), A.reshape(outside.shape)
 
     def _best_on_edge(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the best of the edges A = R_0, A = 1 and R_0 = 0."""

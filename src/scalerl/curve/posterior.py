@@ -26,7 +26,7 @@ import numpy as np
 from scalerl.curve.changes import likely_changes
 from scalerl.curve.families import LOG_LOGISTIC, Family, log_compute, log_compute_to, of_families
 from scalerl.curve.least_squares import LeastSquares, least_squares
-from scalerl.curve.nodes import WORTH, Nodes, find_ridges, lay_nodes
+from scalerl.curve.nodes import WORTH, Nodes, find_ridges, lay_nodes, level_of_cells
 from scalerl.curve.noise import Noise, make_noise
 from scalerl.curve.prior import USUAL_MID, NoiseModel, Prior
 from scalerl.curve.sample import Sample, clock
@@ -153,8 +153,8 @@ class Posterior:
 
     def reweighted(self, log_weight: np.ndarray) -> Posterior:
         """Return the same nodes with other log-weights, which are normalised here; sd_weight_J stays."""
-        log_weight = _normalised(log_weight)
-        return replace(self, log_weight=log_weight, weight=np.exp(log_weight))
+        log_weight, weight = _normalised(log_weight)
+        return replace(self, log_weight=log_weight, weight=weight)
 
     def _take(self, keep: np.ndarray) -> Posterior:
         kept = {name: getattr(self, name)[keep] for name in _BY_CELL}
@@ -234,13 +234,14 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
         family_cells = falling.family_cells + families.index(LOG_LOGISTIC)
         parts.append(replace(falling, family_cells=family_cells))
     nodes = Nodes.joined(parts)
-    log_weight = _normalised(nodes.log_weight)
-    weight = np.exp(log_weight)
+    log_weight, weight = _normalised(nodes.log_weight)
     change_cells = nodes.model_cells - len(prior.noise)
     A, R_0, drift, slope, walked = _walked(noise, nodes)
     # A burst upwards is how the run began; all else has taken it off its curve.
-    burst_cells = np.array([False] * len(prior.noise) + [one.burst for one in changes])[nodes.model_cells]
-    off = np.where(burst_cells[:, None, None], np.minimum(nodes.walk, 0.0), nodes.walk)
+    bursts = [len(prior.noise) + i for i, one in enumerate(changes) if one.burst]
+    walks = noise.walks.of_model(nodes.model_cells)
+    own = np.isin(nodes.model_cells[walks], bursts)[:, None, None]
+    off = np.where(own, np.minimum(nodes.walk, 0.0), nodes.walk)
     return Posterior(
         family_cells=nodes.family_cells,
         log_b_cells=nodes.log_b_cells,
@@ -257,11 +258,11 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
         log_weight=log_weight,
         weight=weight,
         sd_J=noise.sd_J,
-        sd_weight_J=noise.sd_weights(nodes.rss.ravel(), weight.ravel()),
+        sd_weight_J=noise.sd_weights(nodes.place_rss.ravel(), weight.ravel()),
         families=families,
         prior=prior,
         changes=changes,
-        moved=float(np.sum(off * weight)),
+        moved=float(np.sum(off * weight[walks])),
         log_c_range=sample.log_c_range,
     )
 
@@ -272,10 +273,15 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes |
     None where they are so far below level `best` that they have no mass.
     """
     upside = replace(sample, y_N=1.0 - sample.y_N, r0=None if sample.r0 is None else 1.0 - sample.r0)
-    curve = least_squares(upside, LOG_LOGISTIC, steps=8).curve
     # A run that rises has no C_mid of a fall: the search starts where most runs have theirs.
-    falls = curve.A - curve.R_0 > _LITTLE
-    log_mid = math.log(curve.C_mid) if falls else sample.log_c_range[1] + USUAL_MID
+    log_mid, log_b = sample.log_c_range[1] + USUAL_MID, math.log(LOG_LOGISTIC.usual_B[0])
+    if _best_flat(sample):
+        # Here the prior of a flat curve is highest. Before the search, which is what costs: most runs rise.
+        usual = np.full((1, 1, 1), log_b), np.full((1, 1), log_mid)
+        if level_of_cells(upside, (LOG_LOGISTIC,), noise, prior, *usual).max() < best - WORTH:
+            return None
+    elif (curve := least_squares(upside, LOG_LOGISTIC, steps=8).curve).A - curve.R_0 > _LITTLE:
+        log_mid = math.log(curve.C_mid)
     ridges = find_ridges(upside, (LOG_LOGISTIC,), noise, prior, [log_mid])
     # Before its nodes are laid, which is what costs: most runs rise.
     if ridges.level < best - WORTH:
@@ -286,15 +292,23 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes |
     return replace(part, log_weight=log_weight, **turned)
 
 
+def _best_flat(sample: Sample) -> bool:
+    """Return whether no curve that falls is nearer than a flat one: the mean from any row on is above R_0."""
+    y_N, weight_N = sample.y_N, sample.weight_N
+    R_0 = float(weight_N @ y_N / weight_N.sum()) if sample.r0 is None else sample.r0
+    return bool((np.cumsum((weight_N * (y_N - R_0))[::-1]) >= -1e-12).all())
+
+
 def _walked(noise: Noise, nodes: Nodes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return A and R_0 with each node's walk, its drift and slope from there, and the walk; (cells, a, r)."""
-    rss, models = nodes.rss, nodes.model_cells
-    A, R_0, slope = np.tile(nodes.A[:, :, None], rss.shape[2]), nodes.R_0.copy(), nodes.slope.copy()
-    drift, walked, mine = np.zeros_like(rss), np.zeros_like(rss), noise.walks.of_model(models)
+    place, models = nodes.place_rss, nodes.model_cells
+    A, R_0 = np.tile(nodes.A[:, :, None], place.shape[2]), nodes.R_0.copy()
+    drift, slope, walked = (np.zeros_like(place) for _ in range(3))
+    mine = noise.walks.of_model(models)
     if len(mine):
-        expected = np.stack([nodes.walk[mine], slope[mine]])
+        expected = np.stack([nodes.walk, nodes.slope])
         walk, slope[mine], drift[mine] = noise.walks.drawn(
-            models[mine], nodes.place_cells[mine], expected, noise.sd_at(rss[mine])
+            models[mine], nodes.place_cells[mine], expected, noise.sd_at(place[mine])
         )
         A[mine], R_0[mine] = np.clip(A[mine] + walk, 0.0, 1.0), np.clip(R_0[mine] + walk, 0.0, 1.0)
         walked[mine] = walk
@@ -312,8 +326,10 @@ def _ahead(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
     return np.maximum(np.expm1(np.minimum(log_compute(compute) - log_c_range[1], 20.0)), 0.0)
 
 
-def _normalised(log_weight: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the weights, scaled to sum to 1."""
-    # Log-sum-exp: the weights of far nodes underflow, those of the best must not.
-    top = log_weight.max()
-    return log_weight - top - np.log(np.exp(log_weight - top).sum())
+def _normalised(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithms of the weights, and the weights, scaled to sum to 1."""
+    # The weights of far nodes underflow, those of the best must not.
+    log_weight = log_weight - log_weight.max()
+    weight = np.exp(log_weight)
+    total = weight.sum()
+    return log_weight - np.log(total), weight / total

@@ -127,7 +127,8 @@ class Prior:
         # Bounded away from the poles of the density at no gain, and at A = 1.
         share = np.clip(np.abs(A - R_0) / room, 1e-4, 1.0 - 1e-4)
         first, second = _GAIN
-        density = _LOG_BETA + (first - 1) * np.log(share) + (second - 1) * np.log1p(-share) - np.log(room)
+        # No log1p: the share is at most 1 - 1e-4, and its log is slow.
+        density = _LOG_BETA + (first - 1) * np.log(share) + (second - 1) * np.log(1.0 - share) - np.log(room)
         # At the end of its range A has a probability, and no density.
         certain = (A >= 1.0) | (A <= 0.0)
         return np.where(certain, math.log(max(self.certain, 1e-300)), density + math.log1p(-self.certain))

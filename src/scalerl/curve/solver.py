@@ -258,7 +258,7 @@ class RunRows(NamedTuple):
         found = np.empty((3, *x.shape))
         for index, family in enumerate(self.families):
             mine = self.family == index
-            found[:, mine] = family.slopes(b[mine], x[mine])
+            found[0, mine], found[1, mine], found[2, mine] = family.slopes(b[mine], x[mine])
         return found
 
     def coarse(self) -> RunRows:

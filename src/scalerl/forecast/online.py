@@ -127,9 +127,9 @@ class Forecaster:
     def line(self, end: float) -> str:
         """Return the forecast of the end of the run, at compute `end`, in one line; or why there is none."""
         try:
-            return forecast_line(self._points, self.fit, end)
+            return forecast_line(self._points, self.fit, "", end)
         except CannotAnswerError as error:
-            return forecast_line(self._points, error, end)
+            return forecast_line(self._points, None, str(error), end)
 
     def callback(self, end: float, file: TextIO | None = None) -> Callable[..., None]:
         """Return a function for a training loop: it takes what `add` takes, and prints `line(end)`.
@@ -145,14 +145,14 @@ class Forecaster:
 
 
 def forecast_line(
-    points: Points, found: Fit | CannotAnswerError, end: float, where: str = "of the end"
+    points: Points, found: Fit | None, reason: str, end: float, where: str = "of the end"
 ) -> str:
     """Return the forecast at compute `end`, `where` in words, in one line; or why there is none yet."""
-    if isinstance(found, CannotAnswerError):
+    if found is None:
         distinct = len(np.unique(points.compute_N))
         if distinct < MIN_TO_FIT:
             return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
-        return f"no forecast: {str(found).removeprefix(f'{points.source}: ')}"
+        return f"no forecast: {reason.removeprefix(f'{points.source}: ')}"
     forecast = found.forecast(end)
     # `yet` would promise what more compute cannot bring to a run whose last evaluations are NaN.
     ceiling = "ceiling not identified" if found.reservation else "ceiling not identified yet"

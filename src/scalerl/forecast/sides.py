@@ -179,6 +179,11 @@ def mostly_identified(fits: Sequence[Fit]) -> bool:
     return 2 * sum(fit.identified for fit in fits) > len(fits)
 
 
+def all_described(fits: Sequence[Fit]) -> bool:
+    """Return whether curves describe all of the runs; if not, a mean of the others would be of lucky runs."""
+    return not any(fit.misfit for fit in fits)
+
+
 def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return the runs of either side that have a partner, in the same order; None where too few have."""
     base, recipe = (list(blocks[name]) for name in names)

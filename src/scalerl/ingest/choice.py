@@ -185,7 +185,7 @@ def _refusal(found: Sequence[Candidate], blamed: Sequence[Candidate], asked: Rea
     return (
         f"{blamed[0].why_not if blamed else several}; held out are {listed([one.name for one in found])}: "
         f"name the metric of right answers with {asked.naming('NAME')}, and what a right answer earns, if "
-        f"not 1, with {asked.max_option} X"
+        f"not 1, with {asked.naming(name='max_reward')} X"
     )
 
 
@@ -199,7 +199,7 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
             f"held-out pass rate; {left_out}{asked.naming(training[0])} fits it without a ceiling or verdict"
         )
     names = listed(_likely(log.names))
-    choices = f"{asked.option} takes one of: {names}" if names else "there are no metrics with numbers"
+    choices = f"{asked.naming()} takes one of: {names}" if names else "there are no metrics with numbers"
     return f"{hint}no metric here is a known pass rate or reward; {left_out}{choices}"
 
 

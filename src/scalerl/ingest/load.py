@@ -280,16 +280,6 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
     return [Data(str(path), points, one, foreign, tuple(unread)) for one, points in read]
 
 
-def is_run_folder(path: str | Path) -> bool:
-    """Whether there is a run of ours at `path`.
-
-    Raises:
-        InputError: what is there may not be entered.
-    """
-    with reading(path):
-        return holds_run(Path(path))
-
-
 def _records(path: str | Path, source: ReadOptions) -> tuple[FoundRuns | None, bool]:
     """Read the runs at a path (None: a table, or nothing), and say whether they are another trainer's."""
     place = Path(path)

@@ -46,24 +46,12 @@ class ReadOptions:
         if not (math.isfinite(number_of(wrong, _WRONG)) and wrong < number_of(right, _RIGHT) < math.inf):
             raise InputError(f"{_RIGHT} is a number above {_WRONG}, found {right} and {wrong}")
 
-    @property
-    def option(self) -> str:
-        """How the user names `metric`."""
-        return "metric=" if self.in_python else "--y"
-
-    def naming(self, metric: str) -> str:
-        """Return what the user writes to take a metric."""
-        return f"metric={metric!r}" if self.in_python else f"--y {metric}"
-
-    @property
-    def max_option(self) -> str:
-        """How the user names `max_reward`."""
-        return "max_reward=" if self.in_python else "--max-reward"
-
-    @property
-    def min_option(self) -> str:
-        """How the user names `min_reward`."""
-        return self.max_option.replace("max", "min")
+    def naming(self, value: str = "", name: str = "metric") -> str:
+        """Return what the user writes to set one of these: `--y VALUE`, or `metric='VALUE'` in Python."""
+        if self.in_python:
+            return f"{name}={value and repr(value)}"
+        option = "--y" if name == "metric" else f"--{name.replace('_', '-')}"
+        return f"{option} {value}".rstrip()
 
     @property
     def rewards(self) -> tuple[float, float] | None:
@@ -101,11 +89,11 @@ class ReadOptions:
         is_set = (self.metric is not None and self.task is None) or self.rewards is not None
         if is_set and paths and not (foreign or is_table):
             raise InputError(
-                f"{paths[0]}: a run folder has its own pass rates; {self.option} is for logs and tables"
+                f"{paths[0]}: a run folder has its own pass rates; {self.naming()} is for logs and tables"
             )
         names = ["format", "trainer", "run", "devices", "model", "pooled", "each", "prompts"]
         names = [name for name in names if getattr(self, name) not in (None, False, {})]
-        given = [f"{name}=" if self.in_python else f"--{name}" for name in names]
+        given = [self.naming(name=name) for name in names]
         if given and not foreign:
             which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
             raise InputError(f"{', '.join(given)}: only for the log of another trainer, which {which}")

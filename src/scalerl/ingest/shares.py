@@ -45,7 +45,7 @@ def shares_of(
         rate_N = np.empty(0)
         why_not = (
             f"'{name}' is already a share in [0, 1], not a mean of rewards of {wrong:g} and "
-            f"{right:g}: leave out {asked.max_option}"
+            f"{right:g}: leave out {asked.naming(name='max_reward')}"
         )
     else:
         rate_N, why_not = (value_N - wrong) / (right - wrong), ""
@@ -53,7 +53,7 @@ def shares_of(
             span = f"between {value_N.min():.3g} and {value_N.max():.3g}"
             why_not = f"'{name}' lies {span}, which no mean of rewards of {wrong:g} and {right:g} does"
             if value_N.min() < wrong:
-                why_not += f"; {asked.min_option} says what a wrong answer earns"
+                why_not += f"; {asked.naming(name='min_reward')} says what a wrong answer earns"
         rate_N = np.clip(rate_N, 0.0, 1.0)
     doubt = ""
     if not why_not:

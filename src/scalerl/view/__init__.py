@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Outcome as Outcome,
         frozen_forecasts as frozen_forecasts,
         judge as judge,
+        leading_forecast as leading_forecast,
         main_forecast as main_forecast,
     )
     from scalerl.view.runs.page import report_html as report_html, write_report as write_report

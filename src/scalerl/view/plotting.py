@@ -8,7 +8,6 @@ Shapes: N evaluations of a run, M places of a curve.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,15 +17,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scalerl.curve.fit import fit as fit_curve
-from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
-from scalerl.numbers import rate, rate_interval
+from scalerl.numbers import rate
 from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.frozen import Band
-from scalerl.view.facts.notices import misfit_in_words, part_that_holds
+from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import places_between, thin
+from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.style import LATER, MUTED, inline_svg, new_figure, plain_rates, run_look, style
+from scalerl.view.table import seeds_cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,14 +47,10 @@ _LEAST_LETTERS = 5.5
 RATE = "pass rate on the held-out prompts"
 
 
-@dataclass(frozen=True)
-class DrawnCurve:
-    """What has one colour: a run, or the seeds of a recipe."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnCurve(RunGroup):
+    """A run, or the seeds of a recipe, as they are drawn. The name is that in the key; empty for none."""
 
-    name: str
-    """Name in the key; empty for none."""
-    runs: Sequence[Fit | Points]
-    """The fit of each run, or its evaluations where it has none."""
     look: tuple[str, str, str]
     """Colour, marker and dashes."""
     compute_M: np.ndarray
@@ -67,19 +63,9 @@ class DrawnCurve:
     """Evaluations of a run that are drawn."""
 
     @property
-    def points(self) -> list[Points]:
-        """The evaluations of each run, or those that were fitted."""
-        return [run.points if isinstance(run, Fit) else run for run in self.runs]
-
-    @property
     def known(self) -> float:
         """The compute up to which every seed was measured, and fitted; curves are dashed beyond."""
-        return min(self.cut, *(float(one.compute_N.max(initial=0.0)) for one in self.points))
-
-    @property
-    def fits(self) -> list[Fit]:
-        """The fits that it has."""
-        return [run for run in self.runs if isinstance(run, Fit)]
+        return min(self.cut, *(float(run.used.compute_N.max(initial=0.0)) for run in self.runs))
 
     @property
     def curves(self) -> list[Fit]:
@@ -88,13 +74,8 @@ class DrawnCurve:
 
     @property
     def misfits(self) -> list[Fit]:
-        """The others. With one among its seeds a recipe has no mean: the rest were lucky."""
+        """The others. With one among its seeds a recipe has no mean."""
         return [fit for fit in self.fits if fit.misfit is not None]
-
-    @functools.cached_property
-    def parts(self) -> list[Fit]:
-        """Fits of the parts that hold of runs that are misfits."""
-        return [part for fit in self.fits if (part := part_that_holds(fit)) is not None]
 
     def label(self, ceiling: bool) -> str:
         """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
@@ -107,11 +88,8 @@ class DrawnCurve:
             return f"{name}: no curve"
         if not ceiling or not curves:
             return name
-        A = np.array([fit.median.A for fit in curves])
-        spread = rate_interval(curves[0].intervals.A) if n == 1 else ""
-        spread = f"± {rate(A.std(ddof=1))}" if len(A) > 1 else spread
-        doubt = "" if all(fit.identified for fit in curves) else ", not identified"
-        return f"{name}: A {rate(A.mean())} {spread}{doubt}"
+        A = seeds_cell([(fit.median.A, fit.intervals.A) for fit in curves], rate).whole
+        return f"{name}: A {A}{'' if all(fit.identified for fit in curves) else ', not identified'}"
 
 
 def plot(
@@ -169,7 +147,8 @@ def plot(
             colour, *look = run_look(place)
             chosen = color.get(name) if isinstance(color, Mapping) else color
             places_M = _places(own, [one.compute for one in asked[name]], log)
-            drawn = DrawnCurve(name, own, (chosen or colour, look[0], "-"), places_M)
+            runs = tuple(ShownRun(name, fit.points, fit=fit) for fit in own)
+            drawn = DrawnCurve(name, runs, look=(chosen or colour, look[0], "-"), compute_M=places_M)
             draw(ax, drawn, ceiling)
             for found in asked[name]:
                 draw_interval(ax, drawn, found.compute, found.prediction)
@@ -251,15 +230,14 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
         ax.axhline(A, color=colour, lw=1.0, ls=_DOTTED, zorder=1, gid=_LEVEL)
 
 
-def _evaluations(ax: Axes, drawn: DrawnCurve, run: Fit | Points) -> None:
+def _evaluations(ax: Axes, drawn: DrawnCurve, run: ShownRun) -> None:
     """Filled where they were fitted; hollow beyond the cut; crosses where they were left out otherwise."""
     colour, marker, _ = drawn.look
-    if isinstance(run, Fit):
-        used, out, cut = run.points, run.excluded, min(drawn.cut, run.max_compute)
-    else:
-        used, out, cut = run, run.select(np.zeros(len(run), dtype=bool)), drawn.cut
+    used, fit = run.used, run.fit
+    out = fit.excluded if fit is not None else used.select(np.zeros(len(used), dtype=bool))
+    cut = drawn.cut if fit is None else min(drawn.cut, fit.max_compute)
     many = len(drawn.runs) > 1
-    crowd = sum(map(len, drawn.points)) > _CROWD
+    crowd = sum(len(one.used) for one in drawn.runs) > _CROWD
     look = {"color": colour, "ms": 2.6 if many else 3.8, "alpha": 0.32 if crowd else 0.6 if many else 1.0}
     look["gid"] = _SEEN
     late = LATER if math.isfinite(drawn.cut) else colour
@@ -294,7 +272,7 @@ def _changes(ax: Axes, drawn: DrawnCurve) -> None:
     for fit in drawn.misfits:
         if fit.misfit and fit.misfit.at is not None:
             ax.axvline(fit.misfit.at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
-    for part in drawn.parts:
+    for part in filter(None, (run.part for run in drawn.runs)):
         own_N = part.points.compute_N
         part_M = drawn.compute_M[(drawn.compute_M >= own_N.min()) & (drawn.compute_M <= own_N.max())]
         ax.plot(part_M, part.band(part_M)[0], color=drawn.look[0], **_THIN)

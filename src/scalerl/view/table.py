@@ -5,13 +5,15 @@ them can say something else than the others.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from scalerl.forecast.comparison import Difference
 from scalerl.jsonl import flat
-from scalerl.numbers import DASH, Unit, interval, plain, rate, rate_interval, signed
+from scalerl.numbers import DASH, Unit, interval, plain, plus_minus, rate, rate_interval, signed
 from scalerl.quantiles import Interval
 
 Mark = Literal["", "base", "moved", "open"]
@@ -90,6 +92,20 @@ def amount_cell(found: Estimate | None, unit: Unit | None = None) -> Cell:
         return Cell("never reaches it")
     shown = "reached by under half" if found.median == math.inf else plain(found.median / size)
     return Cell(shown, interval(found.interval, lambda end: _or_never(end / size)))
+
+
+def seeds_cell(
+    found: Sequence[tuple[float, Interval]], show: Callable[[float], str], size: float = 1.0, star: str = ""
+) -> Cell:
+    """The median of one run with its interval, or mean and standard deviation of several, over `size`."""
+    if not found:
+        return Cell(DASH)
+    median_N = np.array([median for median, _ in found]) / size
+    mean = float(median_N.mean())
+    if len(found) == 1:
+        return Cell(f"{show(mean)}{star}", interval(found[0][1], lambda end: show(end / size)))
+    sd = float(median_N.std(ddof=1))
+    return Cell(f"{show(mean)} ± {show(sd)}{star}" if show is rate else plus_minus(mean, sd, show))
 
 
 def difference_cell(found: Difference | None, without: str = DASH) -> Cell:

@@ -123,15 +123,16 @@ def test_a_study_before_its_first_evaluation_has_a_page(tmp_path):
 
 def test_many_runs_make_a_page_that_stays_fluent(verdict):
     """13 arms of 4 runs: small multiples against the base, and thinned evaluations."""
-    arm, runs = verdict.arms[0], verdict.arms[0].runs * 2
-    fits = tuple(
-        replace(one, run=replace(one.run, plan=replace(one.run.plan, seed=seed)))
-        for seed, one in enumerate(runs)
-    )
-    arms = [
-        replace(arm, runs=fits),
-        *(replace(verdict.arms[1], name=f"arm {n}", runs=fits) for n in range(12)),
-    ]
+
+    def of_four_runs(arm, name):
+        runs = []
+        for seed, one in enumerate(verdict.arms[0].runs * 2):
+            run = replace(one.run, plan=replace(one.run.plan, seed=seed))
+            runs.append(replace(one, run=run, shown=replace(one.shown, name=f"{name} seed {seed}")))
+        return replace(arm, name=name, runs=tuple(runs))
+
+    arms = [of_four_runs(verdict.arms[0], verdict.arms[0].name)]
+    arms += [of_four_runs(verdict.arms[1], f"arm {n}") for n in range(12)]
     found = replace(verdict, arms=tuple(arms))
     figures = study_figures(found)
     overlay = next(one for one in figures if one.name == "overlay")

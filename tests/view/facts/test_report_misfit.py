@@ -16,8 +16,8 @@ from scalerl.numbers import unit_for
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, frozen_forecasts, main_forecast, report_html
 from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.figures import run_figure
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 
 TERA = 1e12
@@ -52,7 +52,7 @@ def words(html: str) -> str:
 
 def levels(run, whole, frozen=None):
     """The levels of `report --figure`, by what the key says of them."""
-    lines = run_figure(OverlayRun("one", whole.points, run, whole), frozen).axes[0].lines
+    lines = run_figure(ShownRun("one", whole.points, run, whole), frozen).axes[0].lines
     return {
         str(line.get_label()): np.asarray(line.get_ydata())[0]
         for line in lines
@@ -70,13 +70,13 @@ def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
     assert whole.misfit.keep == (0.0, whole.misfit.at)
     assert part.points.compute_N[-1] == pytest.approx(whole.misfit.at)
     assert part.n_points == np.argmin(np.abs(whole.points.compute_N - whole.misfit.at)) + 1
-    lines, at = run_figure(OverlayRun("one", whole.points, run, whole)).axes[0].lines, whole.misfit.at
+    lines, at = run_figure(ShownRun("one", whole.points, run, whole)).axes[0].lines, whole.misfit.at
     assert at is not None
     curves = [line for line in lines if np.size(line.get_xdata()) > 40]
     assert max(np.max(line.get_xdata()) for line in curves) <= at  # the curve of the whole describes nothing
     assert part.median.A in levels(run, whole).values()
     assert any(np.allclose(line.get_xdata(), at) for line in lines)
-    chart = overlay([OverlayRun("one", whole.points, run, whole)])["runs"][0]["fit"]
+    chart = overlay([ShownRun("one", whole.points, run, whole)])["runs"][0]["fit"]
     assert chart["change"] == pytest.approx(whole.misfit.at, rel=1e-5)
     assert chart["A"] is None
     assert chart["curve"] is not None
@@ -195,7 +195,7 @@ def test_six_evaluations_are_fitted_and_are_too_early(make_run):
 def test_the_key_covers_nothing(make_run):
     run = make_run(steps=False, truth=late)
     found = fit(run, x="flops")
-    figure = run_figure(OverlayRun("one", found.points, run, found))
+    figure = run_figure(ShownRun("one", found.points, run, found))
     figure.draw_without_rendering()
     (key,) = figure.legends
     assert key.get_window_extent().y1 < min(axes.get_tightbbox().y0 for axes in figure.axes)

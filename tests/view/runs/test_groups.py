@@ -10,9 +10,9 @@ from scalerl.ingest import load_run
 from scalerl.ingest.formats import numbers
 from scalerl.ingest.formats.table import read_table
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.panels import logged
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
             )
             record = RunRecord.read(path)
             points = Points.from_record(record, "gpu_hours")
-            found.append(OverlayRun(record.name, points, record, fit(points)))
+            found.append(ShownRun(record.name, points, record, fit(points)))
     return found
 
 
@@ -74,7 +74,7 @@ def test_given_groups_are_those_of_the_chart_and_of_the_figure(runs):
 
 
 def test_what_a_run_logged_is_there_by_name(run, runs):
-    names, (found,) = logged([OverlayRun("one", Points.from_record(run, "steps"), run)])
+    names, (found,) = logged([ShownRun("one", Points.from_record(run, "steps"), run)])
     assert names[:4] == ["reward_mean", "entropy", "mean_length", "truncated"]
     assert "ratio_max" in names
     assert len(found["step"]) == len(found["values"]["entropy"]) == 240
@@ -92,7 +92,7 @@ TABLE = "".join(f"{n},{'' if n % 5 else n / 100},{2 / (n + 1)},{n},note\n" for n
 def test_a_table_has_its_other_columns_of_numbers_of_every_row(tmp_path, clock):
     path = tmp_path / "log.csv"
     path.write_text(f"{clock},accuracy,loss,reward_mean,text\n{TABLE}")
-    names, (found,) = logged([OverlayRun("log", read_table(path, x=clock, y="accuracy"))])
+    names, (found,) = logged([ShownRun("log", read_table(path, x=clock, y="accuracy"))])
     assert names == ["reward_mean", "loss"]
     assert found["compute"] == list(range(50))
     assert found["step"] == (found["compute"] if clock == "step" else [None] * 50)
@@ -114,6 +114,6 @@ def test_foreign_runs_have_what_they_logged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     docs_logs.trl()
     record = load_run("outputs", devices=8)
-    names, (found,) = logged([OverlayRun("trl", Points.from_record(record, "gpu_hours"), record)])
+    names, (found,) = logged([ShownRun("trl", Points.from_record(record, "gpu_hours"), record)])
     assert {"reward_mean", "mean_length"} & set(names)
     assert all(any(value is not None for value in values) for values in found["values"].values())

@@ -13,9 +13,9 @@ from scalerl.numbers import plain
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import script_json
 from scalerl.view.facts.sampled import thin
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun, run_key
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import curves_table
 
@@ -24,7 +24,7 @@ from scalerl.view.runs.tables import curves_table
 def shown(tmp_path_factory):
     record = RunRecord.read(write_run(tmp_path_factory.mktemp("run") / "a", "a"))
     points = Points.from_record(record, "gpu_hours")
-    return OverlayRun("a", points, record, fit(points))
+    return ShownRun("a", points, record, fit(points))
 
 
 def by_key(found):
@@ -124,7 +124,7 @@ def test_of_a_run_that_no_curve_describes_the_part_that_holds_is_drawn():
     rates_N[28:] -= 0.1
     whole = fit(Points.from_arrays(compute_N, rates_N, noise_sd=0.004))
     assert whole.misfit is not None
-    found = overlay([OverlayRun("jump", whole.points, fit=whole)])["runs"][0]["fit"]
+    found = overlay([ShownRun("jump", whole.points, fit=whole)])["runs"][0]["fit"]
     assert found["A"] is None
     assert found["misfit"]
     assert found["curve"] is not None
@@ -133,7 +133,7 @@ def test_of_a_run_that_no_curve_describes_the_part_that_holds_is_drawn():
 def test_runs_without_a_fit_or_an_evaluation_are_shown_with_their_reason():
     none = Points.from_arrays([], [])
     flat = Points.from_arrays([1.0, 2.0], [0.3, 0.3])
-    found = overlay([OverlayRun("none", none, reason="too few"), OverlayRun("flat", flat, reason="flat")])
+    found = overlay([ShownRun("none", none, reason="too few"), ShownRun("flat", flat, reason="flat")])
     assert [run["reason"] for run in found["runs"]] == ["too few", "flat"]
     assert [run["fit"] for run in found["runs"]] == [None, None]
     assert json.loads(script_json(found)) == found
@@ -143,7 +143,7 @@ def test_one_name_or_two_axes_are_refused(shown):
     with pytest.raises(InputError, match="one name"):
         overlay([shown, shown])
     with pytest.raises(InputError, match="one compute axis, found compute, gpu_hours"):
-        overlay([shown, OverlayRun("b", Points.from_arrays([1.0], [0.5]))])
+        overlay([shown, ShownRun("b", Points.from_arrays([1.0], [0.5]))])
 
 
 @pytest.mark.parametrize(("n", "most"), [(10_000, 1200), (5000, 40), (41, 40), (1201, 1200)])
@@ -175,5 +175,6 @@ def test_json_in_a_page_cannot_end_its_script():
 
 def test_a_name_that_a_browser_keeps_is_of_one_run_alone(tmp_path):
     paths = [write_run(tmp_path / folder, "same") for folder in ("a", "b")]
-    first, other, again = [RunRecord.read(path) for path in (*paths, paths[0])]
-    assert run_key(first) == run_key(again) != run_key(other)
+    records = [RunRecord.read(path) for path in (*paths, paths[0])]
+    first, other, again = [ShownRun("one", Points.from_record(one, "steps"), one).key for one in records]
+    assert first == again != other

@@ -9,9 +9,9 @@ import pytest
 from scalerl.curve import Points, fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import percent, rate, rate_interval
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.answer import answers_of, more_text, plain_pair, sentence_of
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.table import Estimate, amount_cell, difference_cell
 
 
@@ -19,7 +19,7 @@ from scalerl.view.table import Estimate, amount_cell, difference_cell
 def shown(run):
     """The run without the forecasts that it froze."""
     points = Points.from_record(run, "flops")
-    return OverlayRun("one", points, replace(run, forecasts=()), fit(points))
+    return ShownRun("one", points, replace(run, forecasts=()), fit(points))
 
 
 def view_of(run, **options):
@@ -48,7 +48,7 @@ def test_a_recipe_gets_no_verdict_that_its_seeds_do_not_get():
             0.3 + 0.2 * compute_N / (compute_N + 700.0) + np.random.default_rng(seed).normal(0, 0.003, 13)
         )
         points = Points.from_arrays(compute_N, rate_N)
-        runs.append(OverlayRun(f"seed {seed}", points, None, fit(points)))
+        runs.append(ShownRun(f"seed {seed}", points, None, fit(points)))
     assert all(not run.fit.identified and run.fit.probability(0.99, 5e4) < 0.05 for run in runs)
     near = RunsView(tuple(runs), budget=2000.0, target=0.99, groups={"A": ["seed 0", "seed 1"]})
     assert sentence_of(near).endswith("? No: A.")
@@ -67,7 +67,7 @@ def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
 def test_too_early_says_how_much_more_would_tell_where_that_is_within_the_budget(make_run):
     record = make_run(n_evals=8, steps=False)
     points = Points.from_record(record, "flops")
-    run = OverlayRun("early", points, record, fit(points))
+    run = ShownRun("early", points, record, fit(points))
     assert run.fit is not None
     tell, unit = run.fit.compute_to_identify, view_of(run).unit
     assert tell is not None

@@ -14,16 +14,16 @@ from scalerl.curve import Points, fit
 from scalerl.numbers import DASH
 from scalerl.record.reader import RunRecord
 from scalerl.view import report_html
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.page import runs_document
 
 
 def view_of(folder: Path) -> RunsView:
     record = RunRecord.read(folder)
     points = Points.from_record(record, "flops")
-    return RunsView((OverlayRun(record.name, points, record, fit(points)),))
+    return RunsView((ShownRun(record.name, points, record, fit(points)),))
 
 
 def chart_of(view: RunsView) -> Mapping[str, Any]:

@@ -12,9 +12,9 @@ from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.view import frozen_forecasts, main_forecast
 from scalerl.view.facts.facts import axis_for
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.details import strata_table
 from scalerl.view.runs.figures import run_figure
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.panels import always_zero, in_blocks, step_panels, tokens_per_second
 from scalerl.view.runs.roles import in_flight_rows
@@ -23,7 +23,7 @@ from scalerl.view.style import inline_svg, new_figure, save_figure
 
 def shown(run, found=None):
     axis = axis_for(run, found, main_forecast(frozen_forecasts(run)))
-    return OverlayRun("one", Points.from_record(run, axis), run, found)
+    return ShownRun("one", Points.from_record(run, axis), run, found)
 
 
 def saved(run, frozen, path):
@@ -59,7 +59,7 @@ def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
     assert run.compute("gpu_hours")[0] > 0
     assert np.asarray(drawn.get_xdata())[0] == 0
     np.testing.assert_array_equal(drawn.get_xdata(), points.compute_N)
-    data = overlay([OverlayRun("one", Points.from_record(run, "steps"), run)])
+    data = overlay([ShownRun("one", Points.from_record(run, "steps"), run)])
     assert data["runs"][0]["compute"]["gpu_hours"][0] == 0
 
 

@@ -13,8 +13,8 @@ from scalerl.ingest import load_run
 from scalerl.numbers import duration, rate, rate_interval
 from scalerl.view import report_html
 from scalerl.view.facts.facts import compute_rows
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.gathered import RunsView, assumptions
-from scalerl.view.runs.groups import OverlayRun
 
 
 def text_of(html):
@@ -45,7 +45,7 @@ def test_what_a_log_does_not_split_is_unknown_and_not_zero(log, run):
 
 def test_compute_is_what_was_taken_of_each_run(log, run):
     def said(*records):
-        shown = [OverlayRun(f"run {n}", Points.from_record(r, "gpu_hours"), r) for n, r in enumerate(records)]
+        shown = [ShownRun(f"run {n}", Points.from_record(r, "gpu_hours"), r) for n, r in enumerate(records)]
         return assumptions(RunsView(tuple(shown)))[1]
 
     assert "evaluating is left out." in said(run)

@@ -6,6 +6,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from growing import Growing
+from serve_client import serving
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,10 @@ def original(tmp_path_factory):
 def runs(original, tmp_path):
     """A copy of it, to be written to."""
     return shutil.copytree(original, tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def client(original):
+    """A browser of it."""
+    with serving(original) as client:
+        yield client

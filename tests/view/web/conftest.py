@@ -20,8 +20,8 @@ from scalerl.study.page.figures import study_figures
 from scalerl.study.page.page import study_document
 from scalerl.view import write_report
 from scalerl.view.assets import write_text
-from scalerl.view.runs.gathered import RunsView, fit_or_reason
-from scalerl.view.runs.groups import OverlayRun
+from scalerl.view.facts.shown import ShownRun
+from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.page import runs_document
 
 
@@ -65,36 +65,53 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> RunsView:
     runs = []
     for name, A, seed in (("base", 0.6, 0), (HOSTILE, 0.5, 1), ("flat", 0.3, 2)):
         record = RunRecord.read(write_run(folder / str(seed), name, A, seed))
-        run = OverlayRun(name, Points.from_record(record, "gpu_hours"), record)
-        found, reason = fit_or_reason(run)
-        runs.append(replace(run, fit=found, reason=reason))
+        run = ShownRun(name, Points.from_record(record, "gpu_hours"), record)
+        runs.append(run.fitted_with())
     fits = {run.name: [run.fit] for run in runs if run.fit is not None}
     comparison = compare(fits, budget=16_000.0, target=0.55)
     groups = {run.name: [run.name] for run in runs}
     return RunsView(tuple(runs), budget=16_000.0, target=0.55, groups=groups, comparison=comparison)
 
 
+class Pages(dict[str, Path]):
+    """Pages by what they are of, each written when it is first asked for: some take half a minute."""
+
+    def __init__(self, write: dict[str, Callable[[], Path]]) -> None:
+        self._write = write
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = path = self._write[kind]()
+        return path
+
+
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str, Path]:
-    """Pages of every kind, by what they are of."""
+def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> Pages:
+    """Pages of every kind."""
     folder = tmp_path_factory.mktemp("pages <i>")
-    record = shown.runs[1].record
+    record, found = shown.runs[1].record, shown.runs[0].fit
     assert record is not None
+    assert found is not None
+    near = float(found.median.A) - 0.008  # a target whose text is beside that of the ceiling
+    one = RunsView(shown.runs[:1], budget=16_000.0, target=near)
+    return Pages(
+        {
+            "several": lambda: _written(shown, folder / "several.html"),
+            "hundred": lambda: _written(_hundred(shown), folder / "hundred.html"),
+            "long": lambda: _written(_long(folder), folder / "long.html"),
+            "one": lambda: _written(one, folder / "one.html"),
+            "run": lambda: write_report(record, out=folder / "run.html"),
+            "study": lambda: _study(folder),
+            "groups": lambda: _written(_groups(folder), folder / "groups.html"),
+            "mixed": lambda: write_report(write_mixed(folder / "mixed"), out=folder / "mixed.html"),
+        }
+    )
+
+
+def _study(folder: Path) -> Path:
     arms = dict(list(hostile_study.ARMS.items())[::2])  # the base, and a name that is a script
     study = hostile_study.build(folder / "study", arms)
-    (folder / "study.html").write_text(study_document(study, folder, study_figures(study)).html())
-    assert shown.runs[0].fit is not None
-    near = float(shown.runs[0].fit.median.A) - 0.008  # a target whose text is beside that of the ceiling
-    return {
-        "several": _written(shown, folder / "several.html"),
-        "hundred": _written(_hundred(shown), folder / "hundred.html"),
-        "long": _written(_long(folder), folder / "long.html"),
-        "one": _written(RunsView(shown.runs[:1], budget=16_000.0, target=near), folder / "one.html"),
-        "run": write_report(record, out=folder / "run.html"),
-        "study": folder / "study.html",
-        "groups": _written(_groups(folder), folder / "groups.html"),
-        "mixed": write_report(write_mixed(folder / "mixed"), out=folder / "mixed.html"),
-    }
+    document = study_document(study, folder, study_figures(study))
+    return write_text(folder / "study.html", document.html())
 
 
 def _written(view: RunsView, path: Path) -> Path:
@@ -110,7 +127,7 @@ def _groups(folder: Path) -> RunsView:
             path = write_run(folder / f"g{n}{seed}", f"recipe {n}-{seed}", A, 2 * n + seed, recipe=recipe)
             record = RunRecord.read(path)
             points = Points.from_record(record, "gpu_hours")
-            runs.append(OverlayRun(record.name, points, record, fit(points)))
+            runs.append(ShownRun(record.name, points, record, fit(points)))
     return RunsView(tuple(runs), budget=16_000.0, target=0.55, not_compared="Nothing is compared.")
 
 
@@ -124,7 +141,7 @@ def _hundred(shown: RunsView) -> RunsView:
     for i in range(100):
         noise_N = rng.normal(0, 0.005, len(base))
         points = replace(drawn[i % 5], pass_rate_N=drawn[i % 5].pass_rate_N + noise_N)
-        runs.append(OverlayRun(f"run {i}", points, shown.runs[0].record, fits[i % 5]))
+        runs.append(ShownRun(f"run {i}", points, shown.runs[0].record, fits[i % 5]))
     return RunsView(tuple(runs), not_compared="Nothing is compared.")
 
 
@@ -132,5 +149,5 @@ def _long(folder: Path) -> RunsView:
     from scalerl.ingest.formats.table import read_table
 
     points = read_table(write_table(folder / "long.csv", 10_000), "gpu_hours", "pass_rate", None)
-    run = OverlayRun("long", points, None, fit(points))
+    run = ShownRun("long", points, None, fit(points))
     return RunsView((run,), budget=2 * BUDGET, not_compared="Nothing is compared.")

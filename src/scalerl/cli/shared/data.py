@@ -195,7 +195,7 @@ def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]
     axes = [name for name in axes_of(found[0]) if all(name in axes_of(data) for data in found)]
     numbers: list[float] = []
     for name, given in typed.items():
-        settled = [one.on(_option(name), axis, reach, axes) for one in given]
+        settled = [one.on(option_name(name), axis, reach, axes) for one in given]
         setattr(args, name, settled if isinstance(getattr(args, name), list) else settled[0])
         numbers += settled
     return [text] if (text := beyond(numbers, runs)) else []
@@ -205,7 +205,7 @@ def check_amounts(args: argparse.Namespace, found: Sequence[Data]) -> None:
     """Raise an InputError if runs are on several axes, and an amount of compute could be on any of them."""
     on = {data.points.axis: data.path for data in found}
     listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
-    given = [f"{_option(name)} {one.text}" for name, typed in _typed(args).items() for one in typed]
+    given = [f"{option_name(name)} {one.text}" for name, typed in _typed(args).items() for one in typed]
     if given and len(on) > 1:
         raise InputError(f"{given[0]} could be on either axis: {listed}; choose one with --x")
 
@@ -218,7 +218,8 @@ def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
     return {name: found for name, found in typed.items() if found}
 
 
-def _option(name: str) -> str:
+def option_name(name: str) -> str:
+    """Return an option by the name of its argument."""
     return f"--{name.replace('_', '-')}"
 
 

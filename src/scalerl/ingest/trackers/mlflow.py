@@ -121,7 +121,7 @@ def _found(client: MlflowClient, name: str, within: str, experiment: str) -> Seq
         else:
             names = [one.name for one in client.search_experiments(max_results=_SHOWN)]
             raise InputError(f"{name}: the server has no such experiment; there are {listed(names)}")
-    if _RUN_ID.fullmatch(run):
+    if _RUN_ID.fullmatch(run):  # as pages of MLflow name a run, also within its experiment
         return _found(client, name, run, "")
     found = list(_searched(client, experiment, run))
     if run and not found:
@@ -165,6 +165,7 @@ def _read_run(client: MlflowClient, wanted: Wanted, answered: Answered, run: Run
         history = client.get_metric_history(run.info.run_id, key)
         answered()
         builder.begin_file()
+        # Servers answer in any order; by time, what a resumed run logs again follows what it replaces.
         for one in sorted(history, key=lambda one: (one.timestamp, one.step)):
             builder.add(float(one.step), unix_seconds(one.timestamp), {key: as_logged(one.value)})
     return builder.build()
@@ -173,6 +174,7 @@ def _read_run(client: MlflowClient, wanted: Wanted, answered: Answered, run: Run
 @contextmanager
 def _few_retries() -> Iterator[None]:
     """Have MLflow's client give up sooner, unless the user has set how often it tries."""
+    # The client has no argument for it: it reads the environment at every request.
     key, value = _RETRIES
     if key in os.environ:
         yield

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.curve import Points
 from scalerl.forecast.comparison import Claim, Difference, Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import MINUS, percent, unit_for
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import claim_text, is_made
+from scalerl.view.facts.shown import RunGroup
 from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
-from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, short_names, style
 
@@ -231,21 +231,10 @@ def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
     """
     found = []
     for arm in verdict.arms:
-        runs = []
-        for one in arm.runs:
-            record = one.run.record
-            if record is not None and record.evals and verdict.axis in record.logged_axes():
-                points = Points.from_record(record, verdict.axis, verdict.study.plan["price"])
-            elif one.fit is not None:  # in dollars, which no record has without a price
-                points = one.fit.points
-            else:
-                continue
-            name = f"{arm.name} seed {one.run.plan.seed}"
-            runs.append(OverlayRun(name, points, record, one.fit, one.why, verdict.budget))
-        # A band around a curve that does not describe the runs would lend it a precision that it has not.
-        draws = None if any(fit.misfit for fit in arm.fits) or len(runs) < 2 else arm.draws
+        runs = tuple(run.shown for run in arm.runs if run.shown is not None)
+        draws = arm.draws if all_described(arm.fits) and len(runs) > 1 else None
         if runs:
-            found.append(RunGroup(arm.name, tuple(runs), draws))
+            found.append(RunGroup(arm.name, runs, draws))
     return sorted(found, key=lambda group: group.name != verdict.study.plan["base"])
 
 

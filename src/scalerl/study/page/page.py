@@ -26,7 +26,7 @@ from scalerl.study.verdict.verdict import KINDS, StudyVerdict
 from scalerl.tty import console_for
 from scalerl.view import formats
 from scalerl.view.assets import link, without_folders, write_text
-from scalerl.view.document import Document, PagePart, PageSection
+from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.notices import is_made
 from scalerl.view.table import Cell
 
@@ -176,11 +176,12 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
     parts["verdict"] = replace(parts["verdict"], title="", kind="verdict-table")
     if "runs" in parts:
         parts["runs"] = replace(parts["runs"], title="", links=_links(verdict, folder))
+    grouped = _grouped(verdict)
     return Document(
         kind="Study of reinforcement learning recipes",
         name=study_name(verdict),
-        sentence=_sentence(verdict),
-        answers=_grouped(verdict),
+        sentence=_sentence(verdict, grouped),
+        answers=grouped,
         chart=study_chart(verdict),
         chart_note=_CHART,
         cautions=[("", text) for text in verdict.cautions],
@@ -207,7 +208,7 @@ def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
     return [link(target, folder) if target.is_file() else "" for target in targets]
 
 
-def _sentence(verdict: StudyVerdict) -> str:
+def _sentence(verdict: StudyVerdict, grouped: Sequence[tuple[str, list[Pair], str]]) -> str:
     """What the study says of its arms, in one sentence: which way, and by how much as measured."""
 
     def named(arm: str) -> str:
@@ -219,17 +220,17 @@ def _sentence(verdict: StudyVerdict) -> str:
 
     groups = [
         f"{heading[0].lower()}{heading[1:]}: {', '.join(named(arm) for arm, _ in found)}"
-        for heading, found, _ in _grouped(verdict)
+        for heading, found, _ in grouped
     ]
     said = "; ".join(groups)
     return f"{said[:1].upper()}{said[1:]}. {_head(verdict)}" if said else _head(verdict)
 
 
-def _grouped(verdict: StudyVerdict) -> list[tuple[str, list[tuple[str, str]], str]]:
+def _grouped(verdict: StudyVerdict) -> list[tuple[str, list[Pair], str]]:
     """Answers under the heading of their verdict, in the order of `KINDS`, without the base."""
     at = f"at {budget_text(verdict)}, as measured"
-    made = []
+    made, said = [], answers(verdict)
     for kind in KINDS[:-1]:
-        if found := [(one.arm, one.text) for one in answers(verdict) if one.kind == kind]:
+        if found := [(one.arm, one.text) for one in said if one.kind == kind]:
             made.append((kind.capitalize().replace("as measured", at), found, mark_of(kind)))
     return made

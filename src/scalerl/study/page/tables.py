@@ -6,6 +6,7 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
     DASH,
     Unit,
@@ -84,7 +85,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     found, pair = arm.quantities, verdict.pairs.get(arm.name)
     finished = arm.stability.outcomes.get("finished", 0)
     kind = verdict.kind(arm.name)
-    ceiling = rate_cell(found.get("A"), "withheld" if any(fit.misfit for fit in arm.fits) else DASH)
+    ceiling = rate_cell(found.get("A"), DASH if all_described(arm.fits) else "withheld")
     # Where not all runs came to the budget, the pass rate there is extrapolated.
     reached = arm.reached(verdict.budget)
     measured = verdict.measured.get(arm.name)
@@ -209,39 +210,13 @@ def runs_table(verdict: StudyVerdict) -> Table:
     rows = []
     for fitted in (run for arm in verdict.arms for run in arm.runs):
         run = fitted.run
-        about = (
-            run.plan.arm,
-            str(run.plan.seed),
-            run.outcome,
-            str(len(run.attempts)),
-            rate(run.last_pass_rate),
-        )
-        spent, mark = (
-            plain(_spent_compute(verdict, fitted) / unit.size),
-            "open" if run.outcome == "failed" else "",
-        )
-        rows.append(row(*about, spent, _fit_cell(fitted, unit), run.cause, mark=mark))
-    headers = (
-        "arm",
-        "seed",
-        "outcome",
-        "attempts",
-        "last pass rate",
-        f"compute ({unit.name})",
-        "fit",
-        "cause",
-    )
+        counts = str(run.plan.seed), run.outcome, str(len(run.attempts)), rate(run.last_pass_rate)
+        spent = plain(fitted.shown.compute / unit.size) if fitted.shown is not None else DASH
+        mark = "open" if run.outcome == "failed" else ""
+        rows.append(row(run.plan.arm, *counts, spent, _fit_cell(fitted, unit), run.cause, mark=mark))
+    headers = ("arm", "seed", "outcome", "attempts", "last pass rate")
+    headers += (f"compute ({unit.name})", "fit", "cause")
     return Table("runs", "Runs", headers, tuple(rows), prose=("arm", "outcome", "fit", "cause"))
-
-
-def _spent_compute(verdict: StudyVerdict, fitted: FittedRun) -> float:
-    """Compute of the run's last evaluation, on the axis of the study; NaN where it was not logged."""
-    if fitted.fit is not None:
-        return float(fitted.fit.points.compute_N[-1])
-    record = fitted.run.record
-    if record is None or not record.evals or verdict.axis not in record.logged_axes():
-        return math.nan
-    return float(record.compute(verdict.axis)[-1])
 
 
 def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell | str:

@@ -8,24 +8,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalerl.curve.fit import fit
+from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import MODEL_PRIOR, SEED_PRIOR
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import InputError
 from scalerl.forecast.sides import (
     PASS_RATES,
     Sides,
+    all_described,
     draw_recipe,
     draw_sides,
     given_family,
     mostly_identified,
     quantities,
 )
-from scalerl.numbers import as_float, as_mapping
 from scalerl.quantiles import draw_quantiles, tails
 from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import REACHED
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.table import Estimate
 
 
@@ -34,8 +36,14 @@ class FittedRun:
     """A run of the study and the fit of all its evaluations, or `why` there is none."""
 
     run: StudyRun
-    fit: Fit | None
     why: str = ""
+    shown: ShownRun | None = field(default=None, repr=False)
+    """Its evaluations and their fit; None where it has no evaluation on the axis of the study."""
+
+    @property
+    def fit(self) -> Fit | None:
+        """The fit of all its evaluations."""
+        return self.shown.fit if self.shown is not None else None
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,7 @@ class ArmSummary:
     @property
     def known_ceiling(self) -> float:
         """The ceiling known of its runs (`ceiling` in config.json), the highest; NaN where none is."""
-        records = [run.run.record for run in self.runs if run.run.record is not None]
-        known = [as_float(as_mapping(record.config.get("ceiling")).get("value")) for record in records]
+        known = [known_ceiling(run.run.record) for run in self.runs]
         return max((value for value in known if value == value), default=math.nan)
 
     @property
@@ -108,12 +115,14 @@ def fit_arms(
 
     def fitted(run: StudyRun) -> FittedRun:
         if run.record is None or not run.record.evals:
-            return FittedRun(run, None, run.cause or "no evaluation yet")
+            return FittedRun(run, run.cause or "no evaluation yet")
         try:
-            # All that is there: a run that failed late has said most of what it had to say.
-            return FittedRun(run, fit(run.record, x=axis, price=study.plan["price"], level=level))
-        except (CannotAnswerError, InputError) as error:
-            return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
+            points = Points.from_record(run.record, axis, study.plan["price"])
+        except InputError as error:
+            return FittedRun(run, str(error).removeprefix(f"{run.record.evals_file}: "))
+        # All that is there: a run that failed late has said most of what it had to say.
+        shown = ShownRun(f"{run.plan.arm} seed {run.plan.seed}", points, run.record).fitted_with(level=level)
+        return FittedRun(run, shown.reason, shown)
 
     found: dict[str, tuple[FittedRun, ...]] = {arm.name: () for arm in study.arms}
     for done, run in enumerate(study.runs, start=1):
@@ -164,8 +173,7 @@ def summarise(
             models = {run.run.plan.model for run in runs}
             draws = draw_recipe(fits, name, alone if len(models) > 1 else shared)
             asked = quantities(budget, target)
-            # With a misfit the arm has no ceiling: a mean over the others would be that of lucky runs.
-            if any(result.misfit for result in fits):
+            if not all_described(fits):
                 del asked["A"]
             estimates = {key: _estimate(key, quantity(draws), level) for key, quantity in asked.items()}
         identified = sum(result.identified for result in fits)
@@ -210,11 +218,7 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
     about one time in two. Stopping it loses a comparison and nothing else; verdicts come from `compare`.
     """
     recipes, blocks = fits_of(fit_arms(study, axis))
-    known = [
-        name
-        for name, fits in recipes.items()
-        if mostly_identified(fits) and not any(fit.misfit for fit in fits)
-    ]
+    known = [name for name, fits in recipes.items() if mostly_identified(fits) and all_described(fits)]
     answer: dict[str, float | None] = dict.fromkeys(arm.name for arm in study.arms)
     if not known:
         return answer

@@ -183,7 +183,7 @@ def judge_study(
         found = compare(fits, base=base, budget=budget, target=target, level=level, blocks=blocks)
         comparison = _possible(found, {arm.name: arm for arm in arms})
     forecasts = judged_forecasts(study)
-    fitted = [(run.fit.points, run.run.record) for arm in arms for run in arm.runs if run.fit is not None]
+    fitted = [(run.fit.points, run.run.record) for arm in arms for run in arm.runs if run.fit]
     far = beyond(asked, fitted) if fitted else ""
     return StudyVerdict(
         study=study,

@@ -39,9 +39,10 @@ def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | No
     return run.default_axis
 
 
-def known_ceiling(run: RunRecord) -> float:
-    """Return the ceiling that was known before the run, from config.json; NaN without one."""
-    return as_float(as_mapping(run.config.get("ceiling")).get("value"))
+def known_ceiling(run: RunRecord | None) -> float:
+    """Return the ceiling that was known before the run, from config.json; NaN without one, or of one task."""
+    known = run.config.get("ceiling") if run is not None and not run.task else None
+    return as_float(as_mapping(known).get("value"))
 
 
 def ceiling_why(run: RunRecord) -> str:

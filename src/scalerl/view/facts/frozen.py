@@ -152,6 +152,11 @@ def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
     return min(usable, key=lambda forecast: abs(forecast.share - 0.5), default=None)
 
 
+def leading_forecast(run: RunRecord | None) -> FrozenForecast | None:
+    """The `main_forecast` of a run; a table has none."""
+    return main_forecast(frozen_forecasts(run)) if run is not None else None
+
+
 def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
     """The result in one sentence, as the page and the terminal give it."""
     verb = "measured" if outcome.measured else "not measured"

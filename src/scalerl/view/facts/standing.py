@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.numbers import Unit, as_float, unit_for
 from scalerl.record.alarms import Alarm
@@ -24,11 +23,13 @@ from scalerl.record.devices import is_of_one_device
 from scalerl.record.evaluation import EvalPoint
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
-from scalerl.view.facts.fit_rows import beyond, own_budget
+from scalerl.view.facts.fit_rows import beyond
+from scalerl.view.facts.shown import ShownRun
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit, Forecast, Points
+    from scalerl.curve import Fit, Forecast
     from scalerl.curve.answers import Chance
+    from scalerl.curve.points import Points
 
 _RECENT = 6
 """Evaluations over which the speed is measured: of a resumed run, soon those after the resume alone."""
@@ -50,31 +51,18 @@ class StandingQuery:
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class Standing(ShownRun):
     """A run as far as it has come. Made by `stand`."""
 
-    name: str
-    points: Points = field(repr=False)
-    record: RunRecord | None = field(repr=False)
-    asked: StandingQuery = field(repr=False)
-    row: dict[str, Any] = field(repr=False)
+    reason: str = "not fitted yet"
+    asked: StandingQuery = field(repr=False, default=StandingQuery())
+    row: dict[str, Any] = field(repr=False, default_factory=dict)
     """The last line of steps.jsonl; empty where there is none."""
     sample: dict[str, Any] = field(repr=False, default_factory=dict)
     """The last line of samples.jsonl; empty where there is none."""
     ended: bool = False
     written: float = math.nan
     """Unix seconds at which its files were written to last; NaN where times are logged instead."""
-    found: Fit | CannotAnswerError = field(repr=False, default=CannotAnswerError("not fitted yet"))
-
-    @property
-    def fit(self) -> Fit | None:
-        """The fit of all evaluations, or None; `why_no_fit` says why."""
-        return None if isinstance(self.found, CannotAnswerError) else self.found
-
-    @property
-    def why_no_fit(self) -> str:
-        """Why there is no fit, in words; empty where there is one."""
-        return str(self.found).removeprefix(f"{self.points.source}: ") if self.fit is None else ""
 
     @property
     def step(self) -> int | None:
@@ -96,11 +84,6 @@ class Standing:
         return float(self.points.pass_rate_N[-1]) if len(self.points) else math.nan
 
     @property
-    def compute(self) -> float:
-        """Spent at the last evaluation, in the unit of the axis."""
-        return float(self.points.compute_N.max(initial=0.0))
-
-    @property
     def unit(self) -> Unit:
         """A unit for the compute of the run."""
         axis = self.points.axis
@@ -111,7 +94,7 @@ class Standing:
         """Compute at which the run ends; NaN where it is not given on this axis."""
         if self.asked.budget is not None:
             return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
-        return own_budget(self.record, self.points.axis)
+        return super().budget
 
     @property
     def end(self) -> float:
@@ -127,8 +110,7 @@ class Standing:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of reading and fitting the run, and `beyond`."""
-        found = self.fit.warnings if self.fit is not None else self.points.warnings
-        return (*found, self.beyond) if self.beyond else found
+        return (*super().warnings, *filter(None, [self.beyond]))
 
     @property
     def where(self) -> str:
@@ -221,14 +203,8 @@ class Standing:
 
     def fitted(self) -> Standing:
         """Return this with a fit of all evaluations, or with the reason why there is none."""
-        from scalerl.curve import fit
-
         asked = self.asked
-        try:
-            found = fit(self.points, r0=asked.r0, min_compute=asked.min_compute, level=asked.level)
-        except CannotAnswerError as error:
-            return replace(self, found=error)
-        return replace(self, found=found)
+        return self.fitted_with(r0=asked.r0, min_compute=asked.min_compute, level=asked.level)
 
     def to_json(self, now: float) -> dict[str, Any]:
         """One object: the line of `scalerl watch --json`, and the run's row in the list of a server."""
@@ -248,7 +224,7 @@ class Standing:
             "end": self.end,
             "share": self.share,
             "forecast": self.forecast.to_json() if self.forecast else None,
-            "no_forecast": self.why_no_fit,
+            "no_forecast": self.reason,
             "ceiling": self.fit and _ceiling(self.fit),
             "target": target,
             "alarms": [_alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
@@ -292,4 +268,4 @@ def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Sta
     row, sample = (read_last(path / name) if own else {} for name in ("steps.jsonl", "samples.jsonl"))
     name = str((record is not None and record.config.get("name")) or path.name)
     ended = own and final_folder(path).is_dir()
-    return Standing(name, points, record, asked, row, sample, ended)
+    return Standing(name, points, record, asked=asked, row=row, sample=sample, ended=ended)

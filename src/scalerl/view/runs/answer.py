@@ -8,10 +8,11 @@ from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import Unit, chance_text, rate, rate_interval
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.frozen import sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
+from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by
+from scalerl.view.runs.groups import names_by
 
 Named = list[tuple[str, str]]
 MOST = 6
@@ -79,7 +80,7 @@ def _answer(view: RunsView, group: RunGroup) -> str:
         first, *others = group.runs
         missing = "Not answered over its seeds, as not each has a curve: the table has them."
         return missing if others else run_answer(view, first)
-    band = group.band(np.array([view.end]), view.level)
+    band = group.mean_curve(np.array([view.end]), view.level)
     low, high = band.lo_M.item(), band.hi_M.item()
     about = f"about {rate(band.median_M.item())} {rate_interval((low, high))}"
     chance = ""
@@ -150,7 +151,7 @@ def _by(difference: Difference) -> str:
     return f"{way} by {rate(abs(difference.median))} ± {rate((high - low) / 2)}"
 
 
-def run_answer(view: RunsView, run: OverlayRun) -> str:
+def run_answer(view: RunsView, run: ShownRun) -> str:
     """Return whether a run reaches the target, or what it is forecast to reach, or why that is not known."""
     fit = run.fit
     if fit is None:
@@ -191,14 +192,12 @@ def _question(view: RunsView) -> str:
     return f"Will {who} reach {rate(view.target)} by {view.unit.show(view.end)}?"
 
 
-def _frozen(run: OverlayRun) -> str:
+def _frozen(run: ShownRun) -> str:
     """The forecast that was frozen, once its outcome is known."""
-    if run.record is None or not (frozen := main_forecast(frozen_forecasts(run.record))):
+    if run.frozen is None:
         return ""
-    if frozen.axis not in run.record.logged_axes():
-        return ""
-    outcome = judge(run.record, frozen)
-    return sentence(frozen, outcome) if outcome.measured else ""
+    outcome = run.outcome(run.frozen)
+    return sentence(run.frozen, outcome) if outcome.measured else ""
 
 
 def _verdict(fit: Fit, target: float, budget: float, unit: Unit) -> str:

@@ -15,8 +15,8 @@ from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import WHO_CHECKS, alarm_table, health_text
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.gathered import MOST_PARTS, RunsView
-from scalerl.view.runs.groups import OverlayRun
 from scalerl.view.runs.panels import always_zero, step_panels
 from scalerl.view.runs.roles import in_flight_rows, ledger_rows, role_panels, role_rows
 from scalerl.view.table import Cell, Estimate, Table, rate_cell, row
@@ -29,7 +29,7 @@ _CURVE = (
 )
 
 
-def run_sections(run: OverlayRun, end: float) -> list[PageSection]:
+def run_sections(run: ShownRun, end: float) -> list[PageSection]:
     """Return what `scalerl fit` prints of a run, forecast at `end`, and the rest that its folder has."""
     fits = [PagePart(text=f"No fit: {run.reason}.")]
     if run.fit is not None:
@@ -191,7 +191,7 @@ def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
             yield SuiteResult.of(name, last["step"], correct_P, last["n"])
 
 
-def _ceiling(part: OverlayRun | None) -> Cell:
+def _ceiling(part: ShownRun | None) -> Cell:
     fit = part.fit if part is not None else None
     if fit is None:
         return rate_cell(None, "too few evaluations") if part is not None else rate_cell(None)

@@ -19,14 +19,14 @@ from scalerl.curve.families import Curve
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, counted
 from scalerl.files import writing
-from scalerl.numbers import Unit, as_float, as_mapping, pair, plain, rate, rate_interval, unit_for
+from scalerl.numbers import Unit, as_float, as_mapping, plain, rate, unit_for
 from scalerl.view.facts.facts import known_ceiling
-from scalerl.view.facts.frozen import FrozenForecast, frozen_forecasts, main_forecast
-from scalerl.view.facts.notices import part_that_holds
+from scalerl.view.facts.frozen import FrozenForecast
+from scalerl.view.facts.notices import ceiling_text
 from scalerl.view.facts.sampled import places_between
+from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.plotting import RATE, DrawnCurve, draw, draw_interval, key_of
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import OverlayRun, RunGroup
 from scalerl.view.style import (
     CEILING,
     FIGURES,
@@ -57,7 +57,7 @@ _DECADES = 0.7
 
 
 def run_figure(
-    run: OverlayRun,
+    run: ShownRun,
     frozen: FrozenForecast | None = None,
     budget: float | None = None,
     target: float | None = None,
@@ -75,19 +75,20 @@ def run_figure(
     if frozen is not None:
         step = frozen.made_at_step
         name = f"forecast, frozen at step {step:.0f}" if math.isfinite(step) else "forecast, as frozen"
+    compute_N = np.sort(points.compute_N)
     one = DrawnCurve(
         name,
-        [points if fit is None else fit],
-        run_look(0),
-        places_between(np.sort(points.compute_N), end) if (points.compute_N > 0).any() else np.empty(0),
+        (run,),
+        look=run_look(0),
+        compute_M=places_between(compute_N, end) if (compute_N > 0).any() else np.empty(0),
         band=frozen.band if frozen else None,
         cut=frozen.compute if frozen else math.inf,
         most=_MOST_POINTS,
     )
-    A, about = _ceiling(fit, frozen)
-    known = known_ceiling(run.record) if run.record is not None and not run.record.task else math.nan
+    A, about = _ceiling(run, frozen)
+    known = known_ceiling(run.record)
     levels = [
-        (A, f"ceiling A {rate(A)}{about}", CEILING, (0, (6, 3))),
+        (A, f"ceiling A {about}", CEILING, (0, (6, 3))),
         (known, f"ceiling known beforehand {rate(known)}", MUTED, (0, (1, 1.6))),
     ]
     unit = unit_for(points.axis, end)
@@ -105,9 +106,8 @@ def run_figure(
                     axes.axhline(height, color=colour, lw=1.1, ls=dashes, zorder=1, label=text)
             _mark(axes, unit, budget, target)
         _compute_axis(linear, unit, (-0.015 * end, 1.03 * end))
-        positive_N = points.compute_N[points.compute_N > 0]
-        if positive_N.size:
-            _compute_axis(log, unit, (positive_N.min() / 1.3, end * 1.15), log=True)
+        if (positive_N := compute_N[compute_N > 0]).size:
+            _compute_axis(log, unit, (positive_N[0] / 1.3, end * 1.15), log=True)
         plain_rates(linear)
         about = f"training compute ({unit.name}; right: logarithmic)"
         later = "evaluation made later" if frozen else "evaluation after the cut"
@@ -115,17 +115,13 @@ def run_figure(
     return figure
 
 
-def _ceiling(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[float, str]:
-    """The median of A, and its interval and what it rests on in words; NaN where it is withheld."""
-    part = part_that_holds(fit) if fit is not None else None
-    sound = part or (fit if fit is not None and fit.misfit is None else None)
+def _ceiling(run: ShownRun, frozen: FrozenForecast | None) -> tuple[float, str]:
+    """The median of A, and in words its interval and what it rests on; NaN where it is withheld."""
+    sound = run.part or (run.fit if run.fit is not None and run.fit.misfit is None else None)
     if sound is not None:
-        doubt = "" if sound.identified else ", not identified"
-        about = f" {rate_interval(sound.intervals.A)}{doubt}{' (part fitted)' if part else ''}"
-        return sound.median.A, about
-    then = frozen.fit if frozen and fit is None else {}
-    A, interval = (as_mapping(then.get(name)).get("A") for name in ("median", "intervals"))
-    return as_float(A), f" {rate_interval(pair(interval))} (as frozen)"
+        return sound.median.A, f"{ceiling_text(sound.to_json())}{' (part fitted)' if run.part else ''}"
+    then = frozen.fit if frozen and run.fit is None else {}
+    return as_float(as_mapping(then.get("median")).get("A")), f"{ceiling_text(then)} (as frozen)"
 
 
 def write_figures(view: RunsView, path: Path) -> list[Path]:
@@ -156,7 +152,7 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
         (run,) = view.runs
         # As the sentence of the page: what is asked anew is answered by the fit.
         anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
-        frozen = main_forecast(frozen_forecasts(run.record)) if run.record and not anew else None
+        frozen = None if anew else run.frozen
         first = {"run": run_figure(run, frozen, view.budget, view.target)}
     elif (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is not None:
         first = {"overlay": overlay}
@@ -175,9 +171,9 @@ def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[D
         if not group.compute_N.size:
             continue
         compute_M = places_between(group.compute_N, max(float(group.compute_N[-1]), end))
-        band = group.band(compute_M, level) if group.draws is not None else None
-        runs = [run.points if run.fit is None else run.fit for run in group.runs]
-        found.append(DrawnCurve(names[group.name], runs, run_look(place), compute_M, band, most=most))
+        band = group.mean_curve(compute_M, level) if group.draws is not None else None
+        drawn = {"look": run_look(place), "compute_M": compute_M, "band": band, "most": most}
+        found.append(DrawnCurve(names[group.name], group.runs, **drawn))
     return found
 
 
@@ -190,7 +186,8 @@ def overlay_figure(
 
 def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure, str] | None:
     """The paper's linearised plot, by the least-squares curve of every run; None where no run has one."""
-    curves = [replace(one, runs=one.curves) for one in curves if one.curves]
+    known = ((one, tuple(run for run in one.runs if run.fit and not run.fit.misfit)) for one in curves)
+    curves = [replace(one, runs=runs) for one, runs in known if runs]
     every = [fit for one in curves for fit in one.curves]
     straight = [linearised(fit.points, fit.paper_curve, unit.size) for fit in every]
     if not any(len(found[0]) for found in straight):
@@ -260,7 +257,7 @@ def _framed(
     target: float | None = None,
 ) -> Figure:
     """All curves in one frame; too many for that have a panel each, beside the first; a crowd is grey."""
-    compute_N = np.concatenate([points.compute_N for one in curves for points in one.points])
+    compute_N = np.concatenate([run.used.compute_N for one in curves for run in one.runs])
     limits = compute_N[compute_N > 0].min() / 1.25, max(compute_N.max(), budget or 0.0) * 1.12
     shown, crowd = [list(curves)], len(curves) > _MOST_PANELS + 1
     if crowd:

@@ -7,23 +7,21 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.curve.points import Points
-from scalerl.errors import CannotAnswerError, InputError, printable
+from scalerl.errors import InputError
 from scalerl.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.downstream import last_of_each
 from scalerl.record.prompts import of_task
-from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond, common_budget
-from scalerl.view.runs.groups import OverlayRun, RunGroup, names_by, recipe_groups
+from scalerl.view.facts.shown import RunGroup, ShownRun
+from scalerl.view.runs.groups import names_by, recipe_groups
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit
     from scalerl.forecast.comparison import Comparison
     from scalerl.record.metric import Metric
 
@@ -42,7 +40,7 @@ _AXES = {
 class RunsView:
     """Runs on one compute axis, each fitted or with the reason why not, and how their recipes compare."""
 
-    runs: tuple[OverlayRun, ...]
+    runs: tuple[ShownRun, ...]
     level: float = 0.95
     budget: float | None = None
     """Compute to forecast at, in the unit of the axis."""
@@ -78,7 +76,7 @@ class RunsView:
     @property
     def spent(self) -> float:
         """The largest compute of a run so far, as far as it is fitted (`max_compute`)."""
-        return max(float((run.fit or run).points.compute_N.max(initial=0.0)) for run in self.runs)
+        return max(float(run.used.compute_N.max(initial=0.0)) for run in self.runs)
 
     @property
     def end(self) -> float:
@@ -111,7 +109,7 @@ class RunsView:
         return recipe_groups(self.runs, self.groups or None)
 
     @functools.cached_property
-    def parts(self) -> dict[str, OverlayRun]:
+    def parts(self) -> dict[str, ShownRun]:
         """Tasks and suites of a run that is alone on the page, by name, each with its own curve."""
         run, record = self.runs[0], self.runs[0].record
         if len(self.runs) > 1 or record is None or record.task:
@@ -121,7 +119,7 @@ class RunsView:
         return parts_of(run, names, self.price, **options)
 
     @property
-    def tasks(self) -> list[OverlayRun]:
+    def tasks(self) -> list[ShownRun]:
         """Those of the parts that are tasks, which are drawn beside the run."""
         return [run for run in self.parts.values() if run.record and run.record.task in run.record.tasks]
 
@@ -134,7 +132,7 @@ class RunsView:
 
 def compared(
     view: RunsView,
-    recipes: Mapping[str, Sequence[OverlayRun]],
+    recipes: Mapping[str, Sequence[ShownRun]],
     base: str | None = None,
     budget: float | None = None,
 ) -> RunsView:
@@ -162,27 +160,13 @@ def compared(
     return replace(view, comparison=found)
 
 
-def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
-    """Return the fit of a run and an empty text, or None and the reason.
-
-    Raises:
-        InputError: an option is not valid.
-    """
-    from scalerl.curve import fit
-
-    try:
-        return fit(run.points, **options), ""  # type: ignore[arg-type]
-    except CannotAnswerError as error:
-        return None, local(run, str(error)).removeprefix(f"{printable(Path(run.points.source).name)}: ")
-
-
 MOST_PARTS = 20
 """Tasks and suites that are fitted, as each fit takes a part of a second."""
 
 
 def parts_of(
-    run: OverlayRun, names: Iterable[str], price: float | None = None, **options: Any
-) -> dict[str, OverlayRun]:
+    run: ShownRun, names: Iterable[str], price: float | None = None, **options: Any
+) -> dict[str, ShownRun]:
     """Return tasks and suites of a run by name, each fitted by itself; without those not on record.
 
     A pass rate before training that is given (`r0`) is that of all tasks together: theirs is measured.
@@ -191,7 +175,7 @@ def parts_of(
         InputError: an option is not valid.
     """
     options |= {"r0": None} if isinstance(options.get("r0"), float) else {}
-    found: dict[str, OverlayRun] = {}
+    found: dict[str, ShownRun] = {}
     for name in dict.fromkeys(itertools.islice(names, MOST_PARTS)):
         assert run.record is not None
         try:
@@ -199,22 +183,14 @@ def parts_of(
             points = Points.from_record(record, run.points.axis, price)
         except InputError:  # a line of the record that is damaged: the answer is of all the rest
             continue
-        part = OverlayRun(f"{name} (task)" if name == run.name else name, points, record)
-        fit, reason = fit_or_reason(part, **options)
-        found[name] = replace(part, fit=fit, reason=reason)
+        part = ShownRun(f"{name} (task)" if name == run.name else name, points, record)
+        found[name] = part.fitted_with(**options)
     return found
 
 
-def warnings_of(run: OverlayRun) -> list[str]:
+def warnings_of(run: ShownRun) -> list[str]:
     """Return the warnings of reading and fitting a run, each once."""
-    found = run.fit.warnings if run.fit is not None else run.points.warnings
-    return list(dict.fromkeys(local(run, warning) for warning in found))
-
-
-def local(run: OverlayRun, message: str) -> str:
-    """Return a message without the folders of the run: a page is read on other machines."""
-    own = () if run.record is None else (run.record.path,)
-    return without_folders(message, Path(run.points.source).parent, *own)
+    return list(dict.fromkeys(map(run.local, run.warnings)))
 
 
 def assumptions(view: RunsView) -> list[str]:
@@ -249,7 +225,7 @@ def _compute(view: RunsView) -> str:
     return f"Compute is {'; '.join(parts)}."
 
 
-def _meaning(run: OverlayRun, axis: str) -> str:
+def _meaning(run: ShownRun, axis: str) -> str:
     """Return what the compute of a run is: our own counters, what a log has, or a column of a table."""
     if run.record is None:
         return f"the column {axis} of the table"
@@ -280,7 +256,7 @@ def _starts(view: RunsView) -> list[str]:
     return [f"{about} {START[source]}: {', '.join(names)}." for source, names in by_source.items()]
 
 
-def taken(run: OverlayRun) -> str:
+def taken(run: ShownRun) -> str:
     """Return what the metrics of another trainer's log were taken for; empty for other runs."""
     config = run.record.config if run.record is not None else {}
     if not (said := as_mapping(config.get("taken"))):
@@ -290,7 +266,7 @@ def taken(run: OverlayRun) -> str:
     return f"{source.get('format')}, names of {source.get('trainer')}. {'; '.join(parts)}"
 
 
-def last_measured(run: OverlayRun, name: str) -> str:
+def last_measured(run: ShownRun, name: str) -> str:
     """Return the last known value of a field of `EvalPoint`, as a text; a dash if there is none."""
     values = [getattr(point, name) for point in run.record.evals] if run.record is not None else []
     known = next((value for value in reversed(values) if value == value), None)

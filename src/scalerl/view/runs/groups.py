@@ -1,97 +1,30 @@
 """Runs of a chart in groups: by recipe, and by every key in which their recipes differ, with mean curves.
 
 The mean curve of a group is that of its recipe over seeds, their variance included, as `compare` draws it.
-Shapes: N evaluations, M computes of a curve.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.forecast.recipes import recipe_key, seed_prior
 from scalerl.jsonl import flat
 from scalerl.numbers import DASH, as_mapping
 from scalerl.record.reader import UNTRAINED, RunRecord
-from scalerl.view.facts.frozen import Band
-from scalerl.view.facts.notices import part_that_holds
+from scalerl.view.facts.shown import RunGroup, ShownRun
 
-if TYPE_CHECKING:
-    from scalerl.curve import Fit, Points
-    from scalerl.curve.posterior import Draws
-
-
-@dataclass(frozen=True)
-class OverlayRun:
-    """One run of a chart. `record` is None for a table, and `reason` a sentence on why there is no `fit`."""
-
-    name: str
-    """The name that is shown, unique in its chart."""
-    points: Points
-    """All of its evaluations, on the axis of the fit."""
-    record: RunRecord | None = None
-    fit: Fit | None = None
-    reason: str = ""
-    budget: float = math.nan
-    """Compute to which its curve is drawn, on the axis of the fit; NaN is the budget of the chart."""
-
-    @property
-    def key(self) -> str:
-        """What a browser keeps its name by."""
-        return run_key(self.record) if self.record is not None else _hashed(self.points.source, self.name)
-
-    @functools.cached_property
-    def part(self) -> Fit | None:
-        """The fit of the part that holds, of a run that no curve describes as a whole."""
-        return part_that_holds(self.fit) if self.fit is not None else None
-
-
-_DRAWS = 2048
 _MOST_KEYS = 40
 """Keys of recipes that are kept of every run, to filter by."""
 _MOST_DRAWN = 300
 """Runs times groupings up to which groups have mean curves, which take 20 ms a run."""
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """Runs of one recipe, or with one value of a key: one colour of a chart."""
-
-    name: str
-    runs: tuple[OverlayRun, ...]
-    draws: Draws | None = None
-    """Draws of the mean curve; None with one run, with none fitted, or where no curve describes one."""
-
-    @property
-    def fits(self) -> list[Fit]:
-        """The fits of its runs that have one."""
-        return [run.fit for run in self.runs if run.fit is not None]
-
-    @property
-    def compute_N(self) -> np.ndarray:
-        """All computes above 0 that were evaluated, sorted; empty where there are none."""
-        compute_N = np.concatenate([run.points.compute_N for run in self.runs])
-        return np.unique(compute_N[compute_N > 0])
-
-    def band(self, compute_M: np.ndarray, level: float) -> Band:
-        """Return the mean curve and its interval; asked of a group with `draws`."""
-        from scalerl.quantiles import tails
-
-        assert self.draws is not None
-        curve_nM = self.draws.thinned(_DRAWS).curves_at(compute_M)
-        return Band(compute_M, *np.quantile(curve_nM, [0.5, *tails(level)], axis=0))
-
-
 def recipe_groups(
-    runs: Sequence[OverlayRun], names: Mapping[str, Sequence[str]] | None = None
+    runs: Sequence[ShownRun], names: Mapping[str, Sequence[str]] | None = None
 ) -> list[RunGroup]:
     """Return runs by recipe, with mean curves; a recipe has the name of its first run.
 
@@ -109,7 +42,7 @@ def recipe_groups(
 
 
 def groupings(
-    runs: Sequence[OverlayRun], first: Sequence[RunGroup]
+    runs: Sequence[ShownRun], first: Sequence[RunGroup]
 ) -> Iterator[tuple[str, Sequence[RunGroup]]]:
     """Yield every way to group the runs of a chart, by its name; the one by recipe, `first`, comes first.
 
@@ -126,23 +59,13 @@ def groupings(
             yield key, _grouped(runs, text_R, len(runs) * len(seen) <= _MOST_DRAWN)
 
 
-def recipe_values(runs: Sequence[OverlayRun]) -> dict[str, list[str]]:
+def recipe_values(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
     """Return the values of every key in which the recipes of runs differ, one for each run."""
     recipes = [recipe_of(run.record) for run in runs]
     keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
     found = {key: [recipe.get(key, DASH) for recipe in recipes] for key in keys}
     varying = {key: text_R for key, text_R in found.items() if len(set(text_R)) > 1}
     return dict(list(varying.items())[:_MOST_KEYS])
-
-
-def run_key(record: RunRecord) -> str:
-    """Return what tells a run from others of its name; it hides the path, as a page is read elsewhere."""
-    return _hashed(record.path, record.config.get("name"), record.task)
-
-
-def _hashed(path: str | Path, *names: Any) -> str:
-    text = repr((str(Path(path).absolute()), *names))
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def recipe_of(record: RunRecord | None) -> dict[str, str]:
@@ -167,12 +90,12 @@ def names_by(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def _partition(runs: Sequence[OverlayRun], text_R: Sequence[str]) -> frozenset[frozenset[str]]:
+def _partition(runs: Sequence[ShownRun], text_R: Sequence[str]) -> frozenset[frozenset[str]]:
     members = names_by((run.name, text) for run, text in zip(runs, text_R, strict=True))
     return frozenset(map(frozenset, members.values()))
 
 
-def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = True) -> list[RunGroup]:
+def _grouped(runs: Sequence[ShownRun], name_R: Sequence[str], drawn: bool = True) -> list[RunGroup]:
     of = {run.name: run for run in runs}
     members = names_by(zip(of, name_R, strict=True))
     groups = [RunGroup(name, tuple(of[one] for one in names)) for name, names in members.items()]
@@ -181,7 +104,7 @@ def _grouped(runs: Sequence[OverlayRun], name_R: Sequence[str], drawn: bool = Tr
 
 def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
-    from scalerl.forecast.sides import draw_recipe, given_family
+    from scalerl.forecast.sides import all_described, draw_recipe, given_family
 
     fits = {group.name: group.fits for group in groups if group.fits}
     prior = seed_prior(run.record for group in groups for run in group.runs)
@@ -189,6 +112,6 @@ def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     found = []
     for group in groups:
         own = group.fits
-        sound = len(own) > 1 and not any(fit.misfit for fit in own) and len(group.compute_N) > 0
+        sound = len(own) > 1 and all_described(own) and len(group.compute_N) > 0
         found.append(RunGroup(group.name, group.runs, draw_recipe(own, group.name, given) if sound else None))
     return found

@@ -20,11 +20,11 @@ from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.devices import HOURS, check_devices, is_of_one_device, mixed_devices
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.facts import known_ceiling
-from scalerl.view.facts.fit_rows import own_budget
 from scalerl.view.facts.frozen import Band, frozen_forecasts, judge, main_forecast
 from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.facts.sampled import PLACES, places_between, thin
-from scalerl.view.runs.groups import OverlayRun, RunGroup, groupings, recipe_groups, recipe_values
+from scalerl.view.facts.shown import RunGroup, ShownRun
+from scalerl.view.runs.groups import groupings, recipe_groups, recipe_values
 from scalerl.view.runs.panels import logged
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ _PLACES_OF_MANY, _MANY = 31, 24
 
 
 def overlay(
-    runs: Sequence[OverlayRun],
+    runs: Sequence[ShownRun],
     *,
     budget: float | None = None,
     target: float | None = None,
     groups: Sequence[RunGroup] | None = None,
-    tasks: Sequence[OverlayRun] = (),
+    tasks: Sequence[ShownRun] = (),
 ) -> dict[str, Any]:
     """Return the data of a chart of these runs: numbers, texts, lists and None, for JSON.
 
@@ -105,7 +105,7 @@ def overlay(
     places = _PLACES_OF_MANY if len(drawn) > _MANY else PLACES
     mixed = [one for one in HOURS if mixed_devices(named, one)]
     clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in drawn]
-    spent = max(float(run.points.compute_N.max(initial=0.0)) for run in runs)
+    spent = max(run.compute for run in runs)
     ends = [_end(run, budget) for run in drawn]
     fits = [run.fit for run in runs if run.fit is not None]
     level = fits[0].intervals.level if fits else 0.95
@@ -145,20 +145,18 @@ def _group(group: RunGroup, ends: dict[str, float], level: float, places: int) -
         "A": short_numbers(A),
         "identified": mostly_identified(group.fits),
         "window": short_numbers(np.array([0.0, compute_N[-1]])),
-        "curve": _curve(group.band(places_between(compute_N, last, places), level)),
+        "curve": _curve(group.mean_curve(places_between(compute_N, last, places), level)),
     }
     return found
 
 
-def _end(run: OverlayRun, budget: float | None) -> float:
-    """Return the compute to which the curve of a run is drawn: its budget, the chart's, or twice its own."""
-    if math.isfinite(run.budget):
-        return run.budget
-    own = own_budget(run.record, run.points.axis) if budget is None else budget
-    return own if own > 0 else 2 * float(run.points.compute_N.max(initial=0.0))
+def _end(run: ShownRun, budget: float | None) -> float:
+    """Return the compute to which a curve is drawn: the budget of the chart or the run, or twice its own."""
+    own = run.budget if budget is None else budget
+    return own if own > 0 else 2 * run.compute
 
 
-def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
+def _clocks(run: ShownRun) -> dict[str, np.ndarray]:
     """Return the compute of every evaluation on every axis of the run, arrays (N,)."""
     found = {run.points.axis: run.points.compute_N}
     if run.record is not None:
@@ -179,9 +177,7 @@ def _units(
     return found
 
 
-def _run(
-    run: OverlayRun, clocks: dict[str, np.ndarray], end: float, most: int, places: int
-) -> dict[str, Any]:
+def _run(run: ShownRun, clocks: dict[str, np.ndarray], end: float, most: int, places: int) -> dict[str, Any]:
     points, fit = run.points, run.fit
     order_N = np.argsort(points.compute_N, kind="stable")
     chosen = order_N[thin(points.pass_rate_N[order_N], most)]
@@ -197,7 +193,7 @@ def _run(
         "noise": short_numbers(points.noise_sd_N[chosen], 3),
         "step": [None] * len(chosen) if points.step_N is None else short_numbers(points.step_N[chosen]),
         "used": used_N[chosen].tolist(),
-        "known": short_number(known_ceiling(run.record)) if run.record and not run.record.task else None,
+        "known": short_number(known_ceiling(run.record)),
         "fit": None if fit is None else _fit(fit, run.part, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }

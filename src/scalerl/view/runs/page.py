@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,13 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast
+from scalerl.view.facts.frozen import leading_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
 from scalerl.view.runs.details import run_sections
-from scalerl.view.runs.gathered import RunsView, assumptions, fit_or_reason, local, taken, warnings_of
-from scalerl.view.runs.groups import OverlayRun, names_by
+from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
+from scalerl.view.runs.groups import names_by
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
 
@@ -58,11 +58,9 @@ def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) 
 
     if not run.evals:
         raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
-    axis = axis_for(run, fit, main_forecast(frozen_forecasts(run)))
-    shown = OverlayRun(run.name, Points.from_record(run, axis), run, fit)
-    if fit is None:
-        found, reason = fit_or_reason(shown, level=level)
-        shown = replace(shown, fit=found, reason=reason)
+    axis = axis_for(run, fit, leading_forecast(run))
+    shown = ShownRun(run.name, Points.from_record(run, axis), run, fit)
+    shown = shown.fitted_with(level=level) if fit is None else shown
     return runs_document(RunsView((shown,), level)).html()
 
 
@@ -87,12 +85,9 @@ def runs_document(view: RunsView) -> Document:
     )
 
 
-def _outcome(run: OverlayRun) -> str:
+def _outcome(run: ShownRun) -> str:
     """The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured."""
-    frozen = main_forecast(frozen_forecasts(run.record)) if run.record else None
-    if run.record is None or frozen is None or frozen.axis not in run.record.logged_axes():
-        return ""
-    return judge(run.record, frozen).word.replace(" ", "-")
+    return run.outcome(run.frozen).word.replace(" ", "-") if run.frozen else ""
 
 
 def _facts(view: RunsView) -> list[Pair]:
@@ -104,7 +99,7 @@ def _facts(view: RunsView) -> list[Pair]:
     found = [
         ("metric", "; ".join(map(str, view.metrics))),
         ("runs", f"{len(view.runs)}"),
-        ("evaluations", f"{sum(len(run.fit.points if run.fit else run.points) for run in view.runs):,}"),
+        ("evaluations", f"{sum(len(run.used) for run in view.runs):,}"),
         ("compute axis", axis_name(view.axis)),
         ("intervals", percent(view.level)),
     ]
@@ -165,10 +160,9 @@ def _warnings(view: RunsView) -> list[Pair]:
         misfit = run.fit.misfit.why if run.fit is not None and run.fit.misfit else None
         found = warnings_of(run)
         if run.record is not None:
-            found += [local(run, one) for one in notes(run.record)]
-        if len(view.runs) == 1 and run.record is not None:
-            frozen = main_forecast(frozen_forecasts(run.record))
-            found += map(str, (frozen.fit.get("warnings") or ()) if frozen else ())
+            found += [run.local(one) for one in notes(run.record)]
+        if len(view.runs) == 1 and run.frozen:
+            found += map(str, run.frozen.fit.get("warnings") or ())
         unsaid = (one for one in dict.fromkeys(found) if misfit is None or misfit not in one)
         said += [(run.name, one) for one in unsaid]
     several = len(view.runs) > 1

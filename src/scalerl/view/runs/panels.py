@@ -20,7 +20,7 @@ from scalerl.record.reader import RunRecord
 
 if TYPE_CHECKING:
     from scalerl.curve.points import Points
-    from scalerl.view.runs.groups import OverlayRun
+    from scalerl.view.facts.shown import ShownRun
 
 Steps = Sequence[Mapping[str, Any]]
 """The parsed lines of steps.jsonl."""
@@ -218,7 +218,7 @@ _FEWEST, _MOST_OF_ONE = 60, 400
 """The bounds of the values of one metric of one run."""
 
 
-def logged(runs: Sequence[OverlayRun]) -> tuple[list[str], list[dict[str, Any]]]:
+def logged(runs: Sequence[ShownRun]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of all metrics that runs logged, and what every run has.
 
     Of a run that is {"step": [...], "values": {metric: [...]}}: means over blocks of steps, None between. Of

@@ -1,30 +1,26 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
+from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
     DASH,
     as_float,
     as_mapping,
     chance_text,
-    interval,
     p_value,
     pair,
     percent,
     plain,
-    plus_minus,
     rate,
     rate_interval,
     unit_for,
 )
-from scalerl.quantiles import Interval
-from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.facts.frozen import REACHED, FrozenForecast, Outcome, frozen_forecasts
 from scalerl.view.facts.notices import (
     NOT_CHECKED,
     WHO_CHECKS,
@@ -33,11 +29,21 @@ from scalerl.view.facts.notices import (
     misfit_in_words,
     question_cell,
 )
+from scalerl.view.facts.shown import ShownRun
 from scalerl.view.formats import latex_document
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
-from scalerl.view.runs.groups import OverlayRun
-from scalerl.view.table import Cell, Estimate, Row, Table, amount_cell, difference_cell, rate_cell, row
+from scalerl.view.table import (
+    Cell,
+    Estimate,
+    Row,
+    Table,
+    amount_cell,
+    difference_cell,
+    rate_cell,
+    row,
+    seeds_cell,
+)
 
 _HEALTH = (
     ("truncated", "truncated"),
@@ -83,8 +89,8 @@ def curves_table(view: RunsView) -> Table:
     return Table("curves", "Curves and forecasts", tuple(headers), rows, note, prose)
 
 
-def _curve_row(view: RunsView, run: OverlayRun) -> Row:
-    fit, fitted = run.fit, run.points if run.fit is None else run.fit.points
+def _curve_row(view: RunsView, run: ShownRun) -> Row:
+    fit, fitted = run.fit, run.used
     last = float(fitted.pass_rate_N[fitted.compute_N.argmax()]) if len(fitted) else math.nan
     found: dict[str, Estimate] = {}
     if fit is not None:
@@ -186,10 +192,7 @@ def forecasts_table(view: RunsView) -> Table:
     found = []
     for run in view.runs:
         for forecast in frozen_forecasts(run.record) if run.record is not None else ():
-            # Counters that a later copy of a run lacks leave a forecast without its outcome.
-            logged = run.record is not None and forecast.axis in run.record.logged_axes()
-            outcome = judge(run.record, forecast) if run.record and logged else Outcome(None, None, math.nan)
-            found.append(((run.name,), forecast, outcome))
+            found.append(((run.name,), forecast, run.outcome(forecast)))
     return frozen_table("Frozen forecasts, and what came of them", ("run",), found)
 
 
@@ -280,16 +283,15 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
     rows = []
     for name, own in recipes.items():
-        # With a misfit among its seeds a recipe has no ceiling: a mean of the others would be lucky.
-        sound = [] if any(fit.misfit for fit in own) else own
+        sound = own if all_described(own) else []
         star = "" if all(fit.identified for fit in sound) else "*"
         made = [] if at is None else [fit.forecast(at) for fit in own]
         cells = [
             Cell(f"{name} ({len(own)} seeds)" if len(own) > 1 else name),
-            _over_seeds([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
-            _over_seeds([(fit.median.B, fit.intervals.B) for fit in own], plain),
-            _over_seeds([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
-            _over_seeds([(one.median, one.interval) for one in made], rate),
+            seeds_cell([(fit.median.A, fit.intervals.A) for fit in sound], rate, star=star),
+            seeds_cell([(fit.median.B, fit.intervals.B) for fit in own], plain),
+            seeds_cell([(fit.median.C_mid, fit.intervals.C_mid) for fit in own], plain, unit.size),
+            seeds_cell([(one.median, one.interval) for one in made], rate),
         ]
         rows.append(row(*cells[: len(headers)]))
     note = (
@@ -297,17 +299,3 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     )
     note += " *: not identified." if any("*" in one.cells[1].text for one in rows) else ""
     return latex_document([Table("curves", "Fitted curves", tuple(headers), tuple(rows), note, ("recipe",))])
-
-
-def _over_seeds(
-    found: Sequence[tuple[float, Interval]], show: Callable[[float], str], size: float = 1.0, star: str = ""
-) -> Cell:
-    """The median of one run with its interval, or mean and standard deviation of several, over `size`."""
-    if not found:
-        return Cell(DASH)
-    median_N = np.array([median for median, _ in found]) / size
-    mean = float(median_N.mean())
-    if len(found) == 1:
-        return Cell(f"{show(mean)}{star}", interval(found[0][1], lambda end: show(end / size)))
-    sd = float(median_N.std(ddof=1))
-    return Cell(f"{show(mean)} ± {show(sd)}{star}" if show is rate else plus_minus(mean, sd, show))

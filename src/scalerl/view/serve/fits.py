@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Fits:
         except Exception as fault:  # whatever one run does to its fit: the others are drawn
             _LOG.exception("while fitting %s", record.path)
             error = f"its fit broke: {type(fault).__name__}: {fault}"
-            standing = replace(standing, found=CannotAnswerError(error))
+            standing = replace(standing, reason=error)
         return Fitted(next(self._numbers), standing, error)
 
 

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,7 +212,7 @@ class RunStore:
         def answer(chosen: _Chosen) -> dict[str, Any]:
             for run, one in zip(chosen.runs, chosen.made, strict=True):
                 if one.standing.fit is None:
-                    raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
+                    raise InputError(f"{run.row['name']}: {self._plain(one.standing.reason)}")
             view = self._compared(chosen)
             if view.comparison is None:
                 raise InputError(view.not_compared or "a comparison takes two runs")
@@ -244,12 +244,9 @@ class RunStore:
     def _view(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
         from scalerl.view.runs.gathered import RunsView
-        from scalerl.view.runs.groups import OverlayRun
 
-        shown = []
-        for name, one in zip(chosen.names, (each.standing for each in chosen.made), strict=True):
-            why = self._plain(one.why_no_fit)
-            shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
+        made = zip(chosen.names, (each.standing for each in chosen.made), strict=True)
+        shown = [replace(one, name=name, reason=self._plain(one.reason)) for name, one in made]
         target = self._asked.target
         return RunsView(tuple(shown), self._asked.level, None if target is None else chosen.budget, target)
 
@@ -335,7 +332,7 @@ class RunStore:
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
         from scalerl.view.facts.facts import imported, notes
-        from scalerl.view.runs.groups import recipe_of, run_key
+        from scalerl.view.runs.groups import recipe_of
 
         now = time.time()
         found = standing.to_json(now)
@@ -350,7 +347,7 @@ class RunStore:
             "as_of": now,
         }
         if standing.record is not None:
-            row |= {"key": run_key(standing.record), "recipe": recipe_of(standing.record)}
+            row |= {"key": standing.key, "recipe": recipe_of(standing.record)}
             said = map(self._plain, notes(standing.record))
             row["notes"] = list(filter(None, [*said, standing.beyond]))
             if imported(standing.record):  # such a log does not say whether its run has ended

@@ -13,7 +13,7 @@ from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.facts import axis_for, known_ceiling
-from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.frozen import judge, leading_forecast, sentence
 from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
 from scalerl.view.terminal.activity import token_speed
@@ -133,20 +133,19 @@ def sample_rows(sample: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
 def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
     fit, forecast = run.fit, run.forecast
     if fit is None or forecast is None:
-        return [("forecast", run.why_no_fit)] if len(run.points) else []
+        return [("forecast", run.reason)] if len(run.points) else []
     at = f"{run.where} ({run.unit.show(run.end)})"
     fit_json = fit.to_json()
-    known = known_ceiling(run.record) if run.record is not None else math.nan
     rows = [
         ("forecast", f"{rate(forecast.median)} {rate_interval(forecast.prediction)}  {at}"),
-        ("ceiling A", ceiling_text(fit_json, known)),
+        ("ceiling A", ceiling_text(fit_json, known_ceiling(run.record))),
     ]
     if fit.misfit:
         rows.append(("why withheld", fit.why))
     elif not fit.identified:
         rows.append(("identified", to_tell_text(fit_json, run.unit, run.compute)))
-    if run.record is not None and (frozen := main_forecast(frozen_forecasts(run.record))):
-        rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
+    if run.frozen:
+        rows.append(("frozen", sentence(run.frozen, run.outcome(run.frozen))))
     return rows
 
 
@@ -202,7 +201,7 @@ def line(run: Standing, now: float = math.nan) -> str:
     parts.append(f"pass rate {run.pass_rate:.3f}")
     if run.tokens_per_second > 0:
         parts.append(token_speed(run.tokens_per_second))
-    parts.append(forecast_line(run.points, run.found, run.end, where))
+    parts.append(forecast_line(run.points, run.fit, run.reason, run.end, where))
     if is_of_one_device(run.record, run.points.axis):
         parts.append("GPU-hours of one device")
     if run.chance is not None:
@@ -222,7 +221,7 @@ def _written(run: Standing, now: float) -> str:
 
 def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, str]]:
     """Return the rows (label, value) of the closing table; `report` is the page."""
-    frozen = main_forecast(frozen_forecasts(run))
+    frozen = leading_forecast(run)
     if frozen:
         rows = [
             ("forecast", f"{frozen.text}, at {frozen.share_in_words}"),

@@ -1,0 +1,132 @@
+"""A run as it is shown, whatever shows it, and runs of one colour; N evaluations, M computes of a curve."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from scalerl.errors import CannotAnswerError, printable
+from scalerl.quantiles import tails
+from scalerl.record.reader import RunRecord
+from scalerl.view.assets import without_folders
+from scalerl.view.facts.fit_rows import own_budget
+from scalerl.view.facts.frozen import Band, FrozenForecast, Outcome, judge, leading_forecast
+from scalerl.view.facts.notices import part_that_holds
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit, Points
+    from scalerl.curve.posterior import Draws
+
+_DRAWS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class ShownRun:
+    """A run, or a table, with its fit or with why there is none."""
+
+    name: str
+    """The name that is shown, unique among the runs that are shown together."""
+    points: Points = field(repr=False)
+    """All of its evaluations, on the axis of the fit."""
+    record: RunRecord | None = field(default=None, repr=False)
+    """None for a table."""
+    fit: Fit | None = field(default=None, repr=False)
+    reason: str = ""
+    """Why there is no `fit`, in words."""
+
+    @property
+    def used(self) -> Points:
+        """The evaluations that were fitted; all without a fit."""
+        return self.points if self.fit is None else self.fit.points
+
+    @property
+    def compute(self) -> float:
+        """Spent at the last evaluation, in the unit of the axis."""
+        return float(self.points.compute_N.max(initial=0.0))
+
+    @property
+    def budget(self) -> float:
+        """Compute at which it ends, on its axis; NaN where it does not say so."""
+        return own_budget(self.record, self.points.axis)
+
+    @property
+    def key(self) -> str:
+        """What a browser keeps its name by; it hides the path, as a page is read elsewhere."""
+        own = self.record
+        names = (self.name,) if own is None else (own.config.get("name"), own.task)
+        path = Path(self.points.source if own is None else own.path)
+        text = repr((str(path.absolute()), *names))
+        return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+    @functools.cached_property
+    def part(self) -> Fit | None:
+        """The fit of the part that holds, of a run that no curve describes as a whole."""
+        return part_that_holds(self.fit) if self.fit is not None else None
+
+    @functools.cached_property
+    def frozen(self) -> FrozenForecast | None:
+        """The forecast that a report of it leads with, as it was frozen."""
+        return leading_forecast(self.record)
+
+    def outcome(self, forecast: FrozenForecast) -> Outcome:
+        """Return what a forecast came to; not known where a copy lacks the counters of its axis."""
+        if self.record is None or forecast.axis not in self.record.logged_axes():
+            return Outcome(None, None, math.nan)
+        return judge(self.record, forecast)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of reading and fitting it."""
+        return self.points.warnings if self.fit is None else self.fit.warnings
+
+    def fitted_with(self, **options: Any) -> Self:
+        """Return the run with a fit of its evaluations, or with the reason why there is none.
+
+        Raises:
+            InputError: an option is not valid.
+        """
+        from scalerl.curve import fit
+
+        try:
+            return replace(self, fit=fit(self.points, **options), reason="")
+        except CannotAnswerError as error:
+            source = printable(Path(self.points.source).name)
+            return replace(self, fit=None, reason=self.local(str(error)).removeprefix(f"{source}: "))
+
+    def local(self, message: str) -> str:
+        """Return a message without the folders of the run: a page is read on other machines."""
+        own = () if self.record is None else (self.record.path,)
+        return without_folders(message, Path(self.points.source).parent, *own)
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs of one recipe, or with one value of a key: one colour of a chart."""
+
+    name: str
+    runs: tuple[ShownRun, ...]
+    draws: Draws | None = None
+    """Draws of the mean curve; None with one run, with none fitted, or where no curve describes one."""
+
+    @property
+    def fits(self) -> list[Fit]:
+        """The fits of its runs that have one."""
+        return [run.fit for run in self.runs if run.fit is not None]
+
+    @property
+    def compute_N(self) -> np.ndarray:
+        """All computes above 0 that were evaluated, sorted; empty where there are none."""
+        compute_N = np.concatenate([run.points.compute_N for run in self.runs])
+        return np.unique(compute_N[compute_N > 0])
+
+    def mean_curve(self, compute_M: np.ndarray, level: float) -> Band:
+        """Return the mean curve and its interval; asked of a group with `draws`."""
+        assert self.draws is not None
+        curve_nM = self.draws.thinned(_DRAWS).curves_at(compute_M)
+        return Band(compute_M, *np.quantile(curve_nM, [0.5, *tails(level)], axis=0))
