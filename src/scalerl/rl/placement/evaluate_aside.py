@@ -52,7 +52,7 @@ class EvaluationWorker(PoolWorker):
     def check(self) -> None:
         """See `PoolWorker.check`."""
         if self.progress_at == math.inf:
-            self.progress()
+            self.note_progress()
         super().check()
 
     def release(self) -> dict[int, Any]:

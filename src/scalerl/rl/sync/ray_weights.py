@@ -72,9 +72,8 @@ class StoredWeights:
 
     @property
     def _buckets(self) -> list[Bucket]:
-        if self._found is None:
-            self._found = self._get(self._posted)
-        return self._found
+        found = self._found = self._get(self._posted) if self._found is None else self._found
+        return found
 
     @property
     def plan(self) -> Plan:

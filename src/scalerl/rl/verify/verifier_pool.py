@@ -49,7 +49,7 @@ class VerifierWorker(PoolWorker):
     def check(self) -> None:
         """See `PoolWorker.check`."""
         if self.taking_part and not self.in_flight:
-            self.progress()
+            self.note_progress()
         super().check()
 
 
@@ -90,7 +90,7 @@ class VerifierPool(WorkerPool[VerifierWorker]):
 
     def _send(self, worker: VerifierWorker, number: int, work: tuple[Jobs, list[int]]) -> None:
         assert worker.process is not None
-        worker.progress()
+        worker.note_progress()
         jobs, share = work
         worker.process.send([jobs.payloads[job] for job in share])
 
@@ -212,7 +212,7 @@ class SupervisedVerifiers(VerifierPool):
         except OSError as error:
             why = f"{error.strerror or error}; free memory, processes or file descriptors"
             raise WorkerError(f"the processes that verify cannot be started: {why}") from error
-        worker.progress()  # it gives heartbeats while it starts, too
+        worker.note_progress()  # it gives heartbeats while it starts, too
 
     def _started(self, worker: VerifierWorker, value: Any) -> None:
         self._failed_starts = 0

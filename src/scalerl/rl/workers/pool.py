@@ -90,7 +90,7 @@ class PoolWorker:
         """What makes progress, for messages, and the seconds that it may make none."""
         return self.where, self.timeout
 
-    def progress(self) -> None:
+    def note_progress(self) -> None:
         """Note that progress was made; it is watched from now on."""
         self.progress_at, self.noticed = self.clock.now(), False
 
@@ -312,7 +312,7 @@ class WorkerPool(ABC, Generic[W]):
         for message in worker.process.receive():
             if message.kind == "started":
                 worker.started = self._any_started = True
-                worker.progress()
+                worker.note_progress()
                 self._started(worker, message.value)
             elif message.kind == "failed":
                 self._failed(worker, message.value)
@@ -321,7 +321,7 @@ class WorkerPool(ABC, Generic[W]):
             else:
                 self._received(worker, message)
             if worker.progress_at < math.inf and message.kind not in self.no_progress:
-                worker.progress()
+                worker.note_progress()
 
     def _take_part(self, worker: W, what: str = "takes part") -> None:
         """Have a worker be assigned work from now on."""

@@ -54,7 +54,7 @@ def worker():
     worker = RolloutWorker("generator 0", 0, *LIMITS, weights_timeout=10.0)
     worker.process, worker.started = placed("generator 0"), True
     worker.process.clock = worker.clock
-    worker.progress()
+    worker.note_progress()
     return worker
 
 
@@ -66,7 +66,7 @@ def later(worker, seconds):
 def receive(worker):
     """It sends something, that it decodes say."""
     worker.process._request()
-    worker.progress()
+    worker.note_progress()
 
 
 def check(worker):
@@ -141,7 +141,7 @@ def test_one_without_a_timeout_may_be_idle_and_nothing_is_said(caplog):
     watched = [("the tracking process", math.inf), ("generator 0", 600.0)]
     workers = [PoolWorker(what, 0, timeout, clock=clock) for what, timeout in watched]
     for worker in workers:
-        worker.progress()
+        worker.note_progress()
     clock._unpolled -= 40.0
     for worker in workers:
         worker.check()
