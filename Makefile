@@ -13,9 +13,8 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 demo: setup
 	$(BIN)/scalerl demo
 
-# One more than two cores: many tests wait for a process or a time limit.
 test: setup lint
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -s
