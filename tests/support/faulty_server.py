@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
@@ -221,3 +223,16 @@ def drop(handler: Any) -> bool:
     """A fault: the connection ends without an answer."""
     handler.close_connection = True
     return True
+
+
+@contextmanager
+def died(peer: FaultyServer, generator: Any, tokenizer: Any) -> Iterator[FaultyServer]:
+    """The server has ended, which the generator knows, and another is in its place."""
+    peer.close()
+    while generator.installed != -1:
+        generator.work()
+    revived = FaultyServer(tokenizer, TOKENS, peer.port)
+    try:
+        yield revived
+    finally:
+        revived.close()

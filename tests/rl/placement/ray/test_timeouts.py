@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
+from actor_handles import ActorHandle
 from ray_nodes import Run, simulated
 
 from scalerl.errors import LearnerLostError
@@ -27,22 +28,9 @@ LIMITS = 40.0, 30.0  # without progress, and to start
 ACTORS = RayActors(cast(Any, None), "generators", 20.0)
 
 
-class Handle:
-    """An actor that is asked, and has not answered yet."""
-
-    def __getattr__(self, name):
-        return self
-
-    def remote(self, *args):
-        return self
-
-    def future(self):
-        return Future()
-
-
 def placed(name):
     """The process of an actor that has a place."""
-    process = ACTORS.process(name, Handle())
+    process = ACTORS.process(name, ActorHandle(Future))  # which has not answered yet
     process._placing, process.node, process.pid, process.placed_at = None, "node a", 1, time.monotonic()
     process._request()
     return process
