@@ -148,11 +148,7 @@ def run_training(
     `load` makes the learner if it is not the one of a single process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
-    from scalerl.rl.config.devices import visible_gpus
-
-    # On a single GPU all but what verifies takes turns in this process.
-    in_turns = recipe.placement.kind == "inline" and len(visible_gpus()) == 1
-    if recipe.cluster is None and not recipe.vllm and not in_turns:
+    if _forks_workers(recipe):
         from scalerl.rl.workers.processes import start_fork_server
 
         # It loads torch while this process does.
@@ -196,6 +192,15 @@ def run_training(
                 _close(RunRecord.read(place.here()), as_json)
             raise
         _close(record, as_json)
+
+
+def _forks_workers(recipe: Recipe) -> bool:
+    # On a single GPU all but what verifies takes turns in this process.
+    from scalerl.rl.config.devices import visible_gpus
+
+    if recipe.cluster is not None or recipe.vllm:
+        return False
+    return recipe.placement.kind != "inline" or len(visible_gpus()) != 1
 
 
 def _close(record: RunRecord, as_json: bool) -> None:
