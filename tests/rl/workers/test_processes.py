@@ -148,14 +148,16 @@ def test_a_worker_is_started_afresh_where_a_library_has_read_another_environment
     assert (environment, parent, loaded) == (dict(os.environ), os.getpid(), False)
 
 
-def test_what_is_preloaded_leaves_cuda_alone():
-    """A fork of a process that has asked for its GPUs has none."""
+def test_what_is_preloaded_leaves_cuda_alone_and_draws_no_bars():
+    """A fork of a process that has asked for its GPUs has none; one with a bar, that is killed, leaves its
+    semaphore."""
     code = (
         "import torch\n"
         "def asked(*_): raise SystemExit('it asks for GPUs')\n"
         "for name in ('is_available', 'device_count', '_lazy_init'): setattr(torch.cuda, name, asked)\n"
         "import scalerl.rl.workers.preload, sys\n"
-        "assert 'transformers.models.llama.modeling_llama' in sys.modules"
+        "assert 'transformers.models.llama.modeling_llama' in sys.modules\n"
+        "assert not sys.modules['transformers'].utils.logging.is_progress_bar_enabled()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,6 +1,6 @@
 """Loaded by the process that workers are forked from: torch and transformers. Import it nowhere else.
 
-Nothing is called: no thread may start here, and CUDA must not be initialised.
+No thread may start here, and CUDA must not be initialised.
 """
 
 import gc
@@ -8,6 +8,10 @@ from contextlib import suppress
 
 with suppress(Exception):  # a worker raises it again, where it is reported
     import transformers.models.auto.tokenization_auto
-    import transformers.models.llama.modeling_llama  # noqa: F401 - loads what all models have in common
+    import transformers.models.llama.modeling_llama  # loads what all models have in common
+    import transformers.utils.logging
+
+    # A bar of tqdm takes a semaphore, which a worker that is killed leaves, and Python warns of at its exit.
+    transformers.utils.logging.disable_progress_bar()
 gc.collect()
 gc.freeze()  # a collection in a worker would copy the pages that all share
