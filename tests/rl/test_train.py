@@ -218,6 +218,21 @@ def test_a_folder_with_logs_of_servers_alone_is_still_free(tmp_path):
         assert (folder / "config.json").exists() == free
 
 
+def test_a_script_that_its_processes_would_run_again_is_named(tmp_path):
+    """What each of them imports is the script: without the line it names they would train, too."""
+    (tmp_path / "script.py").write_text(
+        "from multiprocessing import get_context\n"
+        "from scalerl.rl import load_recipe, train\n"
+        "if __name__ == '__main__':\n"
+        "    get_context('spawn').Process(target=print).start()\n"
+        "else:\n"
+        "    train(load_recipe('demo'), 'run')\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.endswith('imports this script: train below `if __name__ == "__main__":`\n')
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_context_that_the_model_cannot_hold_is_refused(recipe, model, tmp_path):
     long = replace(recipe, context=replace(recipe.context, answer=400))
     with pytest.raises(InputError, match="need 412 positions, and the model has 64"):

@@ -5,6 +5,7 @@
 
 import logging
 import math
+import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -106,6 +107,8 @@ def train(
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing looks there, too
+        raise InputError('a process of a run imports this script: train below `if __name__ == "__main__":`')
     if recipe.evaluation.keep == "best" and smooth is None:
         how = "give train(..., smooth=scalerl.forecast.best.rates_by_step)"
         raise InputError(f"evaluation.keep: 'best' needs the smoothed pass rates: {how}")

@@ -49,6 +49,13 @@ class Held:
     def __call__(self, logp_NT, behaviour_logp_NT, advantage_N, sampled_NT):
         return None
 
+@dataclass(frozen=True)
+class Locked(Empty):
+    def __post_init__(self):
+        object.__setattr__(self, "lock", Lock())
+
+    __call__ = Held.__call__
+
 def function():
     return None
 """
@@ -227,6 +234,7 @@ def test_a_data_set_takes_a_verifier(here):
         (["wrong.py:Empty"], r"wrong.py:Empty has no __call__\(logp_NT, behaviour_logp_NT, advantage_N, sa"),
         (["wrong.py:Short"], r"wrong.py:Short: __call__ must take the arguments of __call__\(logp_NT, behav"),
         (["wrong.py:Held"], r"loss.kind: .*wrong.py:Held has a field whose type no recipe can check"),
+        (["wrong.py:Locked"], r"loss: .*wrong.py:Locked cannot go to another process \(TypeError: "),
         (["losses.py:Topr", "max_rato=1"], "unknown key 'loss.max_rato'; did you mean 'loss.max_ratio'"),
         (["losses.py:Topr", "max_ratio=x"], "loss.max_ratio: expected a number, found 'x'"),
         (["losses.py:Topr", "max_ratio=true"], "loss.max_ratio: cannot be true or false"),

@@ -155,6 +155,18 @@ def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe,
         evaluate({}, 0).result(timeout=60)
 
 
+def test_a_process_that_cannot_be_started_is_an_error_of_each_evaluation():
+    class Broken(Processes):
+        def spawn(self, name, number, target, *arguments):
+            raise RuntimeError("an attempt has been made")  # of multiprocessing, in a script without a guard
+
+    evaluate = EvaluatorAside(Broken(), (), Timeouts())
+    for step in (0, 1):
+        with pytest.raises(RuntimeError, match="an attempt has been made"):
+            evaluate(WeightStream.of({}), step).result(timeout=60)
+    evaluate.close()
+
+
 def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe, aside):
     endless = replace(recipe, evaluation=replace(recipe.evaluation, samples=100_000))
     first, _ = other_weights(recipe)

@@ -35,7 +35,10 @@ class Told(Task):
     told: MappingProxyType = field(default_factory=lambda: MappingProxyType(GOOD), repr=False)
 
     def prompts(self, split):
-        return [Prompt(one[0], one[1], "2") if isinstance(one, tuple) else one for one in self.told[split]]
+        told = self.told[split]
+        if not isinstance(told, tuple):
+            return told
+        return [Prompt(one[0], one[1], "2") if isinstance(one, tuple) else one for one in told]
 
     def verify(self, prompt, text):
         return prompt.answer in text
@@ -51,6 +54,7 @@ def recipe_of(model, **splits):
     [
         ({"train": ()}, r"task: prompts\('train'\) is empty: there is no training prompt"),
         ({"heldout": ()}, r"task: prompts\('heldout'\) is empty: there is no held-out prompt"),
+        ({"heldout": None}, r"task: prompts\('heldout'\) returns None: expected a list of Prompt"),
         (
             {"train": ("2 + 1 =",)},
             r"task: prompts\('train'\) holds '2 \+ 1 =': expected a Prompt",
@@ -76,6 +80,11 @@ def test_prompts_that_no_run_can_use_are_a_line_at_its_start(llama_folder, tmp_p
     with pytest.raises(InputError, match=f"^{message}"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_prompts_are_checked_before_the_vocabulary_of_the_demonstration_is():
+    with pytest.raises(InputError, match=r"^task: prompts\('train'\) holds '1 \+ 1 =': expected a Prompt"):
+        model_shape(recipe_of("chain-base", train=("1 + 1 =",)))
 
 
 def test_a_word_for_padding_may_be_meant(llama_folder):

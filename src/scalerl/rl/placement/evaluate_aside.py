@@ -107,10 +107,16 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.start()
+        failed: BaseException | None = None
+        try:
+            self.start()
+        except BaseException as error:  # each evaluation raises it, where the run waits for that
+            failed = error
         while (item := self._queue.get()) is not None:
             weights, version, suites, future = item
             try:
+                if failed:
+                    raise failed
                 future.set_result(self._evaluate(weights, version, suites))
             except BaseException as error:
                 future.set_exception(error)

@@ -142,6 +142,8 @@ def checked_prompts(task: Task, split: Split, place: str = "task") -> list[Promp
     `Task.prompts` promises.
     """
     prompts, name = prompts_of(task, split), {"heldout": "held-out", "train": "training"}[split]
+    if not isinstance(prompts, list | tuple):  # a generator could be read once only
+        raise InputError(f"{place}: prompts({split!r}) returns {brief(prompts)}: expected a list of Prompt")
     if not prompts:
         raise InputError(f"{place}: prompts({split!r}) is empty: there is no {name} prompt")
     if odd := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:

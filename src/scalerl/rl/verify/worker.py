@@ -169,7 +169,7 @@ def _failure(reason: bytes, detail: str) -> bytes:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, ScalerlError):
         return str(error)
-    return traceback.format_exception_only(error)[-1].strip()[:300]
+    return traceback.format_exception_only(error)[-1].strip().splitlines()[0][:300]
 
 
 def _watch(spaces: Iterable[Any]) -> _Watched:
