@@ -142,7 +142,10 @@ def write(state: State, folder: Path) -> Sums:
             state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
     except CheckpointException as error:
         # The caller tells a full disk and a folder that was moved from others by the error of the system.
-        raise (_first(error) or error) from error
+        found = _first(error) or error
+        if isinstance(found, RuntimeError):  # PyTorch's writer of archives has lost it
+            found = OSError(f"not written whole, as on a full disk: {first_line(found)}")
+        raise found from error
     return writer.sums
 
 
