@@ -116,7 +116,7 @@ def test_rewards_that_are_told_are_held_against_their_spread_and_their_name():
         run_of(found, ReadOptions(max_reward=1.0))
     run = run_of(found, ReadOptions(max_reward=4.0))
     assert any("earns about 2 more than a wrong one, and not 4" in text for text in run.warnings)
-    with pytest.raises(InputError, match=r"is already a share in .*: leave out --max-reward"):
+    with pytest.raises(InputError, match=r"is already a share in .*: leave out --max-reward or --percent;"):
         run_of(verl(math500=MATH), ReadOptions(max_reward=100.0))
 
 
