@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -299,16 +299,21 @@ def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
 def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
     """Say which column has several values that alternate along the compute; else nothing."""
     for name, cells in label_of.items():
-        label_N = np.array([str(cell) for cell in cells])
-        values = list(dict.fromkeys(label_N.tolist()))
-        label_N = label_N[np.lexsort((label_N, points.compute_N))]
-        # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
-        if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1:
+        if values := alternating(points.compute_N, [str(cell) for cell in cells]):
             return (
                 f": rows of several {name} ({listed(values, most=4)}) count as repeated evaluations of one "
                 "run on one data set; if they are not, keep the rows of one"
             )
     return ""
+
+
+def alternating(at_N: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """Return the different labels of rows where they alternate along `at_N`; else none."""
+    values = list(dict.fromkeys(labels))
+    label_N = np.array(labels)
+    label_N = label_N[np.lexsort((label_N, at_N))]
+    # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
+    return values if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1 else []
 
 
 def _disorder(points: Points) -> str:
