@@ -206,6 +206,16 @@ def test_data_sets_are_pooled_by_their_prompts():
         run_of(verl(math500=MATH), ReadOptions(pooled=True))
 
 
+def test_steps_that_only_one_of_the_pooled_data_sets_has_are_reported():
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    often, seldom = (f"val-core/{name}/acc/mean@16" for name in "ab")
+    for n, step in enumerate(STEPS):
+        builder.add(float(step), math.nan, {often: AIME[n]} | ({seldom: MATH[n]} if n % 2 else {}))
+    run = run_of(builder.build(), ReadOptions(pooled=True, prompts={"a": 30, "b": 500}))
+    assert len(run.evals) == 10
+    assert f"10 evaluations of '{often}' left out, at steps of its own" in run.warnings
+
+
 def test_prompts_are_told_by_the_fractions_only_where_that_is_certain():
     rng = np.random.default_rng(0)
     assert prompts_of(rng.integers(200, 900, 12) / 1319, 1) == 1319

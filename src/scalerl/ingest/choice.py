@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.errors import InputError, listed, printable
+from scalerl.errors import InputError, counted, listed, printable
 from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
@@ -264,7 +264,11 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[C
         tuple(one.name for one in found if one.name not in names),
     )
     pooled = Candidate(metric, series, series.value_N, "", "", len(series))
-    return pooled, [one.how for one in rates if one.how]
+    alone = [(len(one.series) - len(common_N), one.name) for one in rates]
+    return pooled, [
+        *(one.how for one in rates if one.how),
+        *(f"{counted(n, 'evaluation')} of '{name}' left out, at steps of its own" for n, name in alone if n),
+    ]
 
 
 def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:
