@@ -8,12 +8,14 @@ VENV_FLAGS ?=
 TORCH_VERSION ?= 2.13.0
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-slow test-vllm lint docs setup vllm clean
+.PHONY: demo test pytest test-slow test-vllm lint docs setup vllm clean
 
 demo: setup
 	$(BIN)/scalerl demo
 
-test: setup lint
+test: lint pytest
+
+pytest: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: setup

@@ -20,6 +20,7 @@ def rows_of(script, *arguments):
     return [[cell.strip() for cell in row] for row in table[2:]]
 
 
+@pytest.mark.slow
 def test_the_mismatch_of_a_16_bit_model_is_there_and_an_fp32_head_on_both_sides_lessens_it():
     rows = {row[0]: [float(cell) for cell in row[1:]] for row in rows_of("mismatch.py", "--tiny")}
     assert list(rows) == ["both", "generator", "trainer", "neither"]
@@ -31,6 +32,7 @@ def test_the_mismatch_of_a_16_bit_model_is_there_and_an_fp32_head_on_both_sides_
     assert rows["both"][2] < min(rows[name][2] for name in rows if name != "both")
 
 
+@pytest.mark.slow
 def test_a_chunked_loss_needs_less_memory_than_a_whole_one():
     sizes = ["--tokens", "256", "--hidden", "32", "--vocabulary", "40000", "--chunk", "32"]
     whole, chunked, ratio = rows_of("vocabulary_loss.py", *sizes)

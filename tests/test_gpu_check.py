@@ -16,8 +16,8 @@ from scalerl.rl.learner.sharding import blocks_of
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
-QUICK = ("head", "logps", "replay", "learner", "train", "decode", "ipc", "peers", "lost")
-SLOW = ("run", "sharded", "ray", "ray_vllm", "vllm", "vllm_decode")
+QUICK = ("head", "logps", "replay", "learner", "decode", "ipc", "peers")
+SLOW = ("train", "lost", "run", "sharded", "ray", "ray_vllm", "vllm", "vllm_decode")
 # PyTorch hides it by itself, where warnings are no errors.
 GRAD_HIDDEN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -69,6 +69,7 @@ def test_a_long_check_passes_on_a_cpu(name, tmp_path):
     assert (status, line["status"]) == (0, "ok"), line
 
 
+@pytest.mark.slow
 def test_recorded_log_probabilities_of_another_temperature_fail(lab, monkeypatch):
     from gpu_checks import engine
 
@@ -101,6 +102,7 @@ def training(checks, monkeypatch):
     return training
 
 
+@pytest.mark.slow
 @GRAD_HIDDEN
 def test_compiled_layers_that_attend_a_position_off_fail(training, lab, monkeypatch):
     honest = training.compile_blocks
@@ -116,6 +118,7 @@ def test_compiled_layers_that_attend_a_position_off_fail(training, lab, monkeypa
         training.step(lab)
 
 
+@pytest.mark.slow
 @GRAD_HIDDEN
 def test_layers_that_pytorch_gives_up_to_compile_fail(training, lab, monkeypatch):
     monkeypatch.setattr(sharding, "_GRAPHS", 1)

@@ -56,7 +56,7 @@ def ended(pid):
         return True
 
 
-@pytest.mark.parametrize("term", ["xterm", "dumb"])  # a bar, and lines
+@pytest.mark.parametrize("term", ["xterm", pytest.param("dumb", marks=pytest.mark.slow)])  # a bar, and lines
 def test_a_closed_terminal_leaves_a_checkpoint(guesser, tmp_path, term):
     """The shell of a terminal sends SIGHUP to its jobs, and the kernel sends it again as the shell ends;
     by then whatever is written to standard error fails."""

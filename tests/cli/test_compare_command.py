@@ -42,6 +42,14 @@ def write_table(path, seed, A=0.61):
     return str(path)
 
 
+def test_a_table_with_steps_beside_its_hours_has_both_axes(tmp_path, capsys):
+    hours, steps = tmp_path / "hours.csv", tmp_path / "steps.csv"
+    hours.write_text("step,gpu_hours,acc\n" + "".join(f"{n},{2 * n},.{n}\n" for n in range(10, 20)))
+    steps.write_text("step,acc\n" + "".join(f"{n},.{n}\n" for n in range(10, 20)))
+    assert main(["compare", str(hours), str(steps), "--y", "acc"]) == 2
+    assert "is on steps; all have steps: choose --x steps" in capsys.readouterr().err
+
+
 def test_runs_on_two_axes_are_refused_with_the_one_that_would_do(tmp_path, capsys):
     """A run with a budget in steps, beside a log of another trainer that has GPU-hours first."""
     example_files.write(tmp_path)

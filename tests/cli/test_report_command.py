@@ -228,15 +228,15 @@ def test_a_figure_alone_is_of_a_table_too_and_marks_what_is_asked(runs, tmp_path
 
 
 def test_a_crowd_is_drawn_and_compared_with_the_base_that_was_named(tmp_path, capsys):
-    folders = write_many(tmp_path, 26)
+    folders = write_many(tmp_path, 8)
     page, figure = tmp_path / "p.html", tmp_path / "f.svg"
-    words = ["--base", "run 13", "-o", page, "--figure", figure, "--json"]
+    words = ["--base", "run 4", "-o", page, "--figure", figure, "--json"]
     assert main(["report", *map(str, [*folders, *words])]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["comparison"]["base"] == "run 13"
+    assert answer["comparison"]["base"] == "run 4"
     assert [pair["recipe"] for pair in answer["comparison"]["pairs"]] == ["run 0"]
-    # Two recipes of 13 runs each: two mean curves, each with its name.
-    assert re.findall(r">(run \d+) \(13 seeds\)", figure.read_text()) == ["run 0", "run 13"]
+    # Two recipes of 4 runs each: two mean curves, each with its name.
+    assert re.findall(r">(run \d+) \(4 seeds\)", figure.read_text()) == ["run 0", "run 4"]
 
 
 def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):

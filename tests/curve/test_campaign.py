@@ -10,6 +10,7 @@ from scalerl.curve.campaign import A_FLOOR, LOG_B_FLOOR, STRANGER, FamilyPrior, 
 from scalerl.curve.prior import DEFAULT, FLAT
 from scalerl.errors import InputError
 from scalerl.record.evaluation import EvalPoint
+from scalerl.record.metric import Metric
 from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
@@ -178,6 +179,19 @@ def test_siblings_that_agree_by_luck_but_know_little_give_a_wide_prior(own):
 def test_siblings_are_on_the_axis_of_the_run(siblings, own):
     with pytest.raises(InputError, match="sibling on the axis 'flops', and the run is on 'compute'"):
         learn([*siblings, fit(run(9, axis="flops"))], own)
+
+
+def test_siblings_have_the_metric_of_the_run_unless_all_are_named(siblings, own):
+    def of(name, is_chosen):
+        return fit(dataclasses.replace(run(9), metric=Metric(name, is_chosen=is_chosen)))
+
+    with pytest.raises(
+        InputError, match=r"a sibling's metric is eval/acc.*name one for each \(--y NAME,NAME\)"
+    ):
+        learn([*siblings, of("eval/acc", False)], own)
+    prior, _ = learn([*siblings, of("eval/acc", True)], own)
+    assert prior is not None
+    assert prior.n_siblings == len(siblings) + 1
 
 
 def test_families_are_those_of_the_posterior(siblings, own):

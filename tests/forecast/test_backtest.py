@@ -12,6 +12,7 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.forecast.backtest import backtest
 from scalerl.forecast.backtest_result import OURS
 from scalerl.forecast.paper import paper_fit
+from scalerl.record.left_out import LeftOut, Omitted
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -87,6 +88,12 @@ def test_what_cannot_be_answered_is_counted():
     assert "first 1/8 of the compute: 0 forecast, 0 too early, 2 cannot answer" in text
     assert "1 x cannot answer: 3 evaluations" in text
     json.dumps(test.to_json(), allow_nan=False)
+
+
+def test_what_a_log_left_out_is_no_reason_at_a_cut_before_it():
+    left_out = LeftOut.of([Omitted("superseded", 20)])
+    (cut,) = backtest([replace(a_run(), left_out=left_out)], fractions=[1 / 8]).cuts
+    assert (cut.outcome, cut.why) == ("cannot answer", "4 evaluations; a curve needs at least 6")
 
 
 def test_too_early_is_apart_and_still_scored():

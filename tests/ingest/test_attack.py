@@ -19,9 +19,9 @@ def attacked(*arguments):
 
 
 def test_a_sample_of_the_attacks_finds_no_fault():
-    found = attacked("--sample", "20")
-    assert len(found) == 20
-    assert len({one["format"] for one in found}) > 10
+    found = attacked("--sample", "12")
+    assert len(found) == 12
+    assert len({one["format"] for one in found}) > 8
     assert {one["outcome"] for one in found} >= {"read", "refused"}
 
 

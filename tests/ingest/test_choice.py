@@ -116,7 +116,7 @@ def test_rewards_that_are_told_are_held_against_their_spread_and_their_name():
         run_of(found, ReadOptions(max_reward=1.0))
     run = run_of(found, ReadOptions(max_reward=4.0))
     assert any("earns about 2 more than a wrong one, and not 4" in text for text in run.warnings)
-    with pytest.raises(InputError, match=r"is already a share in .*: leave out --max-reward"):
+    with pytest.raises(InputError, match=r"is already a share in .*: leave out --max-reward or --percent;"):
         run_of(verl(math500=MATH), ReadOptions(max_reward=100.0))
 
 
@@ -204,6 +204,16 @@ def test_data_sets_are_pooled_by_their_prompts():
         run_of(verl(aime24=RIGHT, math500=RIGHT), ReadOptions(pooled=True))
     with pytest.raises(InputError, match="--pooled needs two held-out data sets"):
         run_of(verl(math500=MATH), ReadOptions(pooled=True))
+
+
+def test_steps_that_only_one_of_the_pooled_data_sets_has_are_reported():
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    often, seldom = (f"val-core/{name}/acc/mean@16" for name in "ab")
+    for n, step in enumerate(STEPS):
+        builder.add(float(step), math.nan, {often: AIME[n]} | ({seldom: MATH[n]} if n % 2 else {}))
+    run = run_of(builder.build(), ReadOptions(pooled=True, prompts={"a": 30, "b": 500}))
+    assert len(run.evals) == 10
+    assert f"10 evaluations of '{often}' left out, at steps of its own" in run.warnings
 
 
 def test_prompts_are_told_by_the_fractions_only_where_that_is_certain():

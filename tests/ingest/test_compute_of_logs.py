@@ -87,6 +87,15 @@ def test_the_time_of_day_without_the_hours_in_which_nothing_ran():
     assert "less 1 interruptions of 20 hours in all" in made.device_seconds.how
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_rows_that_were_written_at_once_tell_no_time(order):
+    """As of evaluations of checkpoints that a script logs after the run, also the last one first."""
+    rows = [(10 * n, 1000.0 + order * n * 0.002, {"eval/acc": 0.5}) for n in range(8)]
+    made = counters(log(rows), WORDS, devices=1)
+    assert made.device_seconds is None
+    assert made.warnings == ("rows were written at once, not in training: their times make no GPU-hours",)
+
+
 @pytest.mark.parametrize(("pause", "lost"), [(55.0, 0.0), (65.0, 65.0)])
 def test_less_than_a_minute_more_is_no_interruption(pause, lost):
     times = [1000.0 + step + pause * (step > 4) for step in range(9)]  # many times the usual second

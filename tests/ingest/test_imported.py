@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from scalerl.curve import Points, fit
-from scalerl.errors import InputError
+from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.imported import as_run
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.vocabularies import Vocabulary
+from scalerl.ingest.vocabularies import ANY, Vocabulary
 
 WORDS = Vocabulary(
     "mine",
@@ -119,6 +119,28 @@ def test_a_reward_of_training_is_fitted_only_by_its_name_and_without_a_verdict()
     assert found.why == found.reasons(0.3, 60)
     assert "'reward' is a training reward" in found.why
     assert found.compute_to_identify is None
+
+
+def test_what_may_be_held_out_is_named_beside_the_training_reward():
+    rows = [(step, {"reward": 0.4, "kl": 0.1, "Eval Acc/MATH 500 (greedy)": 0.5}) for step in range(4)]
+    with pytest.raises(InputError, match=r"verdict; name what is held out of Eval Acc/MATH 500 \(greedy\)$"):
+        as_run(log(rows), WORDS, ReadOptions())
+
+
+def test_a_bare_accuracy_is_not_called_a_training_reward():
+    """It is what the user says of it: `--y accuracy` fits it as a pass rate."""
+    rows = [(step, {"accuracy": 0.4}) for step in range(8)]
+    with pytest.raises(InputError, match=r"no metric here is a known pass rate.*--y takes one of: accuracy$"):
+        as_run(log(rows), ANY, ReadOptions())
+    assert as_run(log(rows), ANY, ReadOptions(metric="accuracy")).metric.kind == "pass rate"
+
+
+def test_too_few_evaluations_are_explained_by_those_left_out():
+    record = as_run(log([(0, {"val/a/acc": 0.1 * n}) for n in range(8)]), WORDS, ReadOptions())
+    with pytest.raises(
+        CannotAnswerError, match=r": 1 evaluation \(7 evaluations left out, repeated at a step"
+    ):
+        fit(record, x="steps")
 
 
 def test_a_metric_that_is_named_is_taken():

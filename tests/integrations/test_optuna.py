@@ -1,5 +1,6 @@
 """The Optuna pruner in real studies of simulated trials."""
 
+import functools
 import math
 
 import numpy as np
@@ -46,9 +47,12 @@ def objective(trial):
     return pass_rate
 
 
-def study_of(pruner):
+@functools.cache
+def study_of(early=False):
     study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=ForecastPruner(BUDGET, early=early),
     )
     study.optimize(objective, n_trials=TRIALS)
     return study
@@ -59,7 +63,7 @@ def identified(values):
 
 
 def test_hopeless_trials_are_pruned_once_identified_and_the_best_never():
-    study = study_of(ForecastPruner(BUDGET))
+    study = study_of()
     end = [float(curve(BUDGET)) for curve in curves()]
     best = int(np.argmax(end))
     pruned = study.get_trials(states=(TrialState.PRUNED,))
@@ -76,7 +80,7 @@ def test_early_pruning_saves_more_and_keeps_the_best():
     def steps(study):
         return sum(max(t.intermediate_values) for t in study.trials)
 
-    late, early = study_of(ForecastPruner(BUDGET)), study_of(ForecastPruner(BUDGET, early=True))
+    late, early = study_of(), study_of(early=True)
     assert steps(early) < 0.9 * steps(late) < 0.9 * TRIALS * BUDGET
     assert early.best_trial.number == late.best_trial.number
 

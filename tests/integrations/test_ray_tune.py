@@ -142,7 +142,7 @@ def sweep(path, scheduler, trainable=None, ceilings=CEILINGS, cpus=2, errors=0, 
     return {config["ceiling"]: (last["compute"], last["training_iteration"]) for config, last in ends}
 
 
-@pytest.mark.parametrize("limit", [{}, {"max_concurrent_trials": 1}])
+@pytest.mark.parametrize("limit", [{}, pytest.param({"max_concurrent_trials": 1}, marks=pytest.mark.slow)])
 def test_hopeless_trials_are_paused_and_ended_with_the_experiment(tmp_path, said, limit):
     scheduler = ForecastScheduler(BUDGET, time_attr="compute")
     ends = sweep(tmp_path, scheduler, metric="pass_rate", mode="max", **limit)
@@ -152,7 +152,7 @@ def test_hopeless_trials_are_paused_and_ended_with_the_experiment(tmp_path, said
     assert said() == ["00001 is paused", "00002 is paused"]
 
 
-@pytest.mark.parametrize("make", [function, class_])
+@pytest.mark.parametrize("make", [function, pytest.param(class_, marks=pytest.mark.slow)])
 def test_paused_trials_go_on_where_they_were_when_nothing_else_waits(tmp_path, said, make):
     scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute", resume_paused=True)
     ends = sweep(tmp_path, scheduler, make())

@@ -18,7 +18,7 @@ from scalerl.rl.loop.resume import find_checkpoint
 
 INTERRUPTED = 130
 STEPS = 3
-LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=200")
+LONG_EVALUATION = small_demo(STEPS, 1, "evaluation.samples=400")
 """Several times as long as a run needs to write what it is doing."""
 LONG_STEPS = small_demo(
     STEPS,
@@ -154,7 +154,7 @@ class generator(Chain):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is left is found by /proc")
-@pytest.mark.parametrize("part", ["verifier", "generator"])
+@pytest.mark.parametrize("part", [pytest.param("verifier", marks=pytest.mark.slow), "generator"])
 def test_a_run_that_waits_for_its_processes_to_start_ends_with_them(small_base, tmp_path, monkeypatch, part):
     """They take ten minutes to load the task."""
     (tmp_path / "stuck.py").write_text(STUCK)

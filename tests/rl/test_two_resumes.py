@@ -98,6 +98,7 @@ def _lost_lines(path):
     return [row["line"] for row in lines(path / "lost.jsonl") if row.get("file") == "steps.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_killed_is_followed_by_one_that_loses_nothing(runs, tried):
     assert all(check_kill(runs, one) for one in tried("kill", [22, 27]))  # files are being cut
 

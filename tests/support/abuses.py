@@ -29,7 +29,7 @@ from scalerl.rl.sandbox.sandbox import Sandbox
 from scalerl.rl.verify import proc
 
 SECRET = "a-secret-of-the-host"
-SECONDS, ENDLESS_SECONDS = 20.0, 4.0
+SECONDS, ENDLESS_SECONDS = 20.0, 2.0
 MEMORY = 512 << 20
 MOST = 1 << 20
 

@@ -118,9 +118,10 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
         # `_family_prior` takes families by their place, which must mean the same in all.
         if sibling.posterior.families != own.posterior.families:
             raise InputError(f"{sibling.points.source}: fit the run and its siblings with the same families")
-        if not sibling.metric.is_alike(own.metric):
+        if not sibling.metric.is_comparable(own.metric):
             raise InputError(
                 f"{sibling.points.source}: a sibling's metric is {sibling.metric}; the run's is {own.metric}"
+                "; name one for each (--y NAME,NAME)"
             )
         if sibling.axis != own.axis:
             raise InputError(

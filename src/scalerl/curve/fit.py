@@ -281,6 +281,8 @@ def _choose(
             found = f"only {n} of {counted(total, 'evaluation')} {where}"
         elif (kept := int(keep_N.sum())) > n:
             found = f"{kept} evaluations at only {counted(n, 'compute')} (give totals since the start)"
+        elif without := points.left_out.rows():
+            found += f" ({'; '.join(without)})"
         raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")
     return points, keep_N
 

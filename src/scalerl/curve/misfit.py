@@ -46,7 +46,9 @@ MIN_POINTS = 8
 THRESHOLD, THRESHOLD_SHORT, SHORT = 2.0, 5.0, 25
 """Bayes factor against the healthy run from which a misfit is sure, and in fewer than 25 evaluations."""
 SUSPECT, SUSPECT_SHORT = 0.65, 1.0
-"""The same of a change of slope alone, from which one is suspected: in 4 % of healthy runs."""
+"""The same of a change of slope alone, from which one is suspected: in 5 % of healthy runs ..."""
+_FALLING = 0.45
+"""... and where the last third of the evaluations falls, as it does in few of them."""
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SURE = 2.0  # a decline is this many times its error
@@ -108,11 +110,13 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     changes = candidate_changes(sample, null.residual_N)
     first = evidence_of(sample, null, changes, null.residual_N)
     # The curve beside a step may also describe the run without any step: then the run is healthy.
-    looks, is_short = [first, _beside_a_step(sample, first, changes)], len(sample) < SHORT
-    judged = _judged(looks, is_short)
+    looks, short = [first, _beside_a_step(sample, first, changes)], len(sample) < SHORT
+    least, suspect = (THRESHOLD_SHORT, SUSPECT_SHORT) if short else (THRESHOLD, SUSPECT)
+    suspect = _FALLING if _falls(sample) else suspect
+    judged = _judged(looks, least, suspect)
     # Looked for last, as few runs come here: a run that learns what is easy in a burst is healthy too.
     if judged and (burst := _beside_a_burst(sample, [one.curve.family for one in best], changes)):
-        judged = _judged([*looks, burst], is_short)
+        judged = _judged([*looks, burst], least, suspect)
     if judged is None:
         return None
     found, log_bayes, sure = judged
@@ -121,11 +125,23 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)), sure)
 
 
-def _judged(looks: Sequence[Evidence], is_short: bool) -> tuple[Evidence, float, bool] | None:
+def _falls(sample: Sample) -> bool:
+    """Return whether the last third falls: its slope is below -1 error, as its correlation widens that."""
+    last = slice(-max(len(sample) // 3, 4), None)
+    c_K, y_K = np.exp(sample.log_c_N[last] - sample.log_c_range[1]), sample.y_N[last]
+    c_K = c_K - c_K.mean()
+    spread = max(float(c_K @ c_K), 1e-30)
+    slope = float(c_K @ y_K) / spread
+    left_K = y_K - y_K.mean() - slope * c_K
+    square = max(float(left_K @ left_K), 1e-30)
+    r = min(max(float(left_K[1:] @ left_K[:-1]) / square, 0.0), 0.9)
+    return slope < -math.sqrt(square / (len(c_K) - 2) / spread * (1 + r) / (1 - r))
+
+
+def _judged(looks: Sequence[Evidence], least: float, suspect: float) -> tuple[Evidence, float, bool] | None:
     """Return the look that shows a change best, its log Bayes factor and whether it is sure; None of a
-    healthy run."""
+    healthy run. `least` and `suspect` are the Bayes factors from which it is sure, and suspected."""
     found, log_null = max(looks, key=lambda look: look.log_change), max(look.log_null for look in looks)
-    least, suspect = (THRESHOLD_SHORT, SUSPECT_SHORT) if is_short else (THRESHOLD, SUSPECT)
     log_bayes, log_hinge = found.log_change - log_null, found.log_kinds[0] - log_null
     sure = log_bayes >= math.log(least)
     return (found, log_bayes, sure) if sure or log_hinge >= math.log(suspect) else None

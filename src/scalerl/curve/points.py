@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from scalerl.errors import InputError, counted, listed
 from scalerl.numbers import amount_text
 from scalerl.record.alarms import warnings_of
-from scalerl.record.evaluation import in_dollars
+from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import NONE, LeftOut, Omitted
 from scalerl.record.metric import GIVEN, Metric
 from scalerl.record.prompts import noise_between
@@ -23,6 +23,8 @@ MOST_FAILED = 0.01
 """Share of an evaluation's completions without a verdict from which on a warning says so."""
 _COMPUTE = (1e-300, 1e300)
 """The range of compute above 0: the prior of C_mid goes beyond it, and must stay within a float64."""
+_CLOCK = 1e9
+"""Seconds since 1970 in 2001; the time of day is above, and nearly constant over a run."""
 _LARGEST_NOISE = 0.5  # the sd of a value in [0, 1] is at most this
 _FRAME = "data frame"
 NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
@@ -283,7 +285,13 @@ def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
 
     `points` are in the order of the rows. `label_of` has, by its name, the cells (N,) of every column that
     tells runs or data sets apart.
+
+    Raises:
+        InputError: the compute is the time of day, as trackers have it.
     """
+    c_N, since = points.compute_N, "is a time of day: expected what was spent since the start, such as hours"
+    if points.axis not in AXES and len(points) > 1 and c_N.min() > max(_CLOCK, 0.9 * c_N.max()):
+        points._check(c_N > 0, c_N, points.axis, since)
     found = _alternating(points, label_of) or _disorder(points)
     return replace(points, warnings=(*points.warnings, f"{points.source}{found}")) if found else points
 
@@ -291,16 +299,21 @@ def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
 def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
     """Say which column has several values that alternate along the compute; else nothing."""
     for name, cells in label_of.items():
-        label_N = np.array([str(cell) for cell in cells])
-        values = list(dict.fromkeys(label_N.tolist()))
-        label_N = label_N[np.lexsort((label_N, points.compute_N))]
-        # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
-        if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1:
+        if values := alternating(points.compute_N, [str(cell) for cell in cells]):
             return (
                 f": rows of several {name} ({listed(values, most=4)}) count as repeated evaluations of one "
                 "run on one data set; if they are not, keep the rows of one"
             )
     return ""
+
+
+def alternating(at_N: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """Return the different labels of rows where they alternate along `at_N`; else none."""
+    values = list(dict.fromkeys(labels))
+    label_N = np.array(labels)
+    label_N = label_N[np.lexsort((label_N, at_N))]
+    # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
+    return values if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1 else []
 
 
 def _disorder(points: Points) -> str:

@@ -10,6 +10,7 @@ Shapes: M later evaluations, K knots of compute, Q probabilities.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from scalerl.forecast.backtest_result import OURS, Backtest, CallScore, Cut, Lat
 from scalerl.forecast.rivals import POINT_RIVALS, Part, Predicted, Rival, Seen
 from scalerl.forecast.scores import crps, levels
 from scalerl.quantiles import tails
+from scalerl.record.left_out import NONE
 from scalerl.record.reader import RunRecord
 
 TARGET_OFF = 0.05
@@ -110,7 +112,8 @@ def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
 def _part(run: Points, fraction: float) -> Part:
     compute = fraction * float(run.compute_N.max(initial=0.0))
     early_N = run.compute_N <= compute * (1 + 1e-9)  # an evaluation right at the cut is seen
-    return Part(compute, run.select(early_N), run.select(~early_N))
+    # What the log left out is of the whole run, and may be of a later time.
+    return Part(compute, replace(run.select(early_N), left_out=NONE), run.select(~early_N))
 
 
 def _cut(

@@ -256,11 +256,7 @@ def _checked(
     named = {fit.metric: name for name, fits in recipes.items() for fit in fits}
     (metric, name), *others = named.items()
     for other, another in others:
-        # Metrics that the user has named are taken to be one measure, whatever their names.
-        is_named = metric.name != other.name and metric.is_chosen and other.is_chosen
-        # But pass@8, or a loss, is of another measure than a pass rate, and says so by its name.
-        is_named = is_named and bool(metric.doubt) == bool(other.doubt)
-        if not (other.is_alike(metric) or is_named):
+        if not other.is_comparable(metric):
             raise InputError(
                 f"runs of different metrics are not compared: '{name}' has {metric}; '{another}' has "
                 f"{other}; name one for each (--y NAME,NAME)"

@@ -10,7 +10,7 @@ from scalerl._views import views
 from scalerl.curve.answers import span
 from scalerl.curve.families import LABELS
 from scalerl.curve.seeds import SeedPrior
-from scalerl.errors import listed
+from scalerl.errors import counted, listed
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import columns_of, data_frame
 from scalerl.jsonl import plain
@@ -85,8 +85,8 @@ class Claim:
             return f"{text}   {self.why}"
         if self.verdict != "not significant":
             return text
-        needed = "more than 100" if self.seeds is None else f"{self.seeds}"
-        return f"{text}   {needed} seeds of each would detect the observed difference (power .8)"
+        needed = "more than 100 seeds" if self.seeds is None else counted(self.seeds, "seed")
+        return f"{text}   {needed} of each would detect the observed difference (power .8)"
 
 
 @dataclass(frozen=True)

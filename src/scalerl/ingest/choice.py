@@ -14,14 +14,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.errors import InputError, listed, printable
+from scalerl.errors import InputError, counted, listed, printable
 from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples, prompts_of, shares_of
 from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, wildcard
 from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
-from scalerl.record.metric import Kind, Metric, is_held_out_share, is_named_for_correctness, kind_of
+from scalerl.record.metric import (
+    Kind,
+    Metric,
+    is_held_out_share,
+    is_named_for_correctness,
+    is_of_evaluation,
+    kind_of,
+)
 
 
 @dataclass(frozen=True)
@@ -193,10 +200,16 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     left_out = _all_left_out(log, vocabulary.held_out(log.omitted))
     hint = f"{log.hint}; " * bool(log.hint)
     training = vocabulary.matches("train_reward", log.metrics)
-    if training:
+    known = [name for name in training if _kind_of_named(name, vocabulary) == "training reward"]
+    # What may be held out, as far as its name says.
+    others = [name for name in log.names if is_of_evaluation(name) or is_named_for_correctness(name)]
+    others = _likely([name for name in others if _kind_of_named(name, vocabulary) == "pass rate"])
+    if known:
+        beside = f"; name what is held out of {listed(others)}" if others else ""
         return (
-            f"{hint}no metric is held out: '{training[0]}' is a training reward, which does not determine a "
-            f"held-out pass rate; {left_out}{asked.naming(training[0])} fits it without a ceiling or verdict"
+            f"{hint}no metric is held out: '{known[0]}' is a training reward, which does not determine a "
+            f"held-out pass rate; {left_out}{asked.naming(known[0])} fits it without a ceiling or verdict"
+            f"{beside}"
         )
     names = listed(_likely(log.names))
     choices = f"{asked.naming()} takes one of: {names}" if names else "there are no metrics with numbers"
@@ -251,7 +264,11 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[C
         tuple(one.name for one in found if one.name not in names),
     )
     pooled = Candidate(metric, series, series.value_N, "", "", len(series))
-    return pooled, [one.how for one in rates if one.how]
+    alone = [(len(one.series) - len(common_N), one.name) for one in rates]
+    return pooled, [
+        *(one.how for one in rates if one.how),
+        *(f"{counted(n, 'evaluation')} of '{name}' left out, at steps of its own" for n, name in alone if n),
+    ]
 
 
 def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:

@@ -19,6 +19,8 @@ MOST = 1e100
 """A total beyond this is no count."""
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """A run stood still between two rows that lie this many times the usual time, and this much more, apart."""
+AT_ONCE = 0.1
+"""Seconds between rows below which they were not written in training, but afterwards."""
 LONGEST_STEP = 4 * 3600.0
 """Seconds of a step beyond which they may be milliseconds: of steps of 14 s and more."""
 RESET = 0.5
@@ -75,7 +77,7 @@ def _device_seconds(
     log: Log, vocabulary: Vocabulary, devices: float | None, warnings: list[str]
 ) -> Counter | None:
     spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0, warnings)
-    seconds = spent or _seconds(log, vocabulary)
+    seconds = spent or _seconds(log, vocabulary, warnings)
     if seconds is None or spent is not None:
         return spent
     for name in vocabulary.matches("step_seconds", log.metrics)[:1]:
@@ -117,7 +119,7 @@ def _flops(
     return Counter(tokens.step_N, 4 * each * tokens.total_N, how)
 
 
-def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
+def _seconds(log: Log, vocabulary: Vocabulary, warnings: list[str]) -> Counter | None:
     """Count wall-clock seconds of training by the seconds of steps, else by the time of day."""
     for name in vocabulary.matches("step_seconds", log.metrics):
         series = log.metrics[name]
@@ -133,7 +135,12 @@ def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
             how += f" less {evaluation}"
         return _added_up(series.step_N, np.maximum(spent_N, 0.0), how)
     times = log.time_series()
-    return _by_the_clock(times) if len(times) > 1 else None
+    if len(times) < 2:
+        return None
+    if np.median(np.diff(times.value_N)) < AT_ONCE:
+        warnings.append("rows were written at once, not in training: their times make no GPU-hours")
+        return None
+    return _by_the_clock(times)
 
 
 def _window(step_N: np.ndarray) -> np.ndarray:

@@ -172,7 +172,7 @@ def read_source(
                 made.append(run_read)
     found_runs = FoundRuns(tuple(made))
     if not found_runs.runs:
-        more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
+        more = f"; nor can any other of the {len(logs)} runs be read (--run NAME says why)" * (len(logs) > 1)
         raise InputError(f"{first_error}{more}")
     return found_runs
 

@@ -43,9 +43,10 @@ def shares_of(
         and (is_held_out_share(name) or vocabulary.matches("pass_rate", [name]))
     ):
         rate_N = np.empty(0)
+        or_percent = " or --percent" * (right == 100 and not asked.in_python)
         why_not = (
             f"'{name}' is already a share in [0, 1], not a mean of rewards of {wrong:g} and "
-            f"{right:g}: leave out {asked.naming(name='max_reward')}"
+            f"{right:g}: leave out {asked.naming(name='max_reward')}{or_percent}"
         )
     else:
         rate_N, why_not = (value_N - wrong) / (right - wrong), ""

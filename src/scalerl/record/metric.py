@@ -118,6 +118,12 @@ class Metric:
         same_set = not (self.dataset and other.dataset) or self.dataset == other.dataset
         return names[0] == names[1] and self.kind == other.kind and same_set
 
+    def is_comparable(self, other: Metric) -> bool:
+        """Whether both are one measure, by their names, or as the user has named both."""
+        is_named = self.name != other.name and self.is_chosen and other.is_chosen
+        # But pass@8, or a loss, is of another measure than a pass rate, and says so by its name.
+        return self.is_alike(other) or (is_named and bool(self.doubt) == bool(other.doubt))
+
     @property
     def subject(self) -> str:
         """The subject of a sentence about its values: `the pass rate`, or another name in quotes."""

@@ -167,6 +167,13 @@ def test_fewer_than_two_are_no_comparison_and_a_path_that_is_nowhere_is_an_error
         capsys.readouterr()
 
 
+def test_where_no_run_can_be_read_the_option_that_tells_why_is_named(tmp_path, capsys):
+    for name in ("a", "b"):
+        put(tmp_path / name / "events.out.tfevents.1", START + event("train/loss", 1, 0.5))
+    assert main(["fit", str(tmp_path)]) == 2
+    assert "nor can any other of the 2 runs be read (--run NAME says why)" in capsys.readouterr().err
+
+
 def test_serve_shows_the_rest_of_a_folder(tmp_path):
     wandb_runs(tmp_path / "logs")
     with serving(tmp_path / "logs") as client:

@@ -160,6 +160,16 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ('gpu_hours,pass_rate\n"1,500",.5\n', "line 2, column 'gpu_hours'.*without separators, 1500, found"),
         ("gpu_hours,pass_rate\n1_000,.5\n", "line 2, column 'gpu_hours'.*without separators, 1000, found"),
         ("gpu_hours,pass_rate\n1,.1_0\n", "line 2, column 'pass_rate'.*a finite number, found"),
+        (
+            ",_step,pass_rate\n0,1,.5\n",
+            "no column 'gpu_hours'; columns: , _step, pass_rate",
+        ),  # an index of pandas
+        (
+            "step,train_acc,test_acc\n1,.5,.4\n",
+            "no column 'pass_rate'; did you mean 'test_acc'?.*name the pass rate with --y$",
+        ),
+        ('{"gpu_hours": {"0": 1}, "pass_rate": {"0": 0.5}}\n', r"'pass_rate'.*orient='records', lines=True"),
+        ("gpu_hours,pass_rate\n2026-01-02T03:04,.5\n", "finite number, such as the hours since the run st"),
         ("gpu_hours,pass_rate\n1,61.0%\n", "line 2, column 'pass_rate'.*not percent, 0.61, found '61.0%'"),
         (
             "gpu_hours,pass_rate\n1;.5,2;.6\n",
@@ -205,6 +215,29 @@ def test_every_fault_is_named_in_one_line(tmp_path, text, message):
 def test_a_column_that_is_not_there_is_named_with_its_option(tmp_path, asked, option):
     with pytest.raises(InputError, match=f"no column 'foo'.*{option}$"):
         read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n"), **asked)
+
+
+def test_dollars_have_a_column_of_hours_as_a_hint(tmp_path):
+    with pytest.raises(InputError, match=r"no column 'dollars'.*--price needs a column 'gpu_hours'$"):
+        read_table(write(tmp_path, "tokens,pass_rate\n1,.5\n"), x="dollars", price=2)
+
+
+@pytest.mark.parametrize("unit", [1, 10**3, 10**9])
+def test_a_time_of_day_is_no_compute(tmp_path, unit):
+    clocks = [unit * (1_767_225_600 + 3600 * hour) for hour in range(3)]
+    text = "timestamp,pass_rate\n" + "".join(f"{clock},.{n}\n" for n, clock in enumerate(clocks))
+    with pytest.raises(InputError, match=r"line 2: timestamp \S+ is a time of day: expected what was spent"):
+        read_table(write(tmp_path, text), x="timestamp")
+    # Tokens of a run that begin late are an axis of this package, and what began at 0 is one of its own.
+    assert len(read_table(write(tmp_path, text.replace("timestamp", "tokens")), x="tokens")) == 3
+    assert len(read_table(write(tmp_path, text + "0,.3\n"), x="timestamp")) == 4
+
+
+def test_a_column_of_dates_in_a_data_frame_is_no_compute():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"time": pandas.date_range("2026-01-01", periods=3), "acc": [0.2, 0.3, 0.4]})
+    with pytest.raises(InputError, match=r"data frame, row 0: time \S+ is a time of day"):
+        Points.from_frame(frame, x="time", y="acc")
 
 
 def test_a_column_that_nobody_asked_for_may_be_anything(tmp_path):

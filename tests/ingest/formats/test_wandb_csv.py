@@ -89,6 +89,7 @@ def test_axes_that_are_none(tmp_path, x, what):
     assert str(raised.value).startswith(
         f"{path}: the x axis is '{x}', {what}; expected a chart exported with 'Step', or"
     )
+    assert (f"scalerl fit - --x '{x}' --y COLUMN < FILE" in str(raised.value)) == (what != "a time")
 
 
 def test_the_step_beside_another_axis(tmp_path):

@@ -309,7 +309,7 @@ def test_many_names_are_bounded(tmp_path):
 
 def test_a_long_file_takes_little_memory(tmp_path, capsys):
     row = history(0, {f"metric/{k}": 1 / 7 + k for k in range(10)}, _step=1234567)
-    rows = (row.replace(b"1234567", b"%d" % (1_000_000 + n)) for n in range(50_000))
+    rows = (row.replace(b"1234567", b"%d" % (1_000_000 + n)) for n in range(20_000))
     path = written(tmp_path / "run-long.wandb", header(), *rows)
     start = time.process_time()
     log = read_one(path)
@@ -322,7 +322,7 @@ def test_a_long_file_takes_little_memory(tmp_path, capsys):
         peak = tracemalloc.get_traced_memory()[1] / 2**20
     finally:
         tracemalloc.stop()
-    np.testing.assert_array_equal(log.metrics["metric/3"].step_N, 1_000_000 + np.arange(50_000))
+    np.testing.assert_array_equal(log.metrics["metric/3"].step_N, 1_000_000 + np.arange(20_000))
     assert len(log.names) == 10
-    assert path.stat().st_size / 2**20 > 17
-    assert peak < 13  # MiB: three numbers a row, of 32 bytes each until they are arrays
+    assert path.stat().st_size / 2**20 > 6.8
+    assert peak < 6  # MiB: three numbers a row, of 32 bytes each until they are arrays

@@ -131,6 +131,28 @@ def test_of_a_restarted_run_the_later_branch_counts(tmp_path, checkpoint, lost, 
     assert f"restarted at step {checkpoint + 1} (" in told[0]
 
 
+@pytest.mark.parametrize("checkpoint", [0, 110])
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_loop_that_evaluates_before_it_trains_keeps_the_evaluation_at_its_restart(
+    tmp_path, checkpoint, timed
+):
+    rows = []
+    for branch, steps in enumerate([range(125), range(checkpoint, 241)]):
+        for step in steps:
+            time = FIRST + 1e5 * branch + step if timed else None
+            rows += [evaluated(step, rate(step) + branch / 9, time)] * (step % 10 == 0)
+            rows.append(trained(step, time))
+    run = read(tmp_path, rows)
+    assert curve(run) == [
+        (step, pytest.approx(rate(step) + (step >= checkpoint) / 9)) for step in range(0, 241, 10)
+    ]
+    assert left_out(run)["reasons"] == {"superseded": 1 + (120 - checkpoint) // 10}
+    table = tmp_path / "log.csv"
+    lines = [f"{row['step']},{row.get('eval/pass_rate', '')}" for row in rows]
+    table.write_text("\n".join(["step,pass_rate", *lines]))
+    assert read_table(table).pass_rate_N.tolist() == [point.pass_rate for point in run.evals]
+
+
 def test_restarts_of_restarts(tmp_path):
     branches = [(1, 50), (31, 60), (41, 55), (21, 90)]
     rows = [row for n, (a, b) in enumerate(branches) for s in range(a, b + 1) for row in both(s, n)]

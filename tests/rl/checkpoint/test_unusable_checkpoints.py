@@ -46,7 +46,10 @@ def forget(path):
     (path / "training" / "state.json").unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_arrays, cut_arrays, cut_state, forget])
+@pytest.mark.parametrize(
+    "damage",
+    [damage_arrays, cut_state, *(pytest.param(d, marks=pytest.mark.slow) for d in (cut_arrays, forget))],
+)
 def test_a_damaged_checkpoint_is_passed_over_and_told(recipe, tmp_path, damage, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):

@@ -353,7 +353,7 @@ QUIET = settings(
 )
 
 
-@settings(QUIET, max_examples=40)
+@settings(QUIET, max_examples=20)
 @given(table=recipes())
 def test_a_recipe_is_refused_in_one_line_or_runs(table, model, there):
     with pytest.MonkeyPatch.context() as patch:

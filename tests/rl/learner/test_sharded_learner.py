@@ -56,7 +56,7 @@ SHARED = LearnerSettings(tensor_parallel=2)
     ("n_before", "before", "n_after", "after"),
     [
         (2, ALONE, 1, ALONE),
-        (2, ALONE, 3, ALONE),
+        pytest.param(2, ALONE, 3, ALONE, marks=pytest.mark.slow),
         pytest.param(4, SHARED, 1, ALONE, id="products shared in two rows, then one rank"),
         pytest.param(1, ALONE, 2, SHARED, id="one rank, then products shared"),
     ],

@@ -73,6 +73,7 @@ def test_too_little_memory_is_an_error_and_not_the_end_of_the_process(monkeypatc
         shared_of(0)
 
 
+@pytest.mark.slow
 def test_an_unguarded_read_would_be_torn():
     """The test above can fail: without the look at the count, the same load gives half of two versions."""
     shared = shared_of(0)

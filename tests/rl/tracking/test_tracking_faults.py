@@ -270,6 +270,7 @@ def test_wandb_without_credentials_is_offline(
     check_read_back(record, tmp_path / "run" / "wandb")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_trackers_with_the_run(short, small_base, tmp_path):
     """It goes to the whole group, as a terminal sends it; what was logged is whole."""
     folder = tmp_path / "run"

@@ -223,6 +223,7 @@ class CrashError(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_where_it_was_logged(short, small_base, short_plain, tmp_path, nobody_outside):
     """It crashes at step 7, and goes on from the checkpoint of step 4: three steps come twice."""
 

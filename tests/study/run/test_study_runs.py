@@ -80,6 +80,7 @@ def table(folder):
     return evals, frozen, [run.outcome for run in study.runs]
 
 
+@pytest.mark.slow
 def test_runs_are_tracked_one_by_one_and_are_what_they_are_without(study, whole, tmp_path):
     tracked = replace(study, set=study.set | {"tracking": {"to": ["tensorboard"]}})
     run_study(make_plan(tracked), tmp_path / "study", cores=2, watch=lambda progress: None)
@@ -293,6 +294,7 @@ def test_a_finished_study_is_left_as_it_is_and_a_second_process_is_refused(whole
     assert RunRecord.read(folder / "runs" / "base" / "seed0").evals
 
 
+@pytest.mark.slow
 def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, tmp_path):
     """Trials are runs of other seeds; what is chosen is what their record says, and stands in decisions."""
     tuned = replace(

@@ -123,6 +123,8 @@ def test_a_pair_is_answered_in_one_sentence_without_statistics():
 
     by = "(lower by 0.040 ± 0.040 at the compute seen)"
     few, many = claim("not significant", 27), claim("not significant")
+    assert pair(claim("not significant", 1)).endswith("; about 1 seed of each would show it.")
+    assert "   1 seed of each would detect" in str(claim("not significant", 1))
     assert pair(few) == f"No difference shown yet {by}; about 27 seeds of each would show it."
     assert pair(many) == f"No difference shown yet {by}; more than 100 seeds of each would show it."
     assert pair(claim("inconclusive", why="it jumps")) == f"Nothing can be said yet {by}: it jumps."

@@ -274,9 +274,9 @@ def check_one_axis(found: Sequence[Data]) -> None:
     if first is None or other is None:
         return check_devices(runs, first.points.axis if first else "")
     one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))
-    common = [axis for axis in first.axes if all(axis in data.axes for data in found)]
+    common = [axis for axis in axes_of(first) if all(axis in axes_of(data) for data in found)]
     common = [axis for axis in common if not mixed_devices(runs, axis)]
-    has = "; ".join(f"'{data.path}' has {', '.join(data.axes)}" for data in (first, other))
+    has = "; ".join(f"'{data.path}' has {', '.join(axes_of(data))}" for data in (first, other))
     hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
     raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")
 

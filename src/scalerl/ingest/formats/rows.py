@@ -1,23 +1,30 @@
 """Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
 
 import math
+from array import array
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from scalerl import limits
+from scalerl.curve.points import LABELS, alternating
 from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.formats.format import Wanted
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat
+from scalerl.record.metric import is_named_for_correctness
 
 _OF_PARTS = ("train/global_step", "eval/global_step")
 """One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
 STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step")
 """Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
-RUNS = ("run_id", "run_name")
+RUNS = ("run_id", "run", "run_name")
 """Names of the run, in tables that hold several."""
+_LABELS = frozenset(LABELS) - frozenset(RUNS)
+_LONGEST_LABEL = 40
 _MOST_LINES = 1000
 """Rows passed over whose lines are kept."""
 _LONGEST_TIME = 64
@@ -33,6 +40,9 @@ class RowReader:
         self._builders: dict[str, LogBuilder] = {}
         self._step: str | None = None
         self._passed, self._lines = 0, list[str]()
+        self._labelled = 0
+        self._labels: dict[tuple[str, str], tuple[array[float], list[str]]] = {}
+        """By run and metric the steps of rows whose cells tell data sets or seeds apart, and those cells."""
         self.notes: list[str] = []
 
     def begin_file(self) -> None:
@@ -63,6 +73,21 @@ class RowReader:
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)
+        if not _LABELS.isdisjoint(row):
+            self._add_labels(run, step, row)
+
+    def _add_labels(self, run: str, step: float, row: Mapping[str, Any]) -> None:
+        """Keep which data set or seed the shares of right answers in a row are of."""
+        cells = {
+            name: row[name] for name in LABELS if name in _LABELS and isinstance(row.get(name), str | int)
+        }
+        label = ", ".join(f"{name} {str(cell)[:_LONGEST_LABEL]}" for name, cell in cells.items())
+        for name in filter(is_named_for_correctness, row if label else ()):
+            if self._labelled < limits.EVALUATIONS.most:
+                steps, labels = self._labels.setdefault((run, name), (array("d"), []))
+                steps.append(step)
+                labels.append(label)
+                self._labelled += 1
 
     @property
     def has_steps(self) -> bool:
@@ -84,6 +109,12 @@ class RowReader:
                 which = f" (lines {listed(self._lines)})" if self._lines else ""
                 what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'{which}"
                 builder.notes.append(what)
+        for (run, name), (steps, labels) in self._labels.items():
+            if values := alternating(np.array(steps), labels):
+                self._builders[run].notes.append(
+                    f"rows of '{name}' of {listed(values, most=4)} count as evaluations of one run on one "
+                    "data set, the last of a step: if they are not, keep the rows of one"
+                )
         return [builder.build() for builder in self._builders.values()]
 
 

@@ -33,7 +33,7 @@ from scalerl.ingest.vocabularies import ANY, wildcard
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
-from scalerl.record.metric import Metric, is_named_for_correctness, scaled_by
+from scalerl.record.metric import Metric, is_named_for_correctness, kind_of, scaled_by
 from scalerl.record.reader import RunRecord
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -132,13 +132,15 @@ class _Table:
         axes = [name for name in AXES if name in self.columns]
         near = axes[0] if axes and column in _CLOCKS else nearest(column, self.columns)
         if not near and column == self.y:
-            near = next(filter(is_named_for_correctness, self.columns), None)
+            right = filter(is_named_for_correctness, self.columns)
+            near = min(right, key=lambda name: kind_of(name) == "training reward", default=None)
         hint = f"did you mean '{near}'? " if near else ""
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
         names = listed([name[:60] for name in self.columns], most=20)
         wanted = "the pass rate with --y" if column == self.y else "the compute with --x"
-        how = "" if "numbers" in hint else f"; name {wanted}"
+        how = f"; name {wanted}" if column != "dollars" else "; --price needs a column 'gpu_hours'"
+        how = "" if "numbers" in hint else how
         raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}{how}")
 
     def compute(self, rows: Sequence[int], price: float | None) -> np.ndarray:
@@ -162,7 +164,7 @@ class _Table:
     @property
     def _clock(self) -> str:
         """The column that compute is made from."""
-        made_from = {"dollars": "gpu_hours", "steps": _STEP}.get(self.x, "")
+        made_from = {"dollars": "gpu_hours", "steps": _STEP}.get(self.x, self.x)
         return made_from if self.x not in self.columns and made_from in self.columns else self.x
 
     @property
@@ -360,7 +362,9 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _instead(cell: Any) -> str:
-    """Suggest how to write a number that people and spreadsheets format otherwise."""
+    """Suggest how to write a number that people, spreadsheets and data frames format otherwise."""
+    if isinstance(cell, dict):
+        return ", and one object a row (of pandas: to_json(orient='records', lines=True))"
     if not isinstance(cell, str):
         return ""
     text = cell.strip()
@@ -372,4 +376,6 @@ def _instead(cell: Any) -> str:
         return f", a share and not percent, {float(text[:-1]) / 100:g}"
     if re.fullmatch(r"[-+]?\d*,\d+", text):
         return f" with a decimal point, {text.replace(',', '.')}"
+    if re.match(r"\d{4}-\d\d-\d\d", text):
+        return ", such as the hours since the run started"
     return ""

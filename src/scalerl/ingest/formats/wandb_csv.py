@@ -131,8 +131,11 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
     is_step = _STEPS.fullmatch(names[0]) is not None
     runs = [run for run in runs if is_step or "_step" in run.special]
     if not runs:
-        what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
-        raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
+        what, how = "a time", ""
+        if not _TIMES.fullmatch(names[0]):
+            what = "no step of a trainer"
+            how = f"; to fit it on that axis: scalerl fit - --x '{names[0]}' --y COLUMN < FILE"
+        raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}{how}")
     # A line may be shorter than the first: what begins behind its end is not looked at.
     by_start = sorted(runs, key=_ChartRun.start)
     starts = [run.start() for run in by_start]

@@ -179,6 +179,14 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
     return _superseded(found, step_R, place_R)
 
 
+def _from_first_row(restart: Restart, step_P: np.ndarray, place_W: np.ndarray) -> Restart:
+    """Start a restart with all rows of its step: a loop may evaluate before it trains, in its own row."""
+    n = int(np.searchsorted(place_W, restart.place))
+    after = int(place_W[n - 1]) + 1 if n else 0
+    others = np.flatnonzero(step_P[after : restart.place] != restart.step)
+    return replace(restart, place=after + (int(others[-1]) + 1 if len(others) else 0))
+
+
 def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray) -> Restart:
     """Start a restart one row earlier if that row holds training and evaluation of the step before."""
     before = step_P[restart.place - 1]
@@ -315,12 +323,12 @@ def _restarts(
     if len(np.unique(rows.step_R[row_W])) == len(row_W):
         return found, False  # no step comes again: rows sorted in any way
     row_W = row_W[np.argsort(place_R[row_W], kind="stable")]
-    place_W = place_R[row_W]
+    place_W, step_P = place_R[row_W], rows.step_R[np.argsort(place_R)]
     for start, stop in groups:
         within = slice(*np.searchsorted(place_W, [start, stop]))
         witness = _Witness(rows, row_W[within], place_W[within], start)
         more, is_cut = witness.restarts(_MOST_RESTARTS - len(found))
-        found += more
+        found += [_from_first_row(restart, step_P, place_W) for restart in more]
         if is_cut:
             return found, True
     return found, False
