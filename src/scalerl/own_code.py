@@ -10,6 +10,7 @@ While a file is loaded, its folder is on the path of modules, so that it can imp
 """
 
 import importlib
+import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -47,6 +48,13 @@ def is_own(cls: type) -> bool:
     """Whether a class is none of the package's."""
     # A file's module is below this one by name, and is not of the package.
     return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
+
+
+def check_main_guard() -> None:
+    """Raise an InputError where a process that a run has started imports the script that started the run."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing looks there, too
+        how = 'call what trains below `if __name__ == "__main__":`'
+        raise InputError(f"a process of a run imports this script: {how}")
 
 
 def name_of(cls: type) -> str:

@@ -229,7 +229,7 @@ def test_a_script_that_its_processes_would_run_again_is_named(tmp_path):
         "    train(load_recipe('demo'), 'run')\n"
     )
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr.endswith('imports this script: train below `if __name__ == "__main__":`\n')
+    assert done.stderr.endswith('imports this script: call what trains below `if __name__ == "__main__":`\n')
     assert not (tmp_path / "run").exists()
 
 

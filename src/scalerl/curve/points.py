@@ -287,7 +287,7 @@ def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
     tells runs or data sets apart.
 
     Raises:
-        InputError: the compute is the time of day, as trackers have it.
+        InputError: the compute is the time of day, as trackers have it; or the rows are of several metrics.
     """
     c_N, since = points.compute_N, "is a time of day: expected what was spent since the start, such as hours"
     if points.axis not in AXES and len(points) > 1 and c_N.min() > max(_CLOCK, 0.9 * c_N.max()):
@@ -300,6 +300,9 @@ def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
     """Say which column has several values that alternate along the compute; else nothing."""
     for name, cells in label_of.items():
         if values := alternating(points.compute_N, [str(cell) for cell in cells]):
+            if name == "metric":
+                what = f"rows of several metrics ({listed(values, most=4)}), and a curve is of one"
+                raise InputError(f"{points.source}: {what}: keep the rows of one")
             return (
                 f": rows of several {name} ({listed(values, most=4)}) count as repeated evaluations of one "
                 "run on one data set; if they are not, keep the rows of one"

@@ -5,7 +5,6 @@
 
 import logging
 import math
-import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from scalerl.errors import DivergedError, InputError, LearnerLostError
+from scalerl.own_code import check_main_guard
 from scalerl.record.activity import Activity
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import RunRecord
@@ -107,8 +107,7 @@ def train(
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing looks there, too
-        raise InputError('a process of a run imports this script: train below `if __name__ == "__main__":`')
+    check_main_guard()
     if recipe.evaluation.keep == "best" and smooth is None:
         how = "give train(..., smooth=scalerl.forecast.best.rates_by_step)"
         raise InputError(f"evaluation.keep: 'best' needs the smoothed pass rates: {how}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.own_code import check_main_guard
 from scalerl.study.record import StudyRecord
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run(
     from scalerl.study.plan import make_plan
     from scalerl.study.run.runner import run_study
 
+    check_main_guard()
     return run_study(make_plan(study), Path(folder), cores=cores, watch=progress, stop=stop)
 
 

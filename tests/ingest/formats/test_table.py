@@ -289,6 +289,14 @@ def test_rows_of_two_data_sets_are_reported(tmp_path):
     assert not told(tmp_path, "gpu_hours,pass_rate,model", RISING)
 
 
+def test_rows_of_two_metrics_are_refused(tmp_path):
+    rows = [f"{row},{name}" for row in RISING for name in ("acc", "f1")]
+    with pytest.raises(InputError, match=r"several metrics \(acc, f1\), and a curve is of one: keep the rows"):
+        told(tmp_path, "gpu_hours,value,metric", rows, y="value")
+    one = [f"{row},acc" for row in RISING]
+    assert "metric" not in told(tmp_path, "gpu_hours,value,metric", one, y="value")
+
+
 def test_compute_of_a_step_is_reported(tmp_path):
     each = [f"{n * 10},{50 + (-1) ** n},{row.split(',')[1]}" for n, row in enumerate(RISING)]
     assert "line 3: gpu_hours is 49 at step 10, but 51 at step 0" in told(
