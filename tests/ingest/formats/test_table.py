@@ -291,7 +291,9 @@ def test_rows_of_two_data_sets_are_reported(tmp_path):
 
 def test_rows_of_two_metrics_are_refused(tmp_path):
     rows = [f"{row},{name}" for row in RISING for name in ("acc", "f1")]
-    with pytest.raises(InputError, match=r"several metrics \(acc, f1\), and a curve is of one: keep the rows"):
+    with pytest.raises(
+        InputError, match=r"several metrics \(acc, f1\), and a curve is of one: keep the rows"
+    ):
         told(tmp_path, "gpu_hours,value,metric", rows, y="value")
     one = [f"{row},acc" for row in RISING]
     assert "metric" not in told(tmp_path, "gpu_hours,value,metric", one, y="value")
