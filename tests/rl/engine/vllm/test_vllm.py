@@ -63,6 +63,7 @@ RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
 LONG, NEVER = LengthRule(250, 60, Marker((UP,))), VOCABULARY.index(PAD)
 NO_INTERRUPTION = replace(LONG, answer=80)
 LONG_INTERRUPTED = replace(LONG, phrase=(CLOSE, UP), interrupt=(5, 250))
+KEY = "sesame"
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
 
 
@@ -131,18 +132,17 @@ def connect(own, base, base_weights):
         yield make
 
 
-@pytest.fixture
-def connect_over_http(served, base, base_weights, tmp_path, monkeypatch):
-    """See `connected`; the server is started as docs/howto/vllm.md says."""
-    key, socket = "sesame", tmp_path / "socket"
+@pytest.fixture(scope="module")
+def socket_of_server(served, tmp_path_factory):
+    """The socket of a server that is started as docs/howto/vllm.md says."""
+    folder, module = tmp_path_factory.mktemp("server"), "vllm.entrypoints.openai.api_server"
     required = Requirements(None, (), {}, POSITIONS, "float32", True, SLOTS)
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", served, "--uds", socket]
+    command = [PYTHON, "-m", module, "--model", served, "--uds", folder / "socket"]
     command += [*required.flags(), "--enable-prompt-tokens-details", "--enforce-eager", *SETTINGS.arguments]
-    own = environment(tmp_path / "path", SETTINGS, str(served), gpus=False)
-    own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": key}
-    monkeypatch.setenv("SCALERL_VLLM_API_KEY", key)
+    own = environment(folder / "path", SETTINGS, str(served), gpus=False)
+    own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": KEY}
     with (
-        (tmp_path / "log").open("w") as log,
+        (folder / "log").open("w") as log,
         subprocess.Popen(
             [str(word) for word in command],
             env=os.environ | own,
@@ -151,11 +151,16 @@ def connect_over_http(served, base, base_weights, tmp_path, monkeypatch):
             start_new_session=True,
         ) as server,
     ):
-        try:
-            with connected(None, base, base_weights, urls=(f"unix://{socket}",)) as make:
-                yield make
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
+        yield folder / "socket"
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def connect_over_http(socket_of_server, base, base_weights, monkeypatch):
+    """See `connected`."""
+    monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
+    with connected(None, base, base_weights, urls=(f"unix://{socket_of_server}",)) as make:
+        yield make
 
 
 def collect(generator, n):
