@@ -289,6 +289,13 @@ def test_rows_of_two_data_sets_are_reported(tmp_path):
     assert not told(tmp_path, "gpu_hours,pass_rate,model", RISING)
 
 
+@pytest.mark.parametrize("cell", ["", " ", "NA", "N/A", "null", "NULL", "None"])
+def test_a_cell_without_a_value_is_no_evaluation(tmp_path, cell):
+    points = read_table(write(tmp_path, "\n".join(["gpu_hours,pass_rate", *RISING, f"300,{cell}"])))
+    assert len(points) == 6
+    assert "1 row left out, without a 'pass_rate'" in " ".join(points.warnings)
+
+
 def test_rows_of_two_metrics_are_refused(tmp_path):
     rows = [f"{row},{name}" for row in RISING for name in ("acc", "f1")]
     with pytest.raises(

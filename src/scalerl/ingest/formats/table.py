@@ -36,6 +36,8 @@ from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Om
 from scalerl.record.metric import Metric, is_named_for_correctness, kind_of, scaled_by
 from scalerl.record.reader import RunRecord
 
+_EMPTY = frozenset(("", "na", "n/a", "null", "none"))
+"""How spreadsheets, R and databases write that there is no value."""
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _CLOCKS = ("step", "steps", "time", "hours", "compute")
 """Words for compute, of which a table may have another column."""
@@ -358,7 +360,7 @@ def _meant(y: str, names: Collection[str], source: str) -> str:
 
 
 def _is_empty(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, str) and not cell.strip())
+    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in _EMPTY)
 
 
 def _instead(cell: Any) -> str:
