@@ -11,6 +11,7 @@ While a file is loaded, its folder is on the path of modules, so that it can imp
 
 import importlib
 import multiprocessing
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -48,6 +49,12 @@ def is_own(cls: type) -> bool:
     """Whether a class is none of the package's."""
     # A file's module is below this one by name, and is not of the package.
     return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
+
+
+def check_picklable(value: object, name: str) -> None:
+    """Raise an InputError, in which `name` says what it is, unless a value can go to another process."""
+    with in_one_line(f"{name} cannot go to another process"):
+        pickle.dumps(value)
 
 
 def check_main_guard() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
+"""The traces of evaluations in a chart."""
+
 
 @contextmanager
 def chromium() -> Iterator[Any]:

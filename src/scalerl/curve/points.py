@@ -289,15 +289,20 @@ def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
     Raises:
         InputError: the compute is the time of day, as trackers have it; or the rows are of several metrics.
     """
-    c_N, since = points.compute_N, "is a time of day: expected what was spent since the start, such as hours"
-    if points.axis not in AXES and len(points) > 1 and c_N.min() > max(_CLOCK, 0.9 * c_N.max()):
-        points._check(c_N > 0, c_N, points.axis, since)
+    _check_is_no_clock(points)
     found = _alternating(points, label_of) or _disorder(points)
     return replace(points, warnings=(*points.warnings, f"{points.source}{found}")) if found else points
 
 
+def _check_is_no_clock(points: Points) -> None:
+    c_N, fault = points.compute_N, "is a time of day: expected what was spent since the start, such as hours"
+    if points.axis not in AXES and len(points) > 1 and c_N.min() > max(_CLOCK, 0.9 * c_N.max()):
+        points._check(c_N > 0, c_N, points.axis, fault)
+
+
 def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
-    """Say which column has several values that alternate along the compute; else nothing."""
+    """Say which column has several values that alternate along the compute; else nothing. Several metrics are
+    an InputError."""
     for name, cells in label_of.items():
         if values := alternating(points.compute_N, [str(cell) for cell in cells]):
             if name == "metric":

@@ -77,6 +77,11 @@ class Claim:
     why: str
     """The reason that makes the answer inconclusive, or empty."""
 
+    @property
+    def needed(self) -> str:
+        """The seeds of each recipe that would detect the observed difference, in words."""
+        return "more than 100 seeds" if self.seeds is None else counted(self.seeds, "seed")
+
     def __str__(self) -> str:
         text = self.verdict.upper()
         if self.p is not None:
@@ -85,8 +90,7 @@ class Claim:
             return f"{text}   {self.why}"
         if self.verdict != "not significant":
             return text
-        needed = "more than 100 seeds" if self.seeds is None else counted(self.seeds, "seed")
-        return f"{text}   {needed} of each would detect the observed difference (power .8)"
+        return f"{text}   {self.needed} of each would detect the observed difference (power .8)"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from scalerl.errors import DivergedError, InputError, LearnerLostError
-from scalerl.own_code import check_main_guard
+from scalerl.own_code import check_main_guard, check_picklable
 from scalerl.record.activity import Activity
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import RunRecord
@@ -28,7 +28,6 @@ from scalerl.rl.loop.resume import check_restart, has_finished
 from scalerl.rl.model.causal_lm import gpus_in_use
 from scalerl.rl.model.named import find_model
 from scalerl.rl.model.shape import check_run
-from scalerl.rl.tracking.sender import check_picklable
 from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.tracking.trackers import trackers_of
 from scalerl.rl.training_run import Freeze, TrainingJob, TrainingRun
@@ -126,7 +125,8 @@ def train(
             check_restart(place.path)
         check_writable(place.path)
         trackers = [*trackers_of(recipe.tracking), *trackers]
-        check_picklable(trackers, forecaster)
+        for part in (*trackers, forecaster) if trackers else ():
+            check_picklable(part, f"tracking: {part!r}")
         torch.set_num_threads(recipe.cpu_threads)
         if restart and (apart := place.set_apart()):
             _LOG.warning("the run begins anew; what was there is kept in %s", apart)

@@ -58,6 +58,18 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     assert wrong == []
 
 
+@pytest.fixture
+def charted(visit: Callable[..., Any], pages: Any) -> Callable[..., Any]:
+    """Opens the page of a kind, and waits until its chart is drawn."""
+
+    def charted(kind: str, *size: Any, **look: Any) -> Any:
+        page = visit(pages[kind], *size, **look)
+        page.wait_for_selector("#chart[data-drawn]")
+        return page
+
+    return charted
+
+
 @pytest.fixture(scope="session")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> RunsView:
     """Two runs, one with a hostile name, and one that cannot be fitted; a budget and a target."""

@@ -3,17 +3,13 @@
 import itertools
 
 import pytest
-from browser_tools import redrawn
+from browser_tools import POINTS, redrawn
 from simulated_runs import BUDGET
-
-POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
 
 
 @pytest.fixture
-def groups(visit, pages):
-    page = visit(pages["groups"])
-    page.wait_for_selector("#chart[data-drawn]")
-    return page
+def groups(charted):
+    return charted("groups")
 
 
 def test_groups_have_a_mean_curve_and_a_label_that_covers_no_other(groups):
@@ -55,9 +51,8 @@ def test_any_metric_is_drawn_below_on_the_same_axis(groups):
     groups.get_by_label("Smoothing").fill("0")
 
 
-def test_a_column_of_a_table_without_steps_is_drawn_below(visit, pages):
-    page = visit(pages["long"])
-    page.wait_for_selector("#chart[data-drawn]")
+def test_a_column_of_a_table_without_steps_is_drawn_below(charted):
+    page = charted("long")
     page.get_by_label("Below").select_option("loss")
     page.wait_for_function("document.querySelector('.sc-below').data")
     x, y, text = page.evaluate(
@@ -92,9 +87,8 @@ def test_a_table_is_sorted_by_its_headings(groups):
         assert values == sorted(values, reverse=order < 0)
 
 
-def test_tasks_are_thin_labelled_curves_that_can_be_left_out(visit, pages):
-    page = visit(pages["mixed"])
-    page.wait_for_selector("#chart[data-drawn]")
+def test_tasks_are_thin_labelled_curves_that_can_be_left_out(charted):
+    page = charted("mixed")
     stout = """() => document.querySelector('.sc-plot').data
       .filter((trace) => trace.fill || (trace.line && trace.line.width >= 2)).length"""
     assert page.evaluate(stout) == 2  # the band of the run, and its line

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from browser_tools import redrawn
+from browser_tools import POINTS, redrawn
 from PIL import Image
 from simulated_runs import BUDGET, HOSTILE, tokens_at
 
@@ -16,7 +16,6 @@ from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import run_look
 
-POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
 LINES = """() => document.querySelector('.sc-plot').data
   .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
 SHAPES = "() => document.querySelector('.sc-plot').layout.shapes"
@@ -27,10 +26,8 @@ KINDS = ("several", "hundred", "long", "one", "run", "study", "groups", "mixed")
 
 
 @pytest.fixture
-def several(visit, pages):
-    page = visit(pages["several"])
-    page.wait_for_selector("#chart[data-drawn]")
-    return page
+def several(charted):
+    return charted("several")
 
 
 def test_what_fails_once_is_done_when_it_is_asked_for_again(several):
@@ -54,9 +51,8 @@ def points_of(page, name):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, scheme):
-    page = visit(pages[kind], width, scheme)
-    page.wait_for_selector("#chart[data-drawn]")
+def test_a_page_needs_no_network_and_fits_the_screen(charted, kind, width, scheme):
+    page = charted(kind, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
     assert page.title() != "owned"
@@ -104,17 +100,15 @@ OVERLAPS = """() => {
 
 @pytest.mark.parametrize("width", [390, 1280, 1440])
 @pytest.mark.parametrize("kind", ["one", "run", "several", "study", "mixed"])
-def test_no_label_of_a_chart_lies_on_another(visit, pages, kind, width):
-    page = visit(pages[kind], width)
-    page.wait_for_selector("#chart[data-drawn]")
+def test_no_label_of_a_chart_lies_on_another(charted, kind, width):
+    page = charted(kind, width)
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("kind", ["several", "run", "study"])
-def test_paper_shows_tables_and_figures_whole(visit, pages, kind):
-    page = visit(pages[kind], 794)
-    page.wait_for_selector("#chart[data-drawn]")
+def test_paper_shows_tables_and_figures_whole(charted, kind):
+    page = charted(kind, 794)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.emulate_media(media="print")
     cut = "(one) => [one.scrollWidth - one.clientWidth, getComputedStyle(one).backgroundImage]"
@@ -148,9 +142,8 @@ def test_the_toolbar_covers_no_label(several):
         assert right <= bar[0] or left >= bar[1] or top >= bar[3] or bottom <= bar[2]
 
 
-def test_the_chart_is_readable_in_the_dark(visit, pages):
-    page = visit(pages["several"], scheme="dark")
-    page.wait_for_selector("#chart[data-drawn]")
+def test_the_chart_is_readable_in_the_dark(charted):
+    page = charted("several", scheme="dark")
     text = page.evaluate("getComputedStyle(document.querySelector('.sc-plot .xtick text')).fill")
     assert min(map(int, text.removeprefix("rgb(").rstrip(")").split(","))) > 128
     with redrawn(page):
@@ -306,9 +299,8 @@ def test_newer_data_are_drawn_and_choices_stay(several, shown):
     assert several.locator(".sc-legend li").count() == 1
 
 
-def test_a_hundred_runs_are_grey_until_they_are_ticked(visit, pages):
-    page = visit(pages["hundred"])
-    page.wait_for_selector("#chart[data-drawn]")
+def test_a_hundred_runs_are_grey_until_they_are_ticked(charted):
+    page = charted("hundred")
     traces = "() => document.querySelector('.sc-plot').data.length"
     assert page.evaluate(traces) == 2
     started = time.perf_counter()
@@ -323,9 +315,8 @@ def test_a_hundred_runs_are_grey_until_they_are_ticked(visit, pages):
     assert page.evaluate(traces) > 2
 
 
-def test_ten_thousand_evaluations_are_thinned_and_said_to_be(visit, pages):
-    page = visit(pages["long"])
-    page.wait_for_selector("#chart[data-drawn]")
+def test_ten_thousand_evaluations_are_thinned_and_said_to_be(charted):
+    page = charted("long")
     trace = points_of(page, "long")
     assert 500 < len(trace["x"]) < 1300
     assert min(trace["y"]) == 0.2

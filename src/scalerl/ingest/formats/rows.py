@@ -23,7 +23,7 @@ STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run", "run_name")
 """Names of the run, in tables that hold several."""
-_LABELS = frozenset(LABELS) - frozenset(RUNS)
+_LABELS = dict.fromkeys(name for name in LABELS if name not in RUNS).keys()
 _LONGEST_LABEL = 40
 _MOST_LINES = 1000
 """Rows passed over whose lines are kept."""
@@ -78,9 +78,7 @@ class RowReader:
 
     def _add_labels(self, run: str, step: float, row: Mapping[str, Any]) -> None:
         """Keep which data set or seed the shares of right answers in a row are of."""
-        cells = {
-            name: row[name] for name in LABELS if name in _LABELS and isinstance(row.get(name), str | int)
-        }
+        cells = {name: row[name] for name in _LABELS if isinstance(row.get(name), str | int)}
         label = ", ".join(f"{name} {str(cell)[:_LONGEST_LABEL]}" for name, cell in cells.items())
         for name in filter(is_named_for_correctness, row if label else ()):
             if self._labelled < limits.EVALUATIONS.most:

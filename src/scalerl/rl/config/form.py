@@ -6,7 +6,6 @@ the user wrote them.
 """
 
 import difflib
-import pickle
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ from typing import Any, Generic, TypeVar, get_args
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from scalerl import limits
-from scalerl.errors import InputError, brief, brief_error, in_one_line
+from scalerl.errors import InputError, brief, brief_error
 from scalerl.files import open_input
 from scalerl.kinds import Choice, choices_of, hints_of
-from scalerl.own_code import name_of
+from scalerl.own_code import check_picklable, name_of
 
 T = TypeVar("T")
 _WORDS = {
@@ -154,8 +153,7 @@ def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> 
         why = f"{name_of(cls)} has a field whose type no recipe can check ({brief_error(error)})"
         raise InputError(f"{source}: {prefix}kind: {why}") from error
     made = form.build({key: value for key, value in table.items() if key != "kind"}, source)
-    with in_one_line(f"{source}: {prefix[:-1]}: {name_of(cls)} cannot go to another process"):
-        pickle.dumps(made)
+    check_picklable(made, f"{source}: {prefix[:-1]}: {name_of(cls)}")
     return made
 
 

@@ -8,15 +8,14 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from scalerl.errors import InputError, PausedError, ScalerlError, WorkerError, brief_error
+from scalerl.errors import PausedError, ScalerlError, WorkerError
 from scalerl.jsonl import plain
 from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, log_run
-from scalerl.rl.tracking.tracker import Tracker
 from scalerl.rl.workers.backend import Message, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.processes import Processes
@@ -25,17 +24,6 @@ _LOG = logging.getLogger("scalerl")
 MOST_RESTARTS = 2
 """Times that the process of a run's trackers is started again."""
 _INTERVAL = 0.2  # seconds between two looks for new rows
-
-
-def check_picklable(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) -> None:
-    """Raise an InputError that names the tracker or forecaster that cannot be sent to another process."""
-    for what in (*trackers, forecaster) if trackers else ():
-        try:
-            pickle.dumps(what)
-        except Exception as error:
-            raise InputError(
-                f"tracking: {what!r} cannot go to another process ({brief_error(error)})"
-            ) from None
 
 
 class TrackingSender:

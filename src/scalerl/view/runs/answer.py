@@ -6,7 +6,6 @@ import numpy as np
 
 from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.result import Fit
-from scalerl.errors import counted
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import Unit, chance_text, rate, rate_interval
 from scalerl.view.facts.frozen import sentence
@@ -135,8 +134,8 @@ def plain_pair(pair: Pair) -> str:
     by = "" if seen is None else f" ({_by(seen)} at the compute seen)"
     if pair.seen.verdict == "inconclusive":
         return f"Nothing can be said yet{by}: {pair.seen.why}."
-    seeds = "more than 100 seeds" if pair.seen.seeds is None else f"about {counted(pair.seen.seeds, 'seed')}"
-    return f"No difference shown yet{by}; {seeds} of each would show it."
+    about = "about " * (pair.seen.seeds is not None)
+    return f"No difference shown yet{by}; {about}{pair.seen.needed} of each would show it."
 
 
 def _shown(claim: Claim, difference: Difference | None) -> str:
