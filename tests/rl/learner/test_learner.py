@@ -7,15 +7,15 @@ from small_runs import learner_recipe
 from torch import nn
 from weight_arrays import arrays
 
-from scalerl.errors import DivergedError
+from scalerl.errors import DivergedError, InputError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Decoupled, Kl
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize, Steps, TokensBudget
+from scalerl.rl.learner import load
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.learner.load import _attention
 from scalerl.rl.learner.optimiser import new_adamw
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.model.packed_attention import NAME
@@ -373,5 +373,17 @@ def test_packed_attention_is_chosen_where_the_gpu_has_its_kernel(
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     of = learner_recipe(precision=precision)
-    assert _attention(of, torch.device("cuda")) == attention
-    assert _attention(of, torch.device("cpu")) == "sdpa"
+    assert load._attention(of, torch.device("cuda")) == attention
+    assert load._attention(of, torch.device("cpu")) == "sdpa"
+
+
+def test_no_packed_attention_without_its_kernel(monkeypatch):
+    """PyTorch before 2.11."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(load, "HAS_KERNEL", False)
+    gpu, of = torch.device("cuda"), learner_recipe(precision="bfloat16")
+    assert load._attention(of, gpu) == "sdpa"
+    packed = replace(of, learner=replace(of.learner, attention="varlen"))
+    with pytest.raises(InputError, match=r"2\.11 or later"):
+        load._attention(packed, gpu)
+    assert load._attention(replace(packed, precision="float32"), gpu) == NAME

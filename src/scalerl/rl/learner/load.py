@@ -27,7 +27,7 @@ from scalerl.rl.model.causal_lm import (
 )
 from scalerl.rl.model.lora import add_adapters
 from scalerl.rl.model.out_of_memory import within_memory
-from scalerl.rl.model.packed_attention import register
+from scalerl.rl.model.packed_attention import HAS_KERNEL, register
 from scalerl.rl.model.routing import check_replay, has_routers
 from scalerl.rl.model.shape import shape_of
 from scalerl.rl.workers.ranks import on_all_ranks
@@ -88,10 +88,13 @@ def _attention(recipe: Recipe, device: torch.device) -> str:
             "learner.attention: flash_attention_2 needs a GPU and the package flash_attn: use varlen, which "
             "is PyTorch's own"
         )
+    kernel = device.type == "cuda" and recipe.precision == "bfloat16"
     if chosen == "auto":
         # Flash attention needs an Ampere GPU: shards are not tried with it before the first step.
-        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        chosen = "varlen" if able and recipe.precision == "bfloat16" else "sdpa"
+        able = kernel and HAS_KERNEL and torch.cuda.get_device_capability(device) >= (8, 0)
+        chosen = "varlen" if able else "sdpa"
+    if chosen == "varlen" and kernel and not HAS_KERNEL:
+        raise InputError("learner.attention: varlen needs PyTorch 2.11 or later on a GPU: use sdpa")
     return register() if chosen == "varlen" else chosen
 
 

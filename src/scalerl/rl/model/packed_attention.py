@@ -6,12 +6,21 @@ lengths. On a GPU in bfloat16 it is PyTorch's kernel, elsewhere a product for ea
 Shapes in names: H query heads, X heads of keys and values, F tokens of all sequences, E head size.
 """
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # PyTorch before 2.10
+    varlen_attn: Any = None
+_TAKES = signature(varlen_attn).parameters if varlen_attn else {}
+HAS_KERNEL = "window_size" in _TAKES
+"""Whether PyTorch's kernel is there, and causal at any scale: from 2.11 on."""
 
 NAME = "scalerl_varlen"
 """The name of it in transformers."""
@@ -57,11 +66,14 @@ def _attention(
         # A model that asks for more than causal attention would train on wrong log-probabilities.
         raise ValueError("this model's attention is not that of packed sequences")
     if query_1HFE.is_cuda and query_1HFE.dtype.itemsize == 2:
-        from torch.nn.attention.varlen import varlen_attn
-
+        how: Any = {"scale": scaling, "window_size": (-1, 0)}
+        if "enable_gqa" in _TAKES:
+            how["enable_gqa"] = True
+        else:  # PyTorch 2.11 has as many heads of keys and values as of queries
+            times = query_1HFE.shape[1] // key_1XFE.shape[1]
+            key_1XFE, value_1XFE = (of.repeat_interleave(times, 1) for of in (key_1XFE, value_1XFE))
         heads = (heads_1.transpose(1, 2)[0] for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
         ends, most = cu_seq_lens_q, max_length_q
-        how: Any = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": True}
         return varlen_attn(*heads, ends, ends, most, most, **how)[None], None  # pyright: ignore
     heads = query_1HFE, key_1XFE, value_1XFE
     return _one_by_one(*heads, cu_seq_lens_q, scaling), None  # pyright: ignore[reportCallIssue]
