@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.config.engine import Vllm
 from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.engine.vllm.launch import find_python
+from scalerl.rl.engine.vllm.launch import find_python, place_workers
 from scalerl.rl.model.weights import WeightStream, bytes_of, weights_of
 
 _UPDATES = 8
@@ -83,8 +84,17 @@ def _generating(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sampling = Sampling(1.0, True, 0, 16, LengthRule(tokens - 1, 1, Marker((END_TOKEN,))), END_TOKEN)
-    how: dict[str, Any] = {"slots": slots, "precision": precision, "logs": lab.folder}
-    generator = VllmGenerator(settings, sampling, tokenizer, folder, weights_of(model), **how)
+    place = partial(place_workers, settings, 1, 1, folder, lab.folder)
+    generator = VllmGenerator(
+        settings,
+        sampling,
+        tokenizer,
+        folder,
+        weights_of(model),
+        slots=slots,
+        precision=precision,
+        place=place,
+    )
     with closing(generator):
         generator.wait_until_started()
         yield generator
