@@ -87,7 +87,13 @@ def own(served, base_weights, tmp_path_factory):
     """A generator with a worker of its own, which the others use too, before it is killed."""
     sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
     logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
-    longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
+    longer = (
+        *SETTINGS.arguments,
+        "--max-model-len",
+        str(POSITIONS),
+        "--max-num-batched-tokens",
+        str(POSITIONS),
+    )
     settings = replace(SETTINGS, arguments=longer, request_seeds=True)  # longer than it needs for itself
     started = time.perf_counter()
     generator = VllmGenerator(

@@ -99,7 +99,9 @@ def workers_of(
 ) -> list[ServerState]:
     """Return `n` workers with the arguments that vLLM has on `gpus`, or on CPUs."""
     arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
-    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else ["--enforce-eager"]
+    # After part of a prompt that has a seed vLLM sets back its generator, which those of CPUs refuse.
+    on_cpu = ["--enforce-eager", "--no-enable-chunked-prefill"]
+    arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else on_cpu
     if settings.transport != "file":
         arguments += ["--weight-transfer-config", json.dumps({"backend": settings.transport})]
     arguments += settings.arguments
