@@ -29,6 +29,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 from scalerl.rl.checkpoint.best import BestWeights, Smooth, drop_newer
 from scalerl.rl.checkpoint.store import Checkpoints
+from scalerl.rl.config.engine import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.probe import Probe
@@ -128,7 +129,8 @@ class TrainingRun:
         due, budget, had = recipe.evaluation, recipe.budget.amount, amounts(self.writer.config)
         first = budget * had[0] / had[-1]  # the budget that the run began with, in the unit of the recipe
         self.agenda = Agenda(due.count, due.forecast_at, every=due.every, budget=budget, first=first)
-        self.health = Watch(recipe.health, recipe.precision, self._on_finding)
+        tf32 = recipe.precision == "float32" and isinstance(recipe.engine, Vllm)
+        self.health = Watch(recipe.health, "tf32" if tf32 else recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
         heard = self._on_point, lambda row: self.sender.suite(row)
         evaluate = parts.evaluate(job.stop, activities)

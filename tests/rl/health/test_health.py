@@ -54,6 +54,7 @@ def test_the_thresholds_of_the_gap_follow_the_precision():
         return thresholds.warning, thresholds.alarm
 
     assert of("float32") == (2e-5, 2e-4)
+    assert of("tf32") == (2e-3, 2e-2)
     assert of("bfloat16") == (0.03, 0.1)
     assert of("bfloat16", alarm=0.01) == (0.01, 0.01)
     assert of("float32", warning=0.5) == (0.5, 0.5)

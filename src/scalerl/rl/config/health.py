@@ -46,7 +46,7 @@ class Thresholds:
         """Replace thresholds of 0 by those of a precision; one that is given moves the other."""
         if self.warning and self.alarm:
             return self
-        warning, alarm = (2e-5, 2e-4) if precision == "float32" else (0.03, 0.1)
+        warning, alarm = {"float32": (2e-5, 2e-4), "tf32": (2e-3, 2e-2)}.get(precision, (0.03, 0.1))
         warning = self.warning or min(warning, self.alarm or alarm)
         return replace(self, warning=warning, alarm=self.alarm or max(alarm, warning))
 
@@ -71,9 +71,10 @@ class Health:
     # Runs in which 10-15 % were truncated broke, and ScaleRL stayed below 5 % for 90 % of the time
     # (arXiv 2510.13786).
     truncated: Thresholds = Thresholds(0.05, 0.10, 10)
-    # In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement. In bfloat16 .03 is the upper
-    # end of what was seen in dense models (a k3 divergence of 1e-3, so a difference of .045 root mean square:
-    # SGLang RL team, 2025), and .1 is our own judgement.
+    # In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement, as are 2e-3 and 2e-2 of vLLM,
+    # whose attention multiplies float32 as TF32 on a GPU: 5e-4 was seen on an H200. In bfloat16 .03 is the
+    # upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference of .045 root mean
+    # square: SGLang RL team, 2025), and .1 is our own judgement.
     logp_gap: Thresholds = Thresholds(0.0, 0.0, 3)
     head: Thresholds = Thresholds(4.0, 6.0, 50)
     # With the normal distribution once in 16,000 and once in 500 million windows.

@@ -34,7 +34,7 @@ class Figure:
     """-1 where low is bad."""
 
     def of(self, precision: str) -> Figure:
-        """Return the figure with the thresholds for weights of a precision."""
+        """Return the figure with the thresholds for a precision: that of the weights, or tf32."""
         return replace(self, thresholds=self.thresholds.of(precision))
 
     def __call__(self, rows: Rows) -> float:
@@ -204,7 +204,7 @@ READ = (
 
 
 def figures_of(health: Health, precision: str) -> dict[str, Figure]:
-    """Return the figures by name, with the thresholds of a recipe for weights of this precision."""
+    """Return the figures by name, with the thresholds of a recipe for this precision (see `Figure.of`)."""
     return {
         name: replace(figure, thresholds=getattr(health, name, figure.thresholds)).of(precision)
         for name, figure in FIGURES.items()
