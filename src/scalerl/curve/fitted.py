@@ -203,7 +203,7 @@ class FittedCurve:
         # The last .1 % of the weight is spread over many cells, all of which are evaluated at every compute.
         post = self.posterior.heaviest(0.999)
         at_Q = np.array([0.5, *tails(self.intervals.level)])
-        rows = [weighted_quantiles(post.curve_at(float(c)), post.weight, at_Q) for c in compute_M]
+        rows = [weighted_quantiles(value, post.weight, at_Q) for value in post.curves_at(compute_M)]
         median_M, low_M, high_M = np.array(rows).reshape(-1, 3).T
         return median_M, low_M, high_M
 

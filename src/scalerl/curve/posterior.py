@@ -18,7 +18,7 @@ P x M x K, over all families; a = nodes of A, r = nodes of R_0 for each A.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -191,16 +191,24 @@ class Posterior:
 
     def curve_at(self, compute: float) -> np.ndarray:
         """Return the mean curve at one compute for every node, shape (cells, a, r)."""
-        x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
-        g = of_families(self.families, self.family_cells, "share", np.exp(self.log_b_cells), x)[:, None, None]
-        value = self.R_0 * (1 - g) + self.A * g
-        if self.changes:
-            come = np.array([one.changed(log_compute(np.asarray(compute))) for one in self.changes])
-            value = value - self.step * (1.0 - come[self.change_cells])[:, None, None]
-        since = float(_since(np.asarray(compute), self.log_c_range))
-        ahead = float(_ahead(np.asarray(compute), self.log_c_range))
-        # The walk knows no bounds; a pass rate does.
-        return np.clip(value + self.drift * since + self.slope * ahead, 0.0, 1.0) if since else value
+        return next(self.curves_at(np.array([compute])))
+
+    def curves_at(self, compute_M: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the mean curve at each compute for every node, shape (cells, a, r)."""
+        log_c_M = log_compute(compute_M)
+        x_cellsM = log_c_M - self.log_mid_cells[:, None]
+        b_cells1 = np.exp(self.log_b_cells)[:, None]
+        share_cellsM = of_families(self.families, self.family_cells, "share", b_cells1, x_cellsM)
+        since_M, ahead_M = _since(compute_M, self.log_c_range), _ahead(compute_M, self.log_c_range)
+        for m, log_c in enumerate(log_c_M):
+            g = share_cellsM[:, m, None, None]
+            value = self.R_0 * (1 - g) + self.A * g
+            if self.changes:
+                come = np.array([one.changed(log_c) for one in self.changes])
+                value = value - self.step * (1.0 - come[self.change_cells])[:, None, None]
+            if since_M[m]:  # the walk knows no bounds; a pass rate does
+                value = np.clip(value + self.drift * since_M[m] + self.slope * ahead_M[m], 0.0, 1.0)
+            yield value
 
     def compute_to(self, target: float) -> np.ndarray:
         """Return the compute at which every node's curve reaches `target`; 0 below R_0, infinite above A.
