@@ -1,9 +1,6 @@
 """The checks of scripts/gpu_check.py: on a CPU with shapes of no size, and on a GPU (`pytest -m gpu`)."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from scalerl.rl.learner import sharding
 from scalerl.rl.learner.sharding import blocks_of
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "gpu_check.py"
 QUICK = ("head", "logps", "replay", "learner", "decode", "ipc", "peers")
 SLOW = ("train", "lost", "run", "sharded", "ray", "ray_vllm", "vllm", "vllm_decode")
 # PyTorch hides it by itself, where warnings are no errors.
@@ -41,10 +37,21 @@ def lab(checks, tmp_path):
     torch.set_num_threads(threads)
 
 
-def script(*arguments):
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if "--tiny" in arguments else None
-    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=env)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+@pytest.fixture
+def script(checks, monkeypatch, capsys):
+    """The script, called in this process: every check has one of its own all the same."""
+    import gpu_check
+
+    def script(*arguments):
+        if "--tiny" in arguments:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr("sys.argv", ["gpu_check.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            gpu_check.main()
+        out, complaint = capsys.readouterr()
+        return ended.value.code, [json.loads(line) for line in out.splitlines()], complaint
+
+    return script
 
 
 def test_every_check_is_run_by_these_tests(checks):
@@ -62,7 +69,7 @@ def test_a_check_passes_on_a_cpu(checks, lab, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_a_long_check_passes_on_a_cpu(name, tmp_path):
+def test_a_long_check_passes_on_a_cpu(script, name, tmp_path):
     status, [line], _ = script("--tiny", "--only", name, "--out", str(tmp_path / "out.jsonl"))
     if line["status"] == "skipped":
         pytest.skip(line["error"])
@@ -127,7 +134,7 @@ def test_layers_that_pytorch_gives_up_to_compile_fail(training, lab, monkeypatch
         training.step(lab)
 
 
-def test_a_second_call_goes_on_after_what_is_done(tmp_path):
+def test_a_second_call_goes_on_after_what_is_done(script, tmp_path):
     out = tmp_path / "out.jsonl"
     status, [line], _ = script("--tiny", "--only", "imports", "--out", str(out))
     assert (status, line["check"], line["status"]) == (0, "imports", "ok")
@@ -138,14 +145,14 @@ def test_a_second_call_goes_on_after_what_is_done(tmp_path):
     assert "out of time before head" in complaint
 
 
-def test_an_unknown_check_is_one_line_that_names_the_others():
+def test_an_unknown_check_is_one_line_that_names_the_others(script):
     status, _, complaint = script("--only", "heads")
     assert status == 2
     assert "unknown check 'heads'; one of imports, head" in complaint.splitlines()[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_without_a_gpu_that_is_said_in_a_line(tmp_path):
+def test_without_a_gpu_that_is_said_in_a_line(script, tmp_path):
     status, lines, complaint = script("--out", str(tmp_path / "out.jsonl"))
     assert (status, lines) == (2, [])
     assert complaint.splitlines()[-1].endswith("needs a CUDA device; --tiny runs anywhere")
@@ -154,6 +161,6 @@ def test_without_a_gpu_that_is_said_in_a_line(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["imports", *QUICK, *SLOW])
-def test_a_check_passes_on_a_gpu(name, tmp_path):
+def test_a_check_passes_on_a_gpu(script, name, tmp_path):
     status, [line], _ = script("--only", name, "--out", str(tmp_path / "out.jsonl"))
     assert status == 0, line

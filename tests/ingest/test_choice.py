@@ -213,7 +213,11 @@ def test_steps_that_only_one_of_the_pooled_data_sets_has_are_reported():
         builder.add(float(step), math.nan, {often: AIME[n]} | ({seldom: MATH[n]} if n % 2 else {}))
     run = run_of(builder.build(), ReadOptions(pooled=True, prompts={"a": 30, "b": 500}))
     assert len(run.evals) == 10
-    assert f"10 evaluations of '{often}' left out, at steps of its own" in run.warnings
+    assert run.config["left_out"]["reasons"] == {"not of all data sets": 10}
+    assert any(
+        text.startswith("10 evaluations left out, at a step that not all data sets have: ")
+        for text in run.warnings
+    )
 
 
 def test_prompts_are_told_by_the_fractions_only_where_that_is_certain():

@@ -77,6 +77,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_with_all():
+    """There is one process that workers are forked from: which test starts it makes no difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scalerl.rl.workers.processes._PRELOAD", "preloaded")
+        yield
+
+
 @pytest.fixture(scope="session")
 def save_model(tmp_path_factory):
     """A function that saves a random model with the tokenizer of `chain`, and returns its folder."""

@@ -10,9 +10,7 @@ import psutil
 LIMIT = 600.0
 """Seconds after which a run that neither ends nor reaches a step fails the test."""
 _CONTEXT = multiprocessing.get_context("forkserver")  # what it has imported, its children have too
-_CONTEXT.set_forkserver_preload(
-    ["scalerl.rl.train", "scalerl.rl.learner.learner", "transformers.models.llama"]
-)
+_CONTEXT.set_forkserver_preload(["preloaded"])
 
 
 def killed_and_resumed(start, folder, steps, kills, rng, check=lambda: None):

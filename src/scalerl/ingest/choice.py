@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.errors import InputError, counted, listed, printable
+from scalerl.errors import InputError, listed, printable
 from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples, prompts_of, shares_of
 from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, wildcard
-from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
+from scalerl.record.left_out import APART, NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import (
     Kind,
     Metric,
@@ -46,6 +46,8 @@ class Candidate:
     """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
     n_made: int
     """Number of evaluations, those without a value included."""
+    left_out: LeftOut = NONE
+    """The evaluations of a mean over data sets that do not count."""
 
     @property
     def name(self) -> str:
@@ -263,12 +265,10 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[C
         samples.pop() if len(samples) == 1 else 0,
         tuple(one.name for one in found if one.name not in names),
     )
-    pooled = Candidate(metric, series, series.value_N, "", "", len(series))
-    alone = [(len(one.series) - len(common_N), one.name) for one in rates]
-    return pooled, [
-        *(one.how for one in rates if one.how),
-        *(f"{counted(n, 'evaluation')} of '{name}' left out, at steps of its own" for n, name in alone if n),
-    ]
+    apart_N = np.setdiff1d(np.concatenate(steps), common_N)
+    left_out = LeftOut.of(Omitted(APART, shown_step(step)) for step in apart_N.tolist())
+    pooled = Candidate(metric, series, series.value_N, "", "", len(series), left_out)
+    return pooled, [one.how for one in rates if one.how]
 
 
 def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:

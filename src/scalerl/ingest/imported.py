@@ -19,7 +19,6 @@ from scalerl.ingest.logs.log import Log, Series, presentable
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies import Vocabulary
 from scalerl.record.evaluation import AXES, DeviceSeconds, EvalPoint, Flops, Tokens
-from scalerl.record.left_out import NONE
 from scalerl.record.reader import RunRecord
 
 OF_STEP = {
@@ -59,7 +58,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     chosen, said = choose(log, vocabulary, asked)
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)
-    left_out = NONE if asked.pooled else left_out_of(log, metric.name)
+    left_out = chosen.left_out if asked.pooled else left_out_of(log, metric.name)
     sentences = left_out.sentences()
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*sentences, *log.notes] if left_out.ending else [*log.notes, *sentences]

@@ -17,6 +17,7 @@ NAN, INFINITE, NOT_A_NUMBER = "NaN", "infinite", "not a number"
 REPEATED, SUPERSEDED, NO_STEP = "repeated", "superseded", "no step"
 BELOW, ABOVE, AT_START = "below min_compute", "above max_compute", "at compute 0"
 FAILED = "failed"
+APART = "not of all data sets"
 NO_EVALUATION = "no evaluation"
 """NaN in a row that holds none."""
 VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
@@ -38,6 +39,7 @@ _WHY = {
     BELOW: "below --min-compute",
     ABOVE: "above --max-compute",
     AT_START: "at compute 0, whose place the given R_0 takes",
+    APART: "at a step that not all data sets have",
     FAILED: "far off its neighbours, as if it had failed",
 }
 

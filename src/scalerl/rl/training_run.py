@@ -127,7 +127,7 @@ class TrainingRun:
 
         self.view = View(job.progress)
         due, budget, had = recipe.evaluation, recipe.budget.amount, amounts(self.writer.config)
-        first = budget * had[0] / had[-1]  # the budget that the run began with, in the unit of the recipe
+        first = budget * (had[0] / had[-1])  # the budget that the run began with, in the unit of the recipe
         self.agenda = Agenda(due.count, due.forecast_at, every=due.every, budget=budget, first=first)
         tf32 = recipe.precision == "float32" and isinstance(recipe.engine, Vllm)
         self.health = Watch(recipe.health, "tf32" if tf32 else recipe.precision, self._on_finding)

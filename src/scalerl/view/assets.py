@@ -3,6 +3,7 @@
 And how a file is written: whole or not at all.
 """
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -32,18 +33,18 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def page(template: str, content: Mapping[str, Any]) -> str:
-    """A page from its template; all texts in it are escaped."""
+@functools.cache
+def _templates() -> Any:
+    """It keeps what it has compiled, which takes a tenth of the time of a page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template(template).render(content)
+    form = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, **form)
+
+
+def page(template: str, content: Mapping[str, Any]) -> str:
+    """A page from its template; all texts in it are escaped."""
+    text = _templates().get_template(template).render(content)
     return text.encode(errors="backslashreplace").decode()  # JSON and file names may hold half letters
 
 

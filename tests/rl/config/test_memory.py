@@ -290,3 +290,14 @@ def test_the_adapters_of_a_memory_are_those_that_are_added(targets):
     parameters = sum(p.numel() for _, p in adapter_parameters(add_adapters(model, adapted.lora, 0)))
     found = trainer_memory(adapted, shape()).held
     assert found["masters"] == found["gradients"] == 4 * parameters
+
+
+def test_the_keys_to_change_begin_with_what_is_held_where_that_is_the_most():
+    def keys(*settings):
+        return trainer_memory(recipe(*settings), shape()).keys
+
+    large, of_passes = "lora.rank=100000", "batch.micro_tokens or context"
+    assert keys("batch.micro=4096") == f"learner.activation_checkpointing, {of_passes}"
+    assert keys(large).startswith("learner.offload_optimiser, lora.rank, ")
+    saving = "learner.offload_optimiser=true", "learner.activation_checkpointing=true"
+    assert keys(large, *saving) == f"lora.rank, {of_passes}"

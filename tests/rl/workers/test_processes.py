@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -69,6 +70,16 @@ def test_one_that_does_not_end_by_itself_is_killed(backend):
     process.close(0.2)
     process.join()
     assert ended(process.pid)
+
+
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "fresh"])
+def test_none_is_left_of_one_whose_arguments_cannot_be_pickled(backend, forked):
+    start_fork_server()  # which stays
+    processes = Processes() if forked else backend
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        processes.spawn("stay", 0, echoing.stay, lambda: None)
+    assert not set(psutil.Process().children(recursive=True)) - before
 
 
 @pytest.mark.parametrize(("message", "says"), [("exit", "exited with status 3"), (None, "killed by SIGKILL")])
@@ -199,8 +210,10 @@ def driver(tmp_path):
 
 
 def test_nothing_is_left_of_a_driver_that_is_killed_as_its_fork_server_loads(driver):
-    children = psutil.Process(driver.pid).children()
-    assert any("forkserver" in " ".join(child.cmdline()) for child in children)
+    until, children = time.monotonic() + 60, []
+    while not any("forkserver" in " ".join(child.cmdline()) for child in children):
+        assert time.monotonic() < until  # at first it is a fork that has not become that program
+        children = psutil.Process(driver.pid).children()
     driver.kill()
     assert all(ended(child.pid) for child in children)
 

@@ -28,7 +28,7 @@ from scalerl.study.run.runner import run_study
 from scalerl.study.spec import LearningRate, Study
 
 SMALL = {
-    "task": {"k_max": 2, "heldout_per_length": 40},
+    "task": {"k_max": 2, "heldout_per_length": 12},
     "context": {"prompt": 6, "thinking": 4},
     "length": {"low": 3, "high": 4},
     "batch": {"prompts": 4, "samples": 8},

@@ -131,8 +131,12 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
     if getattr(recipe.loss, "updates", 1) > 1:
         held["proximal weights"] = trained * (_FLOAT if sharded else s) // ranks
     working = max(_phases(recipe, shape, trained, ranks), key=lambda terms: sum(terms.values()))
-    keys = "batch.micro_tokens" if recipe.learner.activation_checkpointing else _CHECKPOINTING
-    return RoleMemory("trainer", held, working, f"{keys} or context" + ", or more trainers" * sharded)
+    settings = recipe.learner
+    keys = ["learner.activation_checkpointing"] * (not settings.activation_checkpointing)
+    if sum(held.values()) > sum(working.values()):
+        keys = ["learner.offload_optimiser"] * (not settings.offload_optimiser) + ["lora.rank", *keys]
+    keys.append("batch.micro_tokens or context" + ", or more trainers" * sharded)
+    return RoleMemory("trainer", held, working, ", ".join(keys))
 
 
 def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
@@ -144,9 +148,6 @@ def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
     }
     targets = {target.rpartition(".")[2] for target in recipe.lora.targets}
     return sum(shape.hidden + n for name, n in outputs.items() if targets & {name, ALL_LINEAR})
-
-
-_CHECKPOINTING = "learner.activation_checkpointing, batch.micro_tokens"
 
 
 def _phases(recipe: Recipe, shape: ModelShape, trained: int, ranks: int) -> Sequence[Terms]:

@@ -23,10 +23,12 @@ def positive(**values: float) -> None:
 
 
 def at_least(bound: int, **values: float) -> None:
-    """Raise a ValueError unless all `values` are `bound` or more."""
+    """Raise a ValueError unless all `values` are `bound` or more, and of 64 bits."""
     for name, value in values.items():
         if value < bound:
             raise ValueError(f"{name} must be at least {bound}")
+        if value >= 2**63:
+            raise ValueError(f"{name} must be below 2**63")
 
 
 def usable_cores() -> int:

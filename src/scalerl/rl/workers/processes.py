@@ -109,9 +109,7 @@ class Processes(Backend):
                 process.start()
             except EOFError as error:
                 raise OSError("the process that it is forked from has exited") from error
-        child = ChildProcess(name, process, ours)
-        child.send((target, arguments))
-        return child
+        return ChildProcess(name, process, ours, (target, arguments))
 
 
 def start_python(
@@ -169,9 +167,7 @@ class FreshPython(Backend):
             fd = theirs.fileno()
             code = f"from {__name__} import run; run({fd})"
             leader = _GroupLeader(start_python(code, fd, self._python, environment, file))
-        child = ChildProcess(name, leader, ours)
-        child.send((target, arguments))
-        return child
+        return ChildProcess(name, leader, ours, (target, arguments))
 
 
 class _GroupLeader:
@@ -215,11 +211,18 @@ class ChildProcess(WorkerProcess):
     sent by a thread: the driver never waits for a reader.
     """
 
-    def __init__(self, name: str, process: Any, channel: Connection) -> None:
-        """`process` has been started: a `multiprocessing.Process`, or what has its methods."""
+    def __init__(self, name: str, process: Any, channel: Connection, first: Any) -> None:
+        """`process` has been started: a `multiprocessing.Process`, or what has its methods. It is sent the
+        message `first`, and killed where that cannot be pickled.
+        """
         self.name, self._process, self.channel = name, process, channel
         self.pid, self.placed_at = process.pid or 0, time.monotonic()
         self._outbox, self._ends = Outbox(channel), 0.0
+        try:
+            self.send(first)
+        except BaseException:
+            self.kill()
+            raise
 
     def watched(self) -> list[int]:
         """See `WorkerProcess.watched`."""
