@@ -83,3 +83,11 @@ class Unfailing(_Stream):
         """Flush the stream if possible."""
         with suppress(OSError):
             self._stream.flush()
+
+
+class Aside(Unfailing):
+    """Standard error in place of standard output, which is left to `answer`: code of the user's may print."""
+
+    def __init__(self, stream: TextIO, answer: TextIO) -> None:
+        super().__init__(stream)
+        self.answer = answer

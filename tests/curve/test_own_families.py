@@ -45,6 +45,14 @@ def test_a_fit_with_a_family_of_curves(here, capsys):
             "        return share, by_c, by_b",
             "slopes has a wrong d share / d log B at B = ",
         ),
+        *(
+            (
+                "@dataclass(frozen=True)\nclass Flat(LogLogistic):\n    name: str = 'flat'\n"
+                f"    def inverse(self, b, share): {wrong}",
+                f"family 'flat': its methods cannot be called with arrays ({error}",
+            )
+            for wrong, error in (("return 1 / 0", "ZeroDivisionError"), ("return None", "TypeError"))
+        ),
         ("@dataclass(frozen=True)\nclass Flat(LogLogistic): pass", "two families of curves are named"),
     ],
 )

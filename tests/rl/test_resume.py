@@ -24,6 +24,7 @@ from scalerl.record.saved_weights import final_folder
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state
+from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import (
     BatchSize,
@@ -34,6 +35,7 @@ from scalerl.rl.config.settings import (
     Steps,
 )
 from scalerl.rl.learner.load import load_learner
+from scalerl.rl.loop.resume import check_saved, find_checkpoint
 from scalerl.rl.train import train
 
 STEPS = 14
@@ -237,6 +239,21 @@ def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", resume=True, progress=resume_too)
     run(replace(recipe, checkpoint=Checkpointing(steps=5)), tmp_path / "run", resume=True)
+
+
+def test_a_run_in_one_process_does_not_go_on_in_others(recipe, tmp_path):
+    """Refused before config.json takes the cluster over, by which no resume would go on."""
+    run(recipe, tmp_path / "run", until=2)
+    saved = find_checkpoint(tmp_path / "run")
+    assert saved
+    check_saved(tmp_path / "run", saved, recipe)
+    with pytest.raises(
+        InputError, match=r"run: the run generates in the trainer's process \(placement inline\)"
+    ):
+        check_saved(tmp_path / "run", saved, replace(recipe, cluster=Cluster()))
+    apart = {**saved, "generator": {key: v for key, v in saved["generator"].items() if key != "slots"}}
+    with pytest.raises(InputError, match=r"run: the run generates in other processes \(\[cluster\]\)"):
+        check_saved(tmp_path / "run", apart, recipe)
 
 
 @pytest.mark.parametrize("trainers", [(4, 1), (1, 4)], ids=str)

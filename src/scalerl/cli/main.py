@@ -31,7 +31,7 @@ from scalerl.cli import (
 )
 from scalerl.cli.shared.arguments import Parser, examples
 from scalerl.errors import ScalerlError
-from scalerl.tty import Output, OutputError, Unfailing
+from scalerl.tty import Aside, Output, OutputError, Unfailing
 
 _COMMANDS = (
     *(fit, compare, backtest, report, ingest, train, study),
@@ -84,7 +84,9 @@ def _main(argv: Sequence[str] | None) -> int:
             # OpenBLAS reads this as numpy is imported. The matrices of a fit are small, and its other threads
             # only spin for them: of 1,000 evaluations for three quarters of the processor time.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        args.run(args)
+        out = cast(TextIO, Aside(sys.stderr, sys.stdout)) if getattr(args, "json", False) else sys.stdout
+        with redirect_stdout(out):
+            args.run(args)
         sys.stdout.flush()
         return 0
     except ScalerlError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_warnings
+from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
@@ -338,14 +338,12 @@ class _Lines:
         self._alarms |= set(run.alarms)
 
     def _print_line(self, run: Standing) -> None:
-        from scalerl.jsonl import dumps
         from scalerl.view.terminal.watch import line
 
         if self._args.json:
-            text = dumps(
-                {"run": self._args.run_or_file, **run.to_json(time.time()), "warnings": run.warnings}
-            )
+            answer = {"run": self._args.run_or_file, **run.to_json(time.time()), "warnings": run.warnings}
+            print_json(answer, indent=None)
         else:
             # Only the first line says how long ago its evaluation was; the others are printed as they come.
-            text = f"{run.name}  {line(run, time.time() if self._printed is None else math.nan)}"
-        print(text, flush=True)
+            since = time.time() if self._printed is None else math.nan
+            print(f"{run.name}  {line(run, since)}", flush=True)

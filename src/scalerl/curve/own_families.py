@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family
-from scalerl.errors import InputError
+from scalerl.errors import InputError, in_one_line
 from scalerl.kinds import Choice
 from scalerl.own_code import OWN
 
@@ -48,23 +48,24 @@ def check_family(family: Family) -> None:
     b, x = b[np.abs(b * x) <= 8.0], x[np.abs(b * x) <= 8.0]
     # Truncation and rounding of these central differences are both near 1e-11, far below the 1e-5 allowed.
     step = 1e-5
-    share = family.share(b, x)
-    by_log_b = (family.share(b * np.exp(step), x) - family.share(b * np.exp(-step), x)) / (2 * step)
-    by_log_c = (family.share(b, x + step) - family.share(b, x - step)) / (2 * step)
-    same, slope_b, slope_c = family.slopes(b, x)
-    inner = (share > 1e-6) & (share < 1 - 1e-6)
-    back = family.inverse(b[inner], share[inner])
-    # Where the curve has a kink, as a power law has at R_0, a difference over it is no derivative.
-    smooth = np.abs(family.share(b, x + 2 * step) - 2 * share + family.share(b, x - 2 * step)) < 1e-8
-    rules = (
-        ("share is not within 0 and 1", (share >= 0) & (share <= 1), b, x),
-        ("share falls", by_log_c >= 0, b, x),
-        ("share is not 1/2", (x != 0) | (np.abs(share - 0.5) < 1e-9), b, x),
-        ("slopes returns another share", np.abs(same - share) < 1e-9, b, x),
-        ("slopes has a wrong d share / d log B", ~smooth | (np.abs(slope_b - by_log_b) < 1e-5), b, x),
-        ("slopes has a wrong d share / d log C", ~smooth | (np.abs(slope_c - by_log_c) < 1e-5), b, x),
-        ("inverse is not that of share", np.abs(back - x[inner]) < 1e-5, b[inner], x[inner]),
-    )
+    with in_one_line(f"family {family.name!r}: its methods cannot be called with arrays"):
+        share = family.share(b, x)
+        by_log_b = (family.share(b * np.exp(step), x) - family.share(b * np.exp(-step), x)) / (2 * step)
+        by_log_c = (family.share(b, x + step) - family.share(b, x - step)) / (2 * step)
+        same, slope_b, slope_c = family.slopes(b, x)
+        inner = (share > 1e-6) & (share < 1 - 1e-6)
+        back = family.inverse(b[inner], share[inner])
+        # Where the curve has a kink, as a power law has at R_0, a difference over it is no derivative.
+        smooth = np.abs(family.share(b, x + 2 * step) - 2 * share + family.share(b, x - 2 * step)) < 1e-8
+        rules = (
+            ("share is not within 0 and 1", (share >= 0) & (share <= 1), b, x),
+            ("share falls", by_log_c >= 0, b, x),
+            ("share is not 1/2", (x != 0) | (np.abs(share - 0.5) < 1e-9), b, x),
+            ("slopes returns another share", np.abs(same - share) < 1e-9, b, x),
+            ("slopes has a wrong d share / d log B", ~smooth | (np.abs(slope_b - by_log_b) < 1e-5), b, x),
+            ("slopes has a wrong d share / d log C", ~smooth | (np.abs(slope_c - by_log_c) < 1e-5), b, x),
+            ("inverse is not that of share", np.abs(back - x[inner]) < 1e-5, b[inner], x[inner]),
+        )
     for what, holds, at_b, at_x in rules:
         if not np.all(holds):
             index = int(np.argmin(holds))

@@ -62,6 +62,7 @@ def test_values_that_are_texts_are_suspected_where_no_metric_has_a_number(tmp_pa
         ("yield {'step': 1}\n        raise KeyError('loss')", "cannot read it (KeyError"),
         ("return [(1, 0.2)]", "yields rows of tuple, expected a mapping"),
         ("return None", "cannot read it (TypeError"),
+        ("raise SystemExit(4)", "cannot read it (SystemExit"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, body, message):
@@ -69,6 +70,15 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, body, message):
         read(tmp_path, monkeypatch, body)
     assert str(error.value).startswith(f"x.bin: theirs.py:Theirs {message}")
     assert "\n" not in str(error.value)
+
+
+def test_what_an_importer_prints_stays_out_of_the_json(tmp_path, monkeypatch, capsys):
+    read(tmp_path, monkeypatch, "print('reading')\n        " + ROWS)
+    capsys.readouterr()
+    assert main(["fit", "x.bin", "--format", "theirs.py:Theirs", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["points"] == 9
+    assert "reading" in printed.err
 
 
 @pytest.fixture

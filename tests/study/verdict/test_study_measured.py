@@ -8,7 +8,14 @@ import pytest
 from scalerl.study.page.page import study_document
 from scalerl.study.page.tables import study_tables, verdict_table
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict.differences import moderated, polygamma, standard_error, t_quantile, t_tail
+from scalerl.study.verdict.differences import (
+    moderated,
+    paired_seeds,
+    polygamma,
+    standard_error,
+    t_quantile,
+    t_tail,
+)
 from scalerl.study.verdict.verdict import judge_study
 
 
@@ -75,6 +82,14 @@ def test_student_t_against_tables():
     assert t_tail(0.0, 3) == pytest.approx(1, abs=1e-6)
     assert polygamma(1.0) == pytest.approx((-np.euler_gamma, math.pi**2 / 6), rel=1e-8)
     assert polygamma(0.5) == pytest.approx((-np.euler_gamma - math.log(4), math.pi**2 / 2), rel=1e-8)
+
+
+def test_seeds_of_a_paired_t_test_against_tables():
+    """G*Power 3.1, two-sided .05, power .8: effects of 2, 1 and .5 sd take 5, 10 and 34 pairs."""
+    for effect, wanted in ((2.0, 5), (1.0, 10), (0.5, 34), (0.1, None), (0.0, None)):
+        assert paired_seeds(effect, 1 / math.sqrt(3), 3, 2.0, 0.05) == wanted
+    # Three pairs that are not significant (t = 7.1) are not told that fewer would do.
+    assert paired_seeds(-0.0544, 0.00768, 3, 2.0, 0.05 / 3) == 4
 
 
 def test_arms_behind_by_a_small_sure_amount_are_no_noise_and_twins_never_acted(studies, tmp_path):

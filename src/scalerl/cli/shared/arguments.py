@@ -256,7 +256,7 @@ def print_warnings(warnings: Iterable[object]) -> None:
 
 
 def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
-    """Print one JSON object on standard output."""
+    """Print one JSON object on standard output, on which nothing else is printed (`scalerl.tty.Aside`)."""
     from scalerl.jsonl import dumps
 
-    print(dumps(answer, indent=indent))
+    print(dumps(answer, indent=indent), file=getattr(sys.stdout, "answer", sys.stdout), flush=True)

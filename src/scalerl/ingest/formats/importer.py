@@ -99,5 +99,5 @@ def _rows(importer: Importer, kind: str, path: Path) -> Iterator[Mapping[str, An
             yield row
     except (InputError, OSError):
         raise
-    except Exception as error:  # whatever code of others does with a damaged file
+    except (Exception, SystemExit) as error:  # whatever code of others does with a damaged file
         raise InputError(f"{path}: {kind} cannot read it ({brief_error(error)})") from error

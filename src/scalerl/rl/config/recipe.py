@@ -143,7 +143,8 @@ class Recipe:
         for name, choice in choices_of(Recipe).items():
             choice.check_object(getattr(self, name), name)
         if self.cluster is not None and self.placement != Inline():
-            raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+            how = "leave placement out, and give --generators with --cluster ray"
+            raise ValueError(f"placement: with [cluster], that says where everything is; {how}")
         if self.vllm is not None:
             self._check_vllm(self.vllm)
         self.optimiser.check_decay(self.budget)

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthState
 from scalerl.rl.config.memory import RoleMemory
 from scalerl.rl.engine.engine import Engine, make_engine
@@ -159,13 +158,7 @@ class TorchGenerator(Generator):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, with slots, tokens and KV cache as they were.
-
-        Raises:
-            InputError: it is the state of generators in other processes.
-        """
-        if "slots" not in state:
-            raise InputError("the run has generated in other processes ([cluster]): it goes on there")
+        """Go on from `state`, with slots, tokens and KV cache as they were."""
         self._restore_groups(state)
         self.version = state["version"]
         self._counters = Counters(**state["counters"])

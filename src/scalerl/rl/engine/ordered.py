@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError
 from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.types import Counters, Group, Prompt, Rollout, Weights
 
@@ -214,12 +213,7 @@ class Generator(ABC):
         """Go on from `state`; completions that were in flight are sampled anew, and counted.
 
         The generator must be new, and have the weights of the version in `state`.
-
-        Raises:
-            InputError: it is the state of a generator in the trainer's process.
         """
-        if "slots" in state:
-            raise InputError("the run generates in the trainer's process (placement inline): it stays there")
         self._restore_groups(state)
         for seq_no, group in self._incomplete.items():
             self._assign(seq_no, group)

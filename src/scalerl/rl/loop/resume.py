@@ -234,10 +234,14 @@ def set_newer_aside(folder: Path, used: Path | None) -> None:
 
 def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
     """Raise an InputError where config.json has another recipe than the checkpoint `saved`, held-out prompts
-    or those of a suite have changed, or a prompt to train on is gone.
+    or those of a suite have changed, a prompt to train on is gone, or `recipe` generates in other processes.
     """
     task = recipe.task
     _check_config(folder, saved)
+    inline = recipe.cluster is None and recipe.vllm is None and recipe.placement.kind == "inline"
+    if inline != ("slots" in saved["generator"]):
+        where = "other processes ([cluster])" if inline else "the trainer's process (placement inline)"
+        raise InputError(f"{folder}: the run generates in {where}: it goes on there")
     if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
     before = saved["evaluations"].get("suites", {})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.forecast.compare import holm, seeds_needed
+from scalerl.forecast.compare import MOST_SEEDS, POWER, holm, seeds_needed
 from scalerl.forecast.comparison import Claim, Difference
 from scalerl.study.verdict.arm_fits import ArmSummary
 
@@ -77,11 +77,24 @@ def measured_differences(
             if p_adjusted > 1 - level
             else f"{'higher' if mean > 0 else 'lower'} as measured"
         )
-        seeds = seeds_needed(mean, len(value_S) * se**2, (1 - level) / len(tests))
+        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / len(tests))
         claim = Claim(verdict, p, p_adjusted, p, seeds, "")  # type: ignore[arg-type]
         difference = Difference("difference", start, start + mean, mean, interval, interval)
         made[name] = MeasuredDifference(len(value_S), difference, claim)
     return made
+
+
+def paired_seeds(mean: float, se: float, seeds: int, degrees: float, alpha: float) -> int | None:
+    """Return the seeds by which this test detects a difference with power .8; None above 100.
+
+    The normal distribution has too few: of three seeds the spread is hardly known. One seed is no test.
+    """
+    least = seeds_needed(mean, seeds * se**2, alpha)
+    for n in range(max(least, 2), MOST_SEEDS + 1) if least else ():
+        d = max(degrees + n - seeds, 1.0)
+        if abs(mean) >= se * math.sqrt(seeds / n) * (t_quantile(1 - alpha, d) + t_quantile(2 * POWER - 1, d)):
+            return n
+    return None
 
 
 def rates_at(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.ndarray]:

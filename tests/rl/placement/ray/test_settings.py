@@ -6,9 +6,6 @@ from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline
-from scalerl.rl.engine.build import load_generator
-from scalerl.rl.model.weights import WeightStream
-from scalerl.rl.placement.rollouts import LocalGenerator
 from scalerl.rl.workers.ray.session import connected
 
 
@@ -82,13 +79,3 @@ def test_a_local_cluster_that_can_never_have_room_is_refused_at_once():
     )
     with pytest.raises(InputError, match=complaint), connected(cluster):
         pass
-
-
-def test_a_run_of_one_process_does_not_go_on_elsewhere_nor_the_other_way(tiny_recipe):
-    generator = load_generator(tiny_recipe, tiny_recipe.model, 0, 4)
-    with pytest.raises(InputError, match=r"in other processes \(\[cluster\]\)"):
-        generator.restore({"taken": 0})
-    local = LocalGenerator(tiny_recipe, tiny_recipe.model, WeightStream.of({}))
-    with pytest.raises(InputError, match="placement inline"):
-        local.restore(generator.state())
-    local.close()
