@@ -23,7 +23,7 @@ from scalerl.numbers import (
 from scalerl.study.verdict.answers import budget_text, measured_table
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.verdict import BY_CURVES, StudyVerdict
 from scalerl.view.facts.notices import question_cell
 from scalerl.view.runs.tables import frozen_table
 from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
@@ -94,7 +94,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     without = "base" if kind == "the base" else DASH
     cells: list[Cell | str] = [
         arm.name,
-        Cell(kind, verdict.not_compared.get(arm.name, "") or _reason(pair)),
+        Cell(kind, verdict.not_compared.get(arm.name, "") or _reason(pair, kind)),
         question_cell(measured and measured.difference, measured and measured.claim, without),
         question_cell(
             pair and pair.differences.get("A"), pair and pair.ceiling, "withheld" if pair else without
@@ -110,8 +110,10 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     return row(*cells, mark=mark_of(kind))
 
 
-def _reason(pair: Pair | None) -> str:
-    """Why no question about a pair has an answer, where that is one reason."""
+def _reason(pair: Pair | None, kind: str) -> str:
+    """Why no question about a pair has an answer, where that is one reason; or what no other cell has."""
+    if pair and kind in BY_CURVES:
+        return question_cell(pair.differences.get("pass_rate_seen"), pair.seen).whole
     whys = {claim.why for claim in pair.claims.values()} if pair else set()
     return whys.pop() if len(whys) == 1 else ""
 

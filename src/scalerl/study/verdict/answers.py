@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.numbers import DASH, rate, signed, unit_for
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
 from scalerl.study.verdict.differences import models_of, rates_at, standard_error
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.verdict import BY_CURVES, StudyVerdict
 from scalerl.view.facts.notices import pair_text, question_text
 from scalerl.view.table import Cell, Row, Table, rate_cell, row
 
@@ -55,7 +55,7 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
         return Answer(arm.name, kind, f"not compared: {why}{measured and f'; {measured}'}.")
-    return Answer(arm.name, kind, pair_text(pair, measured))
+    return Answer(arm.name, kind, pair_text(pair, measured, by_curves=kind in BY_CURVES))
 
 
 def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:

@@ -27,9 +27,11 @@ from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.notices import is_made
 from scalerl.view.runs.tables import latex
 
+BY_CURVES = ("lower at the compute seen", "higher at the compute seen")
+"""Verdicts by the fitted curves, where what was measured shows no difference."""
 KINDS = (
     *("lower as measured", "higher as measured", "lower ceiling", "higher ceiling"),
-    *("reaches it later", "reaches it sooner", "lower at the compute seen", "higher at the compute seen"),
+    *("reaches it later", "reaches it sooner", *BY_CURVES),
     *("not significant", "inconclusive", "never acted", "not compared", "the base"),
 )
 """The verdicts on an arm, in the order of the page. One that something moved says which way."""
