@@ -172,7 +172,7 @@ def test_the_terminal_shows_verdicts_and_no_control(verdict):
     print_study(odd, stream)
     text = stream.getvalue()
     assert "lower at the compute seen" in text
-    # Where the curves show what was measured does not, the claim is beside what was measured, and nowhere else.
+    # What the curves show, and what was measured does not, is beside that, and nowhere else.
     assert "not significant (p 0.178; 3 seeds would detect it); at the compute seen −0.047 [−0.064, " in text
     assert text.count("at the compute seen −") == 1
     assert "caution: red  [31m text next" in text
