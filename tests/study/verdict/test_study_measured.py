@@ -122,3 +122,22 @@ def test_arms_behind_by_a_small_sure_amount_are_no_noise_and_twins_never_acted(s
     assert [cell.whole for cell in twin.cells[1:5]] == ["never acted", *["–"] * 3]
     (arm,) = [one for one in verdict.to_json()["arms"] if one["arm"] == "behind"]
     assert arm["measured"]["difference"] == pytest.approx(-0.024)
+
+
+def test_seeds_that_differ_by_the_same_step_of_a_coarse_rate_are_no_proof(studies, tmp_path):
+    """By hand: two seeds, each 1 of 24 completions lower; and a copy, by which nothing is corrected."""
+    path = studies.write(tmp_path, {name: studies.Truth() for name in ("base", "lower", "twin")}, seeds=2)
+    for run in StudyRecord.read(path).runs:
+        rows = studies.evaluations(path / "runs" / "base" / f"seed{run.plan.seed}")
+        for row in rows:
+            made = round(24 * row["pass_rate"]) - (run.plan.arm == "lower")
+            row |= {"n_prompts": 24, "n_samples": 1, "pass_rate": max(made, 0) / 24}
+        studies.lines(path / run.plan.folder / "evals.jsonl", rows)
+    found = judge_study(StudyRecord.read(path)).measured
+    lower = found["lower"]
+    half = 12.7062 * math.sqrt(1 / (6 * 24**2) / 2)  # t of one degree of freedom
+    assert lower.difference.median == pytest.approx(-1 / 24)
+    assert lower.difference.interval == pytest.approx((-1 / 24 - half, -1 / 24 + half), abs=1e-5)
+    assert lower.claim.verdict == "not significant"
+    assert lower.claim.p_adjusted == lower.claim.p
+    assert (found["twin"].claim.p, found["twin"].difference.interval) == (1.0, (0.0, 0.0))

@@ -8,6 +8,7 @@ taken for draws of one scaled inverse chi-squared distribution (Smyth, Stat. App
 Shapes: S seeds, M computes, A arms.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +37,11 @@ def measured_differences(
 ) -> dict[str, MeasuredDifference]:
     """Return the paired difference of every arm to the base at `compute`, by the name of the arm.
 
-    Intervals hold with `level` each; p-values are corrected over the arms (Holm). An arm is left out that has
-    fewer than two seeds in common with the base there.
+    Intervals hold with `level` each; p-values are corrected over the arms that act (Holm). An arm is left out
+    that has fewer than two seeds in common with the base there.
+
+    A pass rate is a multiple of 1 / n, of n completions, and two seeds may differ by the same by chance: the
+    variance between seeds is at least that of rounding both rates, 1 / (6 n^2).
     """
     rates = {arm.name: rates_at(arm, axis, np.array([compute])) for arm in arms}
     models = {arm.name: models_of(arm) for arm in arms}
@@ -52,7 +56,8 @@ def measured_differences(
         value_S = np.array([own[seed][0] for seed in seeds]) - base_S
         groups = [models[name][seed] for seed in seeds]
         found[name] = value_S, base_S
-        variances.append(len(seeds) * standard_error(value_S, groups) ** 2)
+        rounding = max(1 / (6 * completions_of(arm) ** 2) for arm in arms if arm.name in (name, base))
+        variances.append(max(len(seeds) * standard_error(value_S, groups) ** 2, value_S.any() * rounding))
         # Its independent parts are base models, or seeds where all have one.
         different = len(set(groups))
         degrees.append((different if different > 1 else len(groups)) - 1)
@@ -64,7 +69,9 @@ def measured_differences(
         mean = float(value_S.mean())
         # Exactly 0 throughout: the arm does not act, and so differs for certain by nothing.
         tests.append((mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0))
-    adjusted = holm([p for *_, p in tests])
+    acting = [se > 0 for _, se, _, _ in tests]
+    corrected = iter(holm([p for *_, p in itertools.compress(tests, acting)]))
+    adjusted = [next(corrected) if acts else 1.0 for acts in acting]
     made = {}
     for (name, (value_S, base_S)), (mean, se, total, p), p_adjusted in zip(
         found.items(), tests, adjusted, strict=True
@@ -77,7 +84,7 @@ def measured_differences(
             if p_adjusted > 1 - level
             else f"{'higher' if mean > 0 else 'lower'} as measured"
         )
-        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / len(tests))
+        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / max(sum(acting), 1))
         claim = Claim(verdict, p, p_adjusted, p, seeds, "")  # type: ignore[arg-type]
         difference = Difference("difference", start, start + mean, mean, interval, interval)
         made[name] = MeasuredDifference(len(value_S), difference, claim)
@@ -109,6 +116,14 @@ def rates_at(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.
         # np.interp would go on with the last value, as if the run had stood still.
         found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
     return found
+
+
+def completions_of(arm: ArmSummary) -> float:
+    """Return the fewest completions of an evaluation of any run; infinite where none is known."""
+    records = [run.run.record for run in arm.runs if run.run.record is not None]
+    return min(
+        (n for of in records for point in of.evals if (n := point.total_samples) > 0), default=math.inf
+    )
 
 
 def models_of(arm: ArmSummary) -> dict[int, str]:
