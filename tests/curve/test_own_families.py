@@ -53,11 +53,23 @@ def test_a_fit_with_a_family_of_curves(here, capsys):
             )
             for wrong, error in (("return 1 / 0", "ZeroDivisionError"), ("return None", "TypeError"))
         ),
+        *(
+            (
+                "@dataclass(frozen=True)\nclass Flat(LogLogistic):\n    name: str = 'flat'\n"
+                f"    def share(self, b, x): return {share}",
+                f"family 'flat': {what}",
+            )
+            for share, what in (
+                ("1 / (1 + np.exp(-b * x)) / x.ndim", "share of a column is another"),
+                ("np.exp(b * x) / (1 + np.exp(b * x))", "share is not within 0 and 1 at B = 1, log"),
+            )
+        ),
         ("@dataclass(frozen=True)\nclass Flat(LogLogistic): pass", "two families of curves are named"),
     ],
 )
 def test_what_is_no_family_is_a_line(here, capsys, code, message):
-    imports = "from dataclasses import dataclass\nfrom scalerl.curve import Family, LogLogistic\n"
+    imports = "from dataclasses import dataclass\nimport numpy as np\n"
+    imports += "from scalerl.curve import Family, LogLogistic\n"
     (here / "flat.py").write_text(imports + code)
     (here / "log.csv").write_text(
         "gpu_hours,pass_rate\n" + "".join(f"{c},{c / (c + 9)}\n" for c in range(30))

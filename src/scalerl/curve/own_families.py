@@ -1,5 +1,6 @@
 """Families of curves from outside of the package: loaded by name, and checked before they are averaged."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,8 +58,15 @@ def check_family(family: Family) -> None:
         back = family.inverse(b[inner], share[inner])
         # Where the curve has a kink, as a power law has at R_0, a difference over it is no derivative.
         smooth = np.abs(family.share(b, x + 2 * step) - 2 * share + family.share(b, x - 2 * step)) < 1e-8
+        # Fits also ask for compute 0, for computes far from C_mid, and for arrays of several axes.
+        far_b, far_x = (a.ravel() for a in np.meshgrid([0.1, 1.0, 10.0], [-math.inf, -800.0, 800.0]))
+        with np.errstate(all="ignore"):
+            far = family.share(far_b, far_x)
+        column = family.share(b[:, None], x[:, None])
         rules = (
             ("share is not within 0 and 1", (share >= 0) & (share <= 1), b, x),
+            ("share is not within 0 and 1", (far >= 0) & (far <= 1), far_b, far_x),
+            ("share of a column is another", np.abs(column - share[:, None]) < 1e-9, b, x),
             ("share falls", by_log_c >= 0, b, x),
             ("share is not 1/2", (x != 0) | (np.abs(share - 0.5) < 1e-9), b, x),
             ("slopes returns another share", np.abs(same - share) < 1e-9, b, x),
