@@ -273,6 +273,7 @@ def test_the_recipes_of_the_package_resolve():
         ("optimiser.lr=inf", "positive, and at most 1000"),
         ("budget.amount=inf", "positive and finite"),
         ("seed=-1", "seed must be at least 0"),
+        ("cluster.address=head", 'cluster: address must be "auto", "local" or HOST:PORT'),
         (f"learner.chunk={2**63}", "learner: chunk must be below 2**63"),
         ("evaluation.seed=-1", "evaluation: seed must be at least 0"),
         ("health.logp_gap.alarm=inf", "thresholds must be positive and finite"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -107,6 +108,8 @@ class Cluster:
             raise ValueError("generators and trainers must be at least 1")
         if self.verifiers < 0:
             raise ValueError("verifiers must not be negative")
+        if self.address not in ("auto", "local") and not re.fullmatch(r".+:\d+", self.address):
+            raise ValueError('address must be "auto", "local" or HOST:PORT')
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
         if self.trainers > 1 and 0 < self.trainer.gpus_or(1.0) < 1:
