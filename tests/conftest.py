@@ -31,6 +31,10 @@ _COMPILED = Path(tempfile.mkdtemp(prefix="compiled-"))
 if "CC" not in os.environ and shutil.which("cc"):
     shutil.copy(Path(__file__).parent / "support" / "compile_once.sh", _COMPILED / "cc")
     os.environ["CC"] = str(_COMPILED / "cc")
+# As commands set them, which are called in this process: workers are not forked from one that has loaded
+# libraries with others.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # Ray reads it once: no call starts a cluster by itself
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0

@@ -79,9 +79,9 @@ def _one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_with_all():
-    """There is one process that workers are forked from: which test starts it makes no difference."""
+    """One process has loaded all that trains, and the kernels: all tests fork workers from it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scalerl.rl.workers.processes._PRELOAD", "preloaded")
+        patch.setattr("scalerl.rl.workers.processes._PRELOAD", "scalerl.study.run.preload")
         yield
 
 

@@ -10,7 +10,7 @@ import psutil
 LIMIT = 600.0
 """Seconds after which a run that neither ends nor reaches a step fails the test."""
 _CONTEXT = multiprocessing.get_context("forkserver")  # what it has imported, its children have too
-_CONTEXT.set_forkserver_preload(["preloaded"])
+_CONTEXT.set_forkserver_preload(["scalerl.study.run.preload"])
 
 
 def killed_and_resumed(start, folder, steps, kills, rng, check=lambda: None):

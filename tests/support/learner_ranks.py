@@ -23,7 +23,7 @@ class Ranks:
     def __init__(self, folder: Path, timeout: float = 60.0) -> None:
         self._folder, self._timeout = folder, timeout
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["preloaded"])
+        self._context.set_forkserver_preload(["scalerl.study.run.preload"])
         self._count = 0
 
     def __call__(
