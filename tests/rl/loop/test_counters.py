@@ -73,8 +73,9 @@ def test_cumulative_counters_only_rise_over_pauses_and_losses(recipe, tmp_path, 
     assert len(steps) == 40
 
 
-def test_a_pause_costs_start_up_and_nothing_on_the_axis(recipe, tmp_path):
-    """The axis goes on where it was: what a resume starts, a part of a second for each process, is apart."""
+def test_a_pause_costs_start_up_and_nothing_on_the_axis(recipe, tmp_path, monkeypatch):
+    """The axis goes on where it was: what a resume starts, a second or more for each process, is apart."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # processes are then started afresh, and not forked
     recipe = replace(recipe, placement=Local(1))
     folder = tmp_path / "run"
     train(recipe, folder, recipe.model, until=20)
@@ -83,7 +84,7 @@ def test_a_pause_costs_start_up_and_nothing_on_the_axis(recipe, tmp_path):
     axis = [row["generate"] + row["train"] + row["idle"] for row in steps]
     started = steps[20]["startup"] - steps[19]["startup"]
     assert axis[0] < 0.5 * steps[0]["startup"]
-    assert started > 0.2
+    assert started > 1
     assert axis[20] - axis[19] < 0.5 * started  # as long as the start takes, so much longer is a loaded step
     last = RunRecord.read(folder).evals[-1].device_seconds
     assert RunRecord.read(folder).compute("gpu_hours")[-1] == pytest.approx(

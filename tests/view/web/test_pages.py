@@ -79,7 +79,7 @@ LABELLED = ("one", "run", "several", "study", "mixed")
 SIZES = [
     *itertools.product(KINDS, [(1280, "light"), (360, "dark")]),
     *itertools.product(CARDS, [(768, "light")]),
-    *itertools.product(LABELLED, [(1440, "light")]),
+    *itertools.product(LABELLED, [(390, "light"), (1440, "light")]),
 ]
 
 
