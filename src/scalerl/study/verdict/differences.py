@@ -8,7 +8,6 @@ taken for draws of one scaled inverse chi-squared distribution (Smyth, Stat. App
 Shapes: S seeds, M computes, A arms.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ def measured_differences(
     """
     rates = {arm.name: rates_at(arm, axis, np.array([compute])) for arm in arms}
     models = {arm.name: models_of(arm) for arm in arms}
+    completions = {arm.name: completions_of(arm) for arm in arms}
     of_base = rates.get(base, {})
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     variances, degrees = [], []
@@ -56,26 +56,25 @@ def measured_differences(
         value_S = np.array([own[seed][0] for seed in seeds]) - base_S
         groups = [models[name][seed] for seed in seeds]
         found[name] = value_S, base_S
-        rounding = max(1 / (6 * completions_of(arm) ** 2) for arm in arms if arm.name in (name, base))
+        rounding = 1 / (6 * min(completions[name], completions[base]) ** 2)
         variances.append(max(len(seeds) * standard_error(value_S, groups) ** 2, value_S.any() * rounding))
         # Its independent parts are base models, or seeds where all have one.
         different = len(set(groups))
         degrees.append((different if different > 1 else len(groups)) - 1)
     variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
     moderated_A, total_A = moderated(variance_A, degrees_A)
-    tests = []
-    for (value_S, _), variance, total in zip(found.values(), moderated_A, total_A, strict=True):
+    tests = {}
+    for (name, (value_S, _)), variance, total in zip(found.items(), moderated_A, total_A, strict=True):
         se = math.sqrt(variance / len(value_S))
         mean = float(value_S.mean())
         # Exactly 0 throughout: the arm does not act, and so differs for certain by nothing.
-        tests.append((mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0))
-    acting = [se > 0 for _, se, _, _ in tests]
-    corrected = iter(holm([p for *_, p in itertools.compress(tests, acting)]))
-    adjusted = [next(corrected) if acts else 1.0 for acts in acting]
+        tests[name] = mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0
+    p_of = {name: p for name, (_, se, _, p) in tests.items() if se > 0}
+    adjusted = dict(zip(p_of, holm(list(p_of.values())), strict=True))
     made = {}
-    for (name, (value_S, base_S)), (mean, se, total, p), p_adjusted in zip(
-        found.items(), tests, adjusted, strict=True
-    ):
+    for name, (mean, se, total, p) in tests.items():
+        value_S, base_S = found[name]
+        p_adjusted = adjusted.get(name, 1.0)
         half = t_quantile(level, total) * se
         interval = (mean - half, mean + half)
         start = float(base_S.mean())
@@ -84,7 +83,7 @@ def measured_differences(
             if p_adjusted > 1 - level
             else f"{'higher' if mean > 0 else 'lower'} as measured"
         )
-        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / max(sum(acting), 1))
+        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / max(len(p_of), 1))
         claim = Claim(verdict, p, p_adjusted, p, seeds, "")  # type: ignore[arg-type]
         difference = Difference("difference", start, start + mean, mean, interval, interval)
         made[name] = MeasuredDifference(len(value_S), difference, claim)

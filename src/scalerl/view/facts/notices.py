@@ -183,17 +183,19 @@ def is_made(claim: Claim) -> bool:
     return claim.verdict not in ("not significant", "inconclusive")
 
 
-def pair_text(pair: Pair, measured: str = "", by_curves: bool = True) -> str:
+def pair_text(pair: Pair, measured: str, by_curves: bool) -> str:
     """Return the answers to three questions about a pair, each with its number, in one line.
 
-    `measured` is the answer to the first by what was measured; that by the curves is beside it if asked for.
+    `measured` is the answer to the first by what was measured. That by the curves takes its place where it is
+    empty, and stands beside it if asked for.
     """
     claims = pair.claims
     whys = list(dict.fromkeys(claim.why for claim in claims.values()))
     if all(claim.verdict == "inconclusive" for claim in claims.values()) and len(whys) == 1:
         return f"inconclusive: {whys[0]}{f'; {measured}' if measured else ''}."
     found = [question_text(_OF[name], pair.differences.get(name), claim) for name, claim in claims.items()]
-    return f"{'; '.join(filter(None, [measured, *found[bool(measured) and not by_curves :]]))}."
+    first = [measured] * bool(measured) + found[:1] * (by_curves or not measured)
+    return f"{'; '.join([*first, *found[1:]])}."
 
 
 def question_text(what: str, difference: Difference | None, claim: Claim) -> str:
