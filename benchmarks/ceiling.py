@@ -24,9 +24,10 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+    from scalerl.files import cache_folder
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.model.causal_lm import load_model
-    from scalerl.rl.model.demo_base import BaseModel, build_base, cache_folder
+    from scalerl.rl.model.demo_base import BaseModel, build_base
     from scalerl.rl.model.weights import weights_of
     from scalerl.rl.placement.evaluate import Evaluator
     from scalerl.rl.tasks.chain import Chain, Demonstrations

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,11 +24,6 @@ from scalerl.jsonl import dumps
 from scalerl.record.evaluation import EvalPoint, Flops, Tokens
 from scalerl.study.verdict.verdict import StudyVerdict
 
-_COMPILED = Path(tempfile.mkdtemp(prefix="compiled-"))
-"""Its `cc` compiles nothing twice; workers of pytest have that of the process which has started them."""
-if "CC" not in os.environ and shutil.which("cc"):
-    shutil.copy(Path(__file__).parent / "support" / "compile_once.sh", _COMPILED / "cc")
-    os.environ["CC"] = str(_COMPILED / "cc")
 # As commands set them, which are called in this process: workers are not forked from one that has loaded
 # libraries with others.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -193,11 +186,6 @@ def browser() -> Iterator[Any]:
     """One browser for all tests: two of them in one thread are one too many."""
     with chromium() as started:
         yield started
-
-
-def pytest_unconfigure() -> None:
-    """Removes what was compiled."""
-    shutil.rmtree(_COMPILED, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -184,6 +184,12 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def cache_folder() -> Path:
+    """Return where base models and compiled C are kept: $SCALERL_CACHE, or else in the user's cache."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
+
+
 def folder_name(name: str, empty: str = "_") -> str:
     """Turn a name into a folder name that every file system accepts; `empty` if nothing remains of it.
 

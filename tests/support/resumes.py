@@ -18,14 +18,11 @@ from cut_runs import recipe_of, run
 from killed_at import killed_at
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.kernels import fused, packed
 
 
 def main() -> None:
     """As the module says."""
     model, cut, folder = map(Path, sys.argv[1:4])
-    for kernels in (fused, packed):  # C is compiled once, and not by every fork
-        kernels.load_kernels()
     recipe = recipe_of(model)
     for number in sys.argv[5:]:
         path = shutil.copytree(cut, folder / number)

@@ -1,14 +1,8 @@
-"""The layout of packed tokens, worked out by hand, and what there is without a compiler."""
+"""The layout of packed tokens, worked out by hand."""
 
 import numpy as np
 
-from scalerl.rl.kernels import dense
 from scalerl.rl.kernels.packed import Packing
-
-
-def test_a_compiler_that_does_not_work_is_none(monkeypatch):
-    monkeypatch.setenv("CC", "false")
-    assert dense.load_library("packed.c", {}) is None
 
 
 def test_a_packing_by_hand():

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, Pointer, fits, load_library
+from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, fits
+from scalerl.rl.kernels.library import Pointer, load_library
 from scalerl.rl.model.cache_blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
 
 MOST_TOKENS = 512

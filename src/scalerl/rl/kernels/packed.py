@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, Pointer, address, fits, load_library
+from scalerl.rl.kernels.dense import LANES, DenseLayer, DenseModel, fits
+from scalerl.rl.kernels.library import Pointer, address, load_library
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,6 @@ class BuildProgress:
     """Whether to print a line where no bar can be drawn."""
 
 
-def cache_folder() -> Path:
-    """Return the folder of base models: $SCALERL_CACHE, or scalerl in the user's cache folder."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
-
-
 @contextmanager
 def made_aside(folder: Path, last: str) -> Iterator[Path]:
     """Give an empty folder beside `folder`, which becomes `folder` once the block has filled it.

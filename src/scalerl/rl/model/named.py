@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from scalerl.errors import InputError, brief
+from scalerl.files import cache_folder
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.demo_base import (
@@ -34,7 +35,6 @@ from scalerl.rl.model.demo_base import (
     base_folder,
     base_spec,
     build_base,
-    cache_folder,
     made_aside,
     new_model,
 )

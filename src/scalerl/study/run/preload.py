@@ -8,9 +8,3 @@ os.environ |= (ENVIRONMENT := {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_
 import scalerl.forecast.best
 import scalerl.forecast.freeze
 import scalerl.rl.train  # noqa: F401
-from scalerl.rl.config.devices import visible_gpus
-from scalerl.rl.kernels import fused, packed
-
-if not visible_gpus():  # of runs on CPUs each would compile them
-    fused.load_kernels()
-    packed.load_kernels()
