@@ -88,9 +88,8 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     ceiling = rate_cell(found.get("A"), DASH if all_described(arm.fits) else "withheld")
     # Where not all runs came to the budget, the pass rate there is extrapolated.
     reached = arm.reached(verdict.budget)
-    measured = verdict.measured.get(arm.name)
-    if kind == "never acted":  # a difference of nothing is none that was found
-        pair = measured = None
+    # A difference of nothing is none that was found.
+    measured = None if kind == "never acted" else verdict.measured.get(arm.name)
     without = "base" if kind == "the base" else DASH
     cells: list[Cell | str] = [
         arm.name,

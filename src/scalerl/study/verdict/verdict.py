@@ -3,7 +3,6 @@
 It is made from the folder of the study alone, without torch.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -60,6 +59,8 @@ class StudyVerdict:
     """Comparison of the arms that could be fitted with the base."""
     not_compared: Mapping[str, str]
     """Arms that are not in the comparison, and why."""
+    never_acted: frozenset[str]
+    """The arms whose runs are those of the base, evaluation for evaluation and step for step."""
     still: Mapping[str, str]
     """The base and the arms whose pass rate never left one value, which they share, and that in words."""
     forecasts: tuple[JudgedForecast, ...]
@@ -76,16 +77,10 @@ class StudyVerdict:
         base = str(self.study.plan["base"])
         if arm == base:
             return "the base"
-        if arm in self._never_acted:
+        if arm in self.never_acted:
             return "never acted"
         pair = self.pairs.get(arm)
         return kind_of(pair, self.measured.get(arm)) if pair else "not compared"
-
-    @functools.cached_property
-    def _never_acted(self) -> set[str]:
-        """The arms whose runs are those of the base, evaluation for evaluation and step for step."""
-        base = str(self.study.plan["base"])
-        return {name for pair in same_runs(self.study) if base in pair for name in pair} - {base}
 
     @property
     def pairs(self) -> dict[str, Pair]:
@@ -177,8 +172,11 @@ def judge_study(
         for name, value in rates.items()
         if value == rates.get(base)
     }
+    # Arms that are the base, run for run, are no tests: they would only raise the p-values of the others.
+    never_acted = frozenset(arm for pair in same_runs(study) if base in pair for arm in pair) - {base}
+    apart = dict.fromkeys(never_acted, "its runs are those of the base") | still
     # The base stays, for arms that moved.
-    fits = {name: of_arm for name, of_arm in fits.items() if name == base or name not in still}
+    fits = {name: of_arm for name, of_arm in fits.items() if name == base or name not in apart}
     blocks = {name: seeds[name] for name in fits}
     comparison = None
     if base in fits and len(fits) > 1:
@@ -193,8 +191,9 @@ def judge_study(
         budget=budget,
         arms=arms,
         comparison=comparison,
+        never_acted=never_acted,
         still=still,
-        not_compared=_not_compared(arms, base, still),
+        not_compared=_not_compared(arms, base, apart),
         forecasts=forecasts,
         scores=score_forecasts(forecasts),
         cautions=(*cautions(study, arms, axis), *filter(None, [far])),
@@ -222,15 +221,15 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
     return replace(comparison, pairs=tuple(pairs))
 
 
-def _not_compared(arms: tuple[ArmSummary, ...], base: str, still: Mapping[str, str]) -> dict[str, str]:
+def _not_compared(arms: tuple[ArmSummary, ...], base: str, apart: Mapping[str, str]) -> dict[str, str]:
     """Return the arms without a comparison and why; the base where it or all of the others have none."""
     without = {arm.name: arm.why for arm in arms if not arm.fits}
     if base in without:
         # Without the base there is nothing to compare with, so that every arm needs a reason.
         return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
-    without |= {name: why for name, why in still.items() if name != base}
+    without |= {name: why for name, why in apart.items() if name != base}
     if len(without) == len(arms) - 1:
-        return without | {base: still.get(base, "no other arm could be fitted")}
+        return without | {base: apart.get(base, "no other arm could be fitted")}
     return without
 
 
