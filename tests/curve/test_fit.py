@@ -318,6 +318,15 @@ def test_the_narrowest_interval_closes_on_the_median():
     np.testing.assert_allclose(found, (0.61, 1.92, 2542), rtol=3e-3)
 
 
+def test_whether_a_ceiling_is_identified_does_not_depend_on_the_level():
+    usual, narrow = fit(noisy_points()), fit(noisy_points(), level=0.8)
+    assert narrow.identification.identified == usual.identification.identified
+    low, high = usual.intervals.A
+    assert f"A is in [{low:.3f}, {high:.3f}]:" in usual.why
+    # Beside an interval at 80 % another would be taken for the same.
+    assert f"A is in [{low:.3f}, {high:.3f}] at 95 %:" in narrow.why
+
+
 def test_a_run_of_another_shape_is_warned_of():
     result = fit(frechet_points())
     assert result.families["log_logistic"] < 0.05

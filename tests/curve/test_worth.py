@@ -102,7 +102,7 @@ def test_a_second_late_midpoint_moves_the_compute_to_identify_by_its_weight_alon
         change = np.log(np.array([mass, 1 - mass, 1e-9]) / wanted)
         moved = np.select([late, near], change[:2], change[2])
         other = post.reweighted(post.log_weight + moved[:, None, None])
-        seen = identify(other, early.sample, "")
+        seen = identify(other, early.sample, "", 0.95)
         told.append(replace(early, posterior=other, identification=seen).compute_to_identify)
         high.append(3600.0 / seen.ratio_interval[0])
     assert high[1] > 2 * high[0]

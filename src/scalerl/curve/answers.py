@@ -249,10 +249,11 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     return Medians(*median_4), Intervals(level, *zip(low_4, high_4, strict=True))
 
 
-def identify(post: Posterior, sample: Sample, suspected: str) -> Identification:
+def identify(post: Posterior, sample: Sample, suspected: str, level: float) -> Identification:
     """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`.
 
-    And by a change of slope that is `suspected`, as a sentence says; it is empty where none is.
+    And by a change of slope that is `suspected`, as a sentence says; it is empty where none is. The sentence
+    says that it is at 95 % where the fit reports another `level`.
     """
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     at_Q = np.array([0.025, 0.5, 0.975])
@@ -296,5 +297,6 @@ def identify(post: Posterior, sample: Sample, suspected: str) -> Identification:
     else:
         identified, waits, why = True, False, ": the bend has been seen"
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
-    why = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]{why}"
+    at = "" if level == 0.95 else " at 95 %"
+    why = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]{at}{why}"
     return Identification(identified, why, ratio, (least, most), at_bounds, widest, waits)

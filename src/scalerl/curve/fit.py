@@ -170,7 +170,7 @@ def _answers(
         "intervals": intervals,
         "families": post.family_weights(),
         "noise": NoiseEstimate(sd, phi, post.moved, floor, SEED_PRIOR.A, floor_from),
-        "identification": identify(post, sample, suspected.why.split(";")[0] if suspected else ""),
+        "identification": identify(post, sample, suspected.why.split(";")[0] if suspected else "", level),
         "posterior": post,
     }
 
