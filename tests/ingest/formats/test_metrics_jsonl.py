@@ -183,6 +183,18 @@ def test_rows_of_several_data_sets_or_seeds_are_reported(tmp_path, column, value
         assert not any("rows of 'eval/acc'" in text for text in run.warnings)
 
 
+def test_a_metric_a_row(tmp_path):
+    """As `pandas.melt` writes it: "value" alone would be one curve of all metrics."""
+    named = {"eval/acc": 0.5, "train/reward": 0.1}
+    made = [{"step": s, "metric": m, "value": v + s / 99} for m, v in named.items() for s in range(8)]
+    (log,) = read_logs(FORMAT, write(tmp_path / "melted", dumped(made)), everything)
+    assert set(log.metrics) == set(named)
+    assert log.metrics["eval/acc"].value_N.tolist() == [0.5 + s / 99 for s in range(8)]
+    run = load_run(tmp_path / "melted")
+    assert run.config["metric"]["name"] == "eval/acc"
+    assert len(run.evals) == 8
+
+
 def test_small_times_are_no_times_of_day(tmp_path):
     (log,) = read_logs(FORMAT, write(tmp_path, dumped([{"step": 1, "time": 3.5, "a": 1}])), everything)
     assert log.metrics["time"].value_N.tolist() == [3.5]

@@ -6,7 +6,7 @@ from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings, strategies as st
 from read_logs import read_logs
 
-from scalerl import InputError
+from scalerl import InputError, load_run
 from scalerl.ingest.formats.parquet import FORMAT
 
 arrow = pytest.importorskip("pyarrow")
@@ -87,6 +87,21 @@ def test_several_runs(tmp_path):
     table = {"step": [0, 0, 1, 1], "run_name": ["a", "b"] * 2, "r": [1, 2, 3, 4]}
     logs = read_logs(FORMAT, write(tmp_path / "x.parquet", table), everything)
     assert [(log.name, log.metrics["r"].value_N.tolist()) for log in logs] == [("a", [1, 3]), ("b", [2, 4])]
+
+
+def test_rows_of_several_data_sets_are_reported(tmp_path):
+    table = {"step": [n // 2 for n in range(16)], "eval/acc": [0.1 + n / 99 for n in range(16)]}
+    for name, sets in {"text": ["aime", "math"] * 8, "seed": [1, 2] * 8}.items():
+        column = {"seed": sets} if name == "seed" else {"dataset": arrow.array(sets).dictionary_encode()}
+        run = load_run(write(tmp_path / f"{name}.parquet", table | column))
+        assert any(text.startswith("rows of 'eval/acc' of ") for text in run.warnings)
+
+
+def test_a_metric_a_row(tmp_path):
+    table = {"step": [0, 0, 1, 1], "metric": ["eval/acc", "loss"] * 2, "value": [0.25, 2.0, 0.5, 1.0]}
+    path = write(tmp_path / "melted.parquet", table)
+    (log,) = read_logs(FORMAT, path, lambda name: name == "eval/acc")
+    assert {name: one.value_N.tolist() for name, one in log.metrics.items()} == {"eval/acc": [0.25, 0.5]}
 
 
 def test_errors(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl import limits
+from scalerl.curve.points import LABELS
 from scalerl.errors import InputError, first_line, listed
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import first_bytes, name_of
@@ -15,7 +16,7 @@ from scalerl.ingest.logs.log import Log
 _MAGIC = b"PAR1"
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
 """Types of columns in which every value is as large as the other."""
-_KEYS = frozenset((*STEPS, *TIMES, *RUNS))
+_KEYS = frozenset((*STEPS, *TIMES, *RUNS, *LABELS))
 _TEXTS = ("string", "large_string", "binary", "large_binary")
 _ROWS = 4096
 """Rows that are in memory as Python objects at a time."""
@@ -65,7 +66,9 @@ def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow:
     }
     texts = {field.name for field in fields if field.name in _KEYS and _is_text(field.type, types)}
     plain = texts | {field.name for field in fields if field.name in _KEYS and types.is_primitive(field.type)}
-    kept = [name for name in names if name in plain or (name in numbers and wanted(name))]
+    # In a table with a metric a row, "value" is of each in turn.
+    own = {"value"} if "metric" in texts else set[str]()
+    kept = [name for name in names if name in plain or (name in numbers and (name in own or wanted(name)))]
     kept += _numbers_within([field.name for field in fields if types.is_struct(field.type)], file)
     _check_texts(file.metadata, texts, path)
     # A column that is not wanted is not read, but its name may be asked for: a number in one row gives it.

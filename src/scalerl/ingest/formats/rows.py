@@ -53,6 +53,8 @@ class RowReader:
     def add(self, row: Mapping[str, Any], line: int = 0) -> None:
         """Add one row, nested or flat, with its number in the file; one without a step is skipped."""
         row = flat(row, separator="/", where=self._source)
+        if isinstance(row.get("metric"), str) and "value" in row:  # a metric a row, as melted tables are
+            row[row.pop("metric")] = row.pop("value")
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
             self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
         names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
