@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import secrets
 import select
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -133,7 +132,7 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
 
     `errors` is as for `open`.
     """
-    aside = path.with_name(f".{secrets.token_hex(8)}.part")
+    aside = path.with_name(f".{os.urandom(8).hex()}.part")
     # A new file with a random name: an existing link, or a file of another process, is never written to.
     # The permissions are those of a plain `open`.
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _NOT_INHERITED | _BINARY, 0o666)

@@ -10,7 +10,6 @@ While a file is loaded, its folder is on the path of modules, so that it can imp
 """
 
 import importlib
-import multiprocessing
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,6 +58,8 @@ def check_picklable(value: object, name: str) -> None:
 
 def check_main_guard() -> None:
     """Raise an InputError where a process that a run has started imports the script that started the run."""
+    import multiprocessing
+
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing looks there, too
         how = 'call what trains below `if __name__ == "__main__":`'
         raise InputError(f"a process of a run imports this script: {how}")

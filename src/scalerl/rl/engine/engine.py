@@ -204,9 +204,12 @@ class _CacheLayer(CacheLayerMixin):
         if self.owner.prefilling:  # nothing came before: the new states are all there is
             return key_states, value_states
         # A copy of one layer at a time: its blocks are anywhere, and attention takes rows.
+        return self._read(keys), self._read(values)
+
+    def _read(self, places: Tensor) -> Tensor:
+        """Return (slots, heads, positions, dim), by `index_select`, which takes half as long as [...]."""
         place_SL = self.owner.source_SL
-        found = (tensor[place_SL].transpose(1, 2) for tensor in (keys, values))
-        return next(found), next(found)
+        return places.index_select(0, place_SL.flatten()).unflatten(0, place_SL.shape).transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of the keys, for models that build a mask of their own."""
