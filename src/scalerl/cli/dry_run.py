@@ -8,13 +8,22 @@ from typing import Any
 
 from scalerl.cli.shared.arguments import print_json
 from scalerl.jsonl import flat
+from scalerl.model_config import ModelShape
 from scalerl.rl.config.cluster import Cluster, Fsdp2, OneProcess
 from scalerl.rl.config.devices import Gpu, assign, use_first, visible_gpus
 from scalerl.rl.config.engine import BUILT_IN
-from scalerl.rl.config.memory import DeviceMemory, check_memory, gib, memory_of, overfull
+from scalerl.rl.config.memory import (
+    DeviceMemory,
+    check_memory,
+    gib,
+    memory_of,
+    number_bytes,
+    overfull,
+    positions_of,
+)
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Inline, Local
-from scalerl.rl.model.shape import shape_of
+from scalerl.rl.model.shape import is_made_here, shape_of
 from scalerl.view.terminal.rows import print_table
 
 _RATES = "h100-8b"
@@ -22,7 +31,7 @@ _RATES = "h100-8b"
 
 
 def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ...]]:
-    """Use `n` GPUs, with `split` divided between the roles if the recipe does not; return these, too.
+    """Use `n` GPUs, with `split` divided between the roles unless the recipe has all; return these, too.
 
     They are the first of this machine; on a cluster that runs elsewhere `n` is only divided.
 
@@ -32,7 +41,9 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ..
     cluster = recipe.cluster
     gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
     vllm = recipe.vllm
-    divided = isinstance(recipe.placement, Local) and recipe.devices <= n
+    # One that the recipe leaves over is for the evaluations of the built-in engine.
+    whole = (n,) if vllm else (n, n - 1)
+    divided = isinstance(recipe.placement, Local) and recipe.devices in whole
     if n == 1 or not split or divided or (vllm and vllm.urls):
         return recipe, gpus
     from scalerl.plan.job import PlannedJob
@@ -53,14 +64,18 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ..
 
 
 def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
-    """Return a warning of the engine where vLLM is there and not named, and one of the GPUs of this machine
-    that no role has; empty on a cluster."""
+    """Return a warning of the built-in engine on GPUs, and one of the GPUs of this machine that no role has;
+    empty on a cluster."""
     gpus = gpus if recipe.cluster is None else ()
-    there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
-    taken = []
-    if gpus and there and recipe.apart and recipe.engine == BUILT_IN:
-        taken = ["the built-in engine generates (engine.kind = auto); --set engine.kind=vllm has vLLM do so"]
-    return taken + _idle(recipe, gpus)
+    slow = []
+    if gpus and recipe.engine == BUILT_IN and not is_made_here(recipe):
+        there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
+        how = "--set engine.kind=vllm" + ("" if recipe.apart else " --generators 1")
+        slow = [
+            "the built-in engine generates (engine.kind = auto), many times slower on a GPU than vLLM: "
+            + (how if there else f"{how}, once it is installed (docs/howto/vllm.md)")
+        ]
+    return slow + _idle(recipe, gpus)
 
 
 def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
@@ -69,7 +84,7 @@ def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     if not idle:
         return []
     which = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not used"
-    return [f"{which}: --gpus {len(gpus)} splits all of them between the roles"]
+    return [f"{which}: --gpus {len(gpus)} alone splits all of them between the roles"]
 
 
 def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:
@@ -110,7 +125,31 @@ def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
             print(
                 "the devices of a cluster are not known here: SCALERL_GPUS=1x80 checks against one of 80 GiB"
             )
+        for line in (*_kv_room(recipe, shape, devices), *_on_disk(recipe, shape)):
+            print(line)
     check_memory(devices)
+
+
+def _kv_room(recipe: Recipe, shape: ModelShape, devices: Sequence[DeviceMemory]) -> Iterator[str]:
+    """How long completions can be while all decode slots of a worker of vLLM are in use."""
+    of_roles = ((device, role) for device in devices for roles in device.processes for role in roles)
+    found = next(((device, role) for device, role in of_roles if role.role == "vLLM server"), None)
+    if found is None or recipe.vllm is None or not found[0].on_gpu:
+        return
+    device, server = found
+    position = shape.cache_per_position(number_bytes(recipe.precision)) / recipe.vllm.tensor_parallel
+    room, slots = max(device.capacity - server.held["weights"], 0) / position, recipe.decode_slots
+    yield (
+        f"KV cache of a vLLM server: {room:,.0f} tokens at most, {room / slots:,.0f} for each of {slots} "
+        f"decode slots, of {positions_of(recipe):,} of the longest; what has none waits"
+    )
+
+
+def _on_disk(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """How large checkpoints are: the model as it generates; masters and two moments, in float32."""
+    if not recipe.lora.rank:
+        size, keep = gib(shape.parameters * (number_bytes(recipe.precision) + 12)), recipe.checkpoint.keep
+        yield f"a checkpoint: about {size} GiB on disk; checkpoint.keep = {keep} of them stay"
 
 
 def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:

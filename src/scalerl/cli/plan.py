@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             outcome = simulate(job, rates, args.generators, args.trainers, **how)
     devices, unchecked = _memory(recipe, outcome)
-    print_warnings(_other_model(recipe, args, record) + unchecked)
+    print_warnings(_other_rates(recipe, args, record) + unchecked)
     hourly = None if args.price is None else outcome.devices * args.price
     target = None
     if args.target is not None and record is not None:
@@ -154,18 +154,23 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
     return record, load_rates(rates, args.rate) if args.rate else rates
 
 
-def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
-    """Return a warning if the rates are, as far as is known, those of another model than the recipe's."""
+def _other_rates(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
+    """Return a warning if the rates are, as far as is known, of another model or engine than the recipe's."""
     from scalerl.plan.rates import names
-    from scalerl.rl.model.named import is_built
+    from scalerl.rl.config.engine import BUILT_IN
+    from scalerl.rl.model.shape import is_made_here
 
+    source, of = args.run_folder or args.rates, "a model of billions of weights"
     if record is not None:
         of = record.config["recipe"]["model"]
         other = of != recipe.model
     else:
-        of, other = "a model of billions of weights", is_built(recipe.model) and args.rates in names()
-    source = args.run_folder or args.rates
-    return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
+        other = is_made_here(recipe) and args.rates in names()
+    found = [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
+    if not found and source in names() and recipe.engine == BUILT_IN:
+        slow = "the recipe generates with the built-in engine, which is many times slower on a GPU"
+        found = [f"the rates of {source} are of an engine like vLLM: {slow}"]
+    return found
 
 
 def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:

@@ -14,6 +14,11 @@ from scalerl.rl.tasks.task import prompts_of
 _BUILT = ("chain-base", "smollm2")
 
 
+def is_made_here(recipe: Recipe) -> bool:
+    """Return whether the model is one of the small ones that need no hub."""
+    return recipe.model.partition(":")[0] in _BUILT
+
+
 def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
     """Return the shape of `model`, a folder or a name, or of the recipe's; a config may be downloaded.
 
