@@ -24,6 +24,10 @@ class InputError(ScalerlError):
     exit_status = 2
 
 
+class OwnCodeError(InputError):
+    """A class of the user's own raised an error, or returned what it must not; nothing has changed by it."""
+
+
 class CannotAnswerError(ScalerlError):
     """The input is valid, but the data cannot answer the question (too few evaluations, say)."""
 

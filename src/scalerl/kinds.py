@@ -104,8 +104,8 @@ class Choice:
         return f"{', '.join(self._known())}, or {OWN}"
 
     def _known(self) -> list[str]:
-        announced = [entry.name for entry in entry_points(group=f"scalerl.{self.group}")]
-        return [*self.variants, *sorted(announced)]
+        announced = {entry.name for entry in entry_points(group=f"scalerl.{self.group}")}
+        return [*self.variants, *sorted(announced - self.variants.keys())]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return a schema that validates tables of the package's variants and passes dataclass objects."""

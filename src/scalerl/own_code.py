@@ -120,9 +120,13 @@ def find(kind: str, group: Group) -> Any:
     """
     if ":" in kind:
         return load(kind)
-    for entry in entry_points(group=f"scalerl.{group}", name=kind):
-        return load(entry.value)
-    return None
+    announced = entry_points(group=f"scalerl.{group}", name=kind)
+    named = sorted({f"{entry.module}:{entry.attr}" for entry in announced})
+    if len(named) > 1:
+        raise InputError(
+            f"{kind}: installed packages announce {' and '.join(named)} by it: name one of these"
+        )
+    return load(named[0]) if named else None
 
 
 def load(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Averagings, advantages, curricula and length controls of one's own, which no page of docs/extend has."""
 
 import json
+import sys
 
 import pytest
 from extensions import OWN, SMALL
@@ -66,3 +67,24 @@ def test_an_averaging_that_is_wrong_for_some_batches_alone_ends_the_run(here, sm
     )
     with pytest.raises(InputError, match=r"^averaging: Even returns numbers of shape \(8,\): \(16,\) is"):
         train(recipe, here / "run", evaluate_aside=False)
+
+
+def test_a_class_that_has_got_a_field_goes_on_with_its_default(here, small_base, caplog):
+    """As by any other change of its code; another value of it, or of what was there, is another recipe."""
+    (here / "parts.py").write_text(PARTS.format(weights=""))
+    own = [f"model={small_base}", *SMALL, *OWN[3:], "length.kind=parts.py:Short"]
+    own = [one for one in own if not one.startswith(("length.low", "length.high"))]
+    train(load_recipe("demo", own), here / "run", evaluate_aside=False, until=2)
+    more = PARTS.format(weights="").replace("price: float = 0.1", "price: float = 0.1\n    free: int = 0")
+    (here / "parts.py").write_text(more)
+    for module in [name for name in sys.modules if name.startswith("scalerl.own_code.")]:
+        del sys.modules[module]
+    for change, difference in {
+        "length.free=1": r"length.free = 0, and this recipe 1; ",
+        "length.price=0.2": r"length.price = 0.1, and this recipe 0.2; ",
+    }.items():
+        with pytest.raises(InputError, match=difference):
+            train(load_recipe("demo", [*own, change]), here / "run", resume=True, evaluate_aside=False)
+    record = train(load_recipe(here / "run"), here / "run", resume=True, evaluate_aside=False)
+    assert record.evals[-1].step == 3
+    assert "parts.py:Short has changed since the run began: it goes on by the new code" in caplog.text

@@ -43,3 +43,12 @@ def test_rows_that_are_none_are_refused_in_a_line(studies, tmp_path, name, row):
     studies.lines(path / name, [row])
     with pytest.raises(InputError, match=f"{name}, row 1: "):
         StudyRecord.read(path)
+
+
+def test_a_run_whose_evaluations_are_gone_is_no_finished_run(studies, tmp_path, capsys):
+    """The report says what the others say."""
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=2)
+    (path / "runs" / "x" / "seed1" / "evals.jsonl").write_text("")
+    assert main(["study", "report", str(path)]) == 0
+    assert [run.outcome for run in StudyRecord.read(path).of_arm("x")] == ["finished", "under way"]
+    assert "x " in capsys.readouterr().out

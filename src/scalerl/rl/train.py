@@ -102,6 +102,9 @@ def train(
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         OutOfMemoryError: a process has too little memory; there is a checkpoint of the step, where one could
             be made.
+        OwnCodeError: a loss, advantage, averaging, curriculum or length control of the user's own raised an
+            error, or returned what it must not; there is a checkpoint of the step, unless the learner is on
+            several processes.
         WorkerError: processes were lost again and again; where they were those of an evaluation, there is a
             checkpoint that has it.
         KeyboardInterrupt: it was stopped; `resume` goes on.

@@ -16,6 +16,7 @@ from scalerl.errors import (
     CannotAnswerError,
     MovedError,
     OutOfMemoryError,
+    OwnCodeError,
     PausedError,
     ScalerlError,
     WorkerError,
@@ -184,8 +185,8 @@ class TrainingRun:
         """Train until the budget is spent or the pool has run dry; false where `until` came first."""
         try:
             return self._train()
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(self._saved_within(error), error.torn) from error
+        except (OutOfMemoryError, OwnCodeError) as error:
+            raise type(error)(self._saved_within(error)) from error
 
     def _train(self) -> bool:
         self.counters.startup_seconds += self.clock.lap() * self.counters.devices["train"]
@@ -318,10 +319,11 @@ class TrainingRun:
             self._save(within=True)
         raise KeyboardInterrupt
 
-    def _saved_within(self, error: OutOfMemoryError) -> str:
+    def _saved_within(self, error: OutOfMemoryError | OwnCodeError) -> str:
         """Make a checkpoint of what there was before an error; return the line for the user."""
-        again = f"{resume_line(self.folder)} --set key=value goes on from"
-        if error.torn:
+        memory = isinstance(error, OutOfMemoryError)
+        again = f"{resume_line(self.folder)}{' --set key=value' * memory} goes on from"
+        if memory and error.torn:
             return f"{error}; {again} the last checkpoint"
         self.counters.hold(self.generator.counters, self.clock.lap())
         try:

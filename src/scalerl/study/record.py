@@ -242,7 +242,8 @@ def _read_run(
 ) -> StudyRun:
     folder = study / plan.folder
     own = attempts_of(plan.key, attempts)
-    evaluated = (folder / "evals.jsonl").is_file()
+    evals = folder / "evals.jsonl"
+    evaluated = evals.is_file() and evals.stat().st_size > 0  # a resume may have cut it to nothing
     outcome: Outcome = "under way" if folder.exists() else "not started"
     if evaluated and final_folder(folder).is_dir():
         outcome = "finished"

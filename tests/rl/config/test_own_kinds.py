@@ -201,6 +201,30 @@ def test_an_installed_package_announces_a_name(here, monkeypatch):
             load_recipe("demo", [f"loss.kind={unknown}"])
 
 
+def test_a_name_that_two_packages_announce_is_refused(here, monkeypatch):
+    """Which of them comes first is an accident of the installation."""
+    (here / "theirs.py").write_text((here / "losses.py").read_text())
+    for name, kinds in {
+        "one": "topr = losses:Topr",
+        "other": "topr = theirs:Topr\ncispo = theirs:Topr",
+    }.items():
+        info = here / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[scalerl.losses]\n{kinds}\n")
+    monkeypatch.syspath_prepend(here)
+    both = "topr: installed packages announce losses:Topr and theirs:Topr by it: name one of these"
+    with pytest.raises(InputError, match=f"loss.kind: {both}; the kinds are .*, reinforce, topr, or your"):
+        load_recipe("demo", ["loss.kind=topr"])
+    assert load_recipe("demo", ["loss.kind=theirs:Topr"]).to_dict()["loss"]["kind"] == "theirs:Topr"
+    assert load_recipe("demo").loss == Cispo()  # no package changes what the names of this one stand for
+    # The same one, of two packages: one replaces the other.
+    (here / "other-1.0.dist-info" / "entry_points.txt").write_text(
+        "[scalerl.losses]\ntopr = losses:Topr [extra]\n"
+    )
+    assert load_recipe("demo", ["loss.kind=topr"]).to_dict()["loss"]["kind"] == "losses:Topr"
+
+
 def test_a_change_of_the_same_kind_keeps_its_parameters(here):
     values = load_recipe("demo", OWN).to_dict()
     same = changed(values, {"loss": {"kind": "losses.py:Topr"}})

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_parts import Fault, FaultyCurriculum
 
+from scalerl.errors import OwnCodeError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local
@@ -296,3 +298,21 @@ def test_what_a_step_raises_is_raised(start, recipe):
     with pytest.raises(ValueError, match="it cannot go on"):
         next(run.loop)
     assert run.learner.version == 1
+
+
+def test_a_choice_that_raises_during_a_step_ends_the_loop_after_it_with_all_groups(recipe, start):
+    recipe = replace(recipe, curriculum=FaultyCurriculum())
+    run = start(recipe)
+    Fault.calls, Fault.at = {}, {"curriculum": P + 2}  # the second group of the next batch
+    run.learner.ready = lambda: Fault.calls.get("curriculum", 0) > P + 1
+    assert next(run.loop).index == 1
+    with pytest.raises(OwnCodeError, match=r"^curriculum: FaultyCurriculum: retires raised an error \(Key"):
+        next(run.loop)
+    assert run.pipeline.ledger({"trained": P})["in_flight"] == run.pipeline.admitted - P
+    assert run.pipeline.queue()["verified"] == 1
+    state, Fault.at = run.state(), {}
+    again = start(recipe, state=state)
+    consumed = [group.prompt.id for _ in range(2) for group in next(again.loop).groups]
+    order = PromptPool(recipe.task.prompts("train"), Uniform(), 0)
+    drawn = [order.draw() for _ in range(3 * P)]
+    assert consumed == [prompt.id for prompt, _ in drawn[P:]]

@@ -7,13 +7,14 @@ Shapes in names: G completions of one group, N completions of a batch, T tokens.
 """
 
 from collections.abc import Callable, Sequence
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scalerl.errors import InputError, brief, in_one_line
+from scalerl.errors import OwnCodeError, ScalerlError, brief, brief_error
 from scalerl.rl.algo.advantage import Advantage
 from scalerl.rl.algo.averaging import Averaging
 from scalerl.rl.algo.curriculum import Curriculum, History
@@ -25,14 +26,14 @@ def weights_of(averaging: Averaging, length_N: np.ndarray, group_N: np.ndarray, 
     """Return the weight of each token of each completion, (N,).
 
     Raises:
-        InputError: the averaging raises, or does not return N numbers that are finite, not negative and not
+        OwnCodeError: the averaging raises, or does not return N numbers that are finite, not negative and not
             all 0.
     """
     name = f"averaging: {type(averaging).__name__}"
     weight_N = _numbers(_call(name, averaging, length_N, group_N, budget), (len(length_N),), name)
     if (weight_N < 0).any() or not weight_N.any():
         what = "a negative weight" if (weight_N < 0).any() else "no weight above 0"
-        raise InputError(f"{name} returns {what}: return what each token of each completion weighs, (N,)")
+        raise OwnCodeError(f"{name} returns {what}: return what each token of each completion weighs, (N,)")
     return weight_N
 
 
@@ -40,7 +41,7 @@ def advantages_of(advantage: Advantage, centred: Sequence[np.ndarray]) -> list[n
     """Return the advantages of each group, (G,) each, from its centred rewards; nothing for no groups.
 
     Raises:
-        InputError: the advantage raises, or does not return an array of finite numbers for each group.
+        OwnCodeError: the advantage raises, or does not return an array of finite numbers for each group.
     """
     if not centred:
         return []
@@ -48,15 +49,24 @@ def advantages_of(advantage: Advantage, centred: Sequence[np.ndarray]) -> list[n
     found = _call(name, advantage, centred)
     if not isinstance(found, list | tuple) or len(found) != len(centred):
         what = f"{len(found)} arrays" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-        raise InputError(f"{name} returns {what} for {len(centred)} groups: return a list of one for each")
+        raise OwnCodeError(f"{name} returns {what} for {len(centred)} groups: return a list of one for each")
     return [_numbers(a_G, before_G.shape, name) for a_G, before_G in zip(found, centred, strict=True)]
+
+
+def loss_of(loss: Loss, *arguments: Tensor) -> TokenLoss:
+    """Return what a loss returns.
+
+    Raises:
+        OwnCodeError: it raises.
+    """
+    return _call(f"loss: {type(loss).__name__}", loss, *arguments)
 
 
 def penalty_of(control: LengthControl, length: int, correct: bool) -> float:
     """Return what a length control adds to the reward of a completion.
 
     Raises:
-        InputError: it raises, or does not return a finite number.
+        OwnCodeError: it raises, or does not return a finite number.
     """
     name = f"length: {type(control).__name__}: penalty"
     return float(_numbers(_call(name, control.penalty, length, correct), (), name))
@@ -66,12 +76,12 @@ def retires(curriculum: Curriculum, history: History) -> bool:
     """Return whether a curriculum is done with a prompt.
 
     Raises:
-        InputError: it raises, or does not return true or false.
+        OwnCodeError: it raises, or does not return true or false.
     """
     name = f"curriculum: {type(curriculum).__name__}: retires"
     found = _call(name, curriculum.retires, history)
     if not isinstance(found, bool | np.bool_):
-        raise InputError(f"{name} returns {brief(found)}: return True or False")
+        raise OwnCodeError(f"{name} returns {brief(found)}: return True or False")
     return bool(found)
 
 
@@ -92,7 +102,7 @@ def try_length(control: LengthControl) -> None:
     name = f"length: {type(control).__name__}: interruption"
     found = _call(name, control.interruption)
     if not isinstance(found, ForcedInterruption | None):
-        raise InputError(f"{name} returns {brief(found)}: return a ForcedInterruption, or None")
+        raise OwnCodeError(f"{name} returns {brief(found)}: return a ForcedInterruption, or None")
 
 
 def try_curriculum(curriculum: Curriculum) -> None:
@@ -105,29 +115,36 @@ def try_loss(loss: Loss) -> None:
     """Call a loss on two completions of three and two tokens.
 
     Raises:
-        InputError: it raises, or its result has another type, another shape, no gradient or no finite value.
+        OwnCodeError: it raises, or its result has another type or shape, no gradient or no finite value.
     """
     sampled_NT = torch.tensor([[True, True, True], [True, True, False]])
     logp_NT = torch.where(sampled_NT, -1.0, 0.0).requires_grad_()
     name = f"loss: {type(loss).__name__}"
     found = _call(name, loss, logp_NT, logp_NT.detach().clone(), torch.tensor([1.0, -1.0]), sampled_NT)
     if not isinstance(found, TokenLoss):
-        raise InputError(f"{name} returns a {type(found).__name__}: return TokenLoss(value_NT, clipped_NT)")
+        raise OwnCodeError(f"{name} returns a {type(found).__name__}: return TokenLoss(value_NT, clipped_NT)")
     for field, value in found._asdict().items():
         shape = tuple(getattr(value, "shape", ()))
         if not isinstance(value, Tensor) or shape != logp_NT.shape:
             what = f"of shape {shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise InputError(f"{name}: {field} is {what}: a tensor of the shape (N, T) of logp_NT is needed")
+            needed = "a tensor of the shape (N, T) of logp_NT is needed"
+            raise OwnCodeError(f"{name}: {field} is {what}: {needed}")
     if found.clipped_NT.dtype != torch.bool:
-        raise InputError(f"{name}: clipped_NT holds {found.clipped_NT.dtype}: booleans are needed")
+        raise OwnCodeError(f"{name}: clipped_NT holds {found.clipped_NT.dtype}: booleans are needed")
     if not found.value_NT.requires_grad:
-        raise InputError(f"{name}: value_NT has no gradient: it must depend on logp_NT without detach()")
+        raise OwnCodeError(f"{name}: value_NT has no gradient: it must depend on logp_NT without detach()")
     _numbers(found.value_NT.detach().numpy(), tuple(logp_NT.shape), name)
 
 
 def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    with in_one_line(f"{name} raised an error"):
+    try:
         return function(*arguments)
+    except ScalerlError:
+        raise
+    except (Exception, SystemExit) as error:
+        where = extract_tb(error.__traceback__)[-1]  # one line is shown, and no traceback
+        what = f"raised an error ({brief_error(error)}) at {where.filename}:{where.lineno}"
+        raise OwnCodeError(f"{name} {what}") from error
 
 
 def _numbers(found: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
@@ -137,9 +154,9 @@ def _numbers(found: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError):  # the last from a tensor with a gradient
         numbers = np.array(None)
     if numbers.dtype.kind not in "biuf":
-        raise InputError(f"{name} returns {brief(found)}: numbers are needed")
+        raise OwnCodeError(f"{name} returns {brief(found)}: numbers are needed")
     if numbers.shape != shape:
-        raise InputError(f"{name} returns numbers of shape {numbers.shape}: {shape} is needed")
+        raise OwnCodeError(f"{name} returns numbers of shape {numbers.shape}: {shape} is needed")
     if (odd := numbers[~np.isfinite(numbers)]).size:
-        raise InputError(f"{name} returns {odd[0]}: finite numbers are needed")
+        raise OwnCodeError(f"{name} returns {odd[0]}: finite numbers are needed")
     return numbers.astype(float, copy=False)

@@ -28,8 +28,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scalerl.errors import DivergedError, OutOfMemoryError
+from scalerl.errors import DivergedError, OutOfMemoryError, OwnCodeError
 from scalerl.model_config import ModelShape
+from scalerl.rl.algo.checked import loss_of
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
 from scalerl.rl.config.memory import RoleMemory, trainer_memory
@@ -98,6 +99,8 @@ class Learner:
         how["cut"] = recipe.top_p, recipe.top_k
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how)
         self._base_score = Scorer(base, recipe.temperature, self.fp32_logits, **how) if base else None
+        # An error of one rank alone must end that rank, as the others wait for it.
+        self._loss = recipe.loss if mesh else partial(loss_of, recipe.loss)
         self._updates = max(int(getattr(recipe.loss, "updates", 1)), 1)
         # Of shards, shards: a checkpoint has them as it has masters.
         self._proximal = [p.detach().clone() for p in self._trained] if self._updates > 1 else []
@@ -225,7 +228,7 @@ class Learner:
         sharded = self._mesh is not None  # whose other ranks are in the middle of it
         try:
             sums, ratio_max = self._within_memory(lambda: self._accumulate_all(batch), torn=sharded)
-        except OutOfMemoryError:
+        except (OutOfMemoryError, OwnCodeError):
             self._drop_gradients()
             raise
         # By the version, so that a resume needs no state of a scheduler.
@@ -345,7 +348,7 @@ class Learner:
         logp_MT, entropy_MT = self.score(*completions)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
-        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, trained_MT, *proximal)
+        value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, trained_MT, *proximal)
         kl_MT = torch.zeros_like(logp_MT)
         if self._base_score is not None:
             with torch.no_grad():

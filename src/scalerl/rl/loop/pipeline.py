@@ -30,12 +30,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scalerl.errors import OutOfMemoryError
+from scalerl.errors import OutOfMemoryError, OwnCodeError
 from scalerl.record.activity import Count
 from scalerl.rl.algo.checked import penalty_of
 from scalerl.rl.algo.length import LengthControl
@@ -47,7 +48,7 @@ from scalerl.rl.loop.admission import AdmissionControl, VerifiedGroups
 from scalerl.rl.loop.progress import TRAINING, Activities
 from scalerl.rl.loop.prompt_pool import PromptPool
 from scalerl.rl.model.weights import bytes_of
-from scalerl.rl.types import Group, Pending, Reward, Rollout, Verify
+from scalerl.rl.types import Done, Group, Pending, Reward, Rollout, Verify
 
 _POLL_SECONDS = 0.02
 """Seconds to wait for the end of a step, or of a verification, before messages are received."""
@@ -236,11 +237,16 @@ class Pipeline:
             sampled = self._generator.take(n)
             self._verifying = _PendingRewards(sampled, self._verify(sampled))
         if (done := self._verifying) and done.rewards.wait(_POLL_SECONDS):
-            self._verifying = None
-            for rollouts, rewards in zip(done.sampled, done.rewards.result(), strict=True):
-                group = make_group(rollouts, rewards, self._recipe.length)
-                self._verified.add(group)
-                self._pool.record(group)
+            rewards, made = done.rewards.result(), 0
+            try:
+                for rollouts, verdicts in zip(done.sampled, rewards, strict=True):
+                    group = make_group(rollouts, verdicts, self._recipe.length)
+                    self._pool.record(group)
+                    self._verified.add(group)
+                    made += 1
+            finally:  # a custom class may have raised: the others wait, from that group on
+                left = done.sampled[made:]
+                self._verifying = _PendingRewards(left, Done(rewards[made:])) if left else None
             self._admit()  # for those without signal, where others replace them
 
     def _make_batch(self) -> Batch:
@@ -262,16 +268,17 @@ class Pipeline:
         self._begun += 1
         try:
             pending = learner.begin(batch)
-        except (StepStoppedError, OutOfMemoryError):
+        except (StepStoppedError, OutOfMemoryError, OwnCodeError):
             self._unmake(groups)
             raise
         try:
             # 0: while groups are being verified, `_admit_and_verify` does the waiting.
             while not pending.wait(0.0 if self._verifying else _POLL_SECONDS):
                 self._activities.doing(TRAINING)
-                self._admit_and_verify()
-                if self._verified.complete and self._batch is None:
-                    self._batch = self._make_batch()
+                with suppress(OwnCodeError):  # it is raised again after this step, which would be torn
+                    self._admit_and_verify()
+                    if self._verified.complete and self._batch is None:
+                        self._batch = self._make_batch()
             stats = pending.result()
         except StepStoppedError:
             self._unmake(groups)

@@ -5,7 +5,7 @@ Prompts are drawn without replacement, pass after pass, each pass shuffled by th
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,12 @@ class PromptPool:
 
     def record(self, group: Group) -> None:
         """Record the result of a verified group."""
-        history = self._history.setdefault(group.prompt.id, History())
+        # A copy, as the curriculum may raise.
+        history = replace(self._history.get(group.prompt.id, History()))
         history.add(int(group.correct_G.sum()), len(group.correct_G))
         if retires(self.curriculum, history):
             self._deck_of(group.prompt.id).retired.add(group.prompt.id)
+        self._history[group.prompt.id] = history
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""

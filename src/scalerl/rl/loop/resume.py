@@ -31,7 +31,7 @@ from scalerl.rl.checkpoint.store import (
     step_folders,
     write_whole,
 )
-from scalerl.rl.config.recipe import Recipe, recipe_of_run
+from scalerl.rl.config.recipe import Recipe, from_dict, recipe_of_run
 from scalerl.rl.config.settings import usable_cores
 from scalerl.rl.loop.budget import amounts, changes_of_budget, check_budget
 from scalerl.rl.tasks.code import Code
@@ -283,11 +283,16 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    before, now = _trained(recipe_of_run(path)), _trained(plain(recipe.to_json()))
+    begun, now = recipe_of_run(path), _trained(plain(recipe.to_json()))
+    before = _trained(begun)
     # Apart from the other keys: its amount may change within bounds.
     check_budget(folder, before.pop("budget", {}), recipe)
     del now["budget"]
     different = next(_differences(before, now, ""), None)
+    if different is not None and different[1] is None:
+        # A field that a class has got since has its default: the run goes on by the new code.
+        resolved = _trained(plain(from_dict(begun, str(folder)).to_json()))
+        different = next(_differences(resolved | {"budget": None}, now | {"budget": None}, ""), None)
     if different is None:
         return
     key, *values = different

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from scalerl.errors import InputError, OutOfMemoryError
+from scalerl.errors import InputError, OutOfMemoryError, OwnCodeError
 from scalerl.rl.config.memory import CONTEXT, RoleMemory, gib
 
 T = TypeVar("T")
@@ -17,7 +17,9 @@ _ASKED = re.compile(r"(?:tried|unable) to allocate (\d[\d.]* \w+)", re.I)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is that an allocation failed, on a GPU or a CPU."""
+    """Return whether an error is that an allocation failed, on a GPU or a CPU, also in a custom class."""
+    if isinstance(error, OwnCodeError) and error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _SHORT.search(str(error)) is not None
@@ -34,7 +36,7 @@ def within_memory(do: Callable[[], T], role: str, memory: Callable[[], RoleMemor
     """
     try:
         return do()
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OwnCodeError) as error:
         if not is_out_of_memory(error):
             raise
         asked = _ASKED.search(str(error))
