@@ -46,7 +46,10 @@ def test_what_is_said_of_the_noise_is_checked_too(arguments, message):
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
-        (np.ma.array([0.0, 1.0, 2.0], mask=[0, 1, 0]), "points, point 2: compute nan is not a finite number"),
+        (
+            np.ma.array([0.0, 1.0, 2.0], mask=[False, True, False]),
+            "points, point 2: compute nan is not a finite number",
+        ),
         (np.array([0, 60, 120], "timedelta64[m]"), "points, compute: holds dates or durations: give numbers"),
         (np.array(["2026-01-01"] * 3, "datetime64[D]"), "points, compute: holds dates or durations"),
         (["none", 1, 2], "points, compute: not all numbers .could not convert string to float: 'none'"),
@@ -64,7 +67,7 @@ def test_what_is_no_number_is_refused(compute, message):
 
 def test_a_tensor_that_is_no_array_is_refused():
     torch = pytest.importorskip("torch")
-    with pytest.raises(InputError, match="points, compute: not all numbers .*requires grad"):
+    with pytest.raises(InputError, match=r"points, compute: not all numbers .*requires grad"):
         Points.from_arrays(torch.ones(3, requires_grad=True), [0.1, 0.2, 0.3])
 
 

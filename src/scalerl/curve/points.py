@@ -47,7 +47,7 @@ class Further:
     """By name, each of shape (R,)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Points:
     """Evaluations of one run on one compute axis, in any order; repeated compute means replicates.
 
