@@ -4,6 +4,7 @@ import itertools
 import os
 import sqlite3
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,17 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(files, "monotonic", lambda: now[0])
     return now
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path):
+    """A renamed file would replace /dev/null for the whole system, where root asks for it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/scalerl-page")):
+        with pytest.raises(OSError, match="a device, a pipe or a socket; expected the name of a file"):
+            write_atomically(path, "a page")
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_nothing_is_written_through_a_link_that_was_there(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Files: inputs that users name, atomic writes, locks, and sources that change."""
 
+import errno
 import math
 import os
 import re
@@ -131,7 +132,14 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
     """Write `text`, or its parts, to `path` atomically: to another file, synced, then renamed.
 
     `errors` is as for `open`.
+
+    Raises:
+        OSError: `path` cannot be written, or is a device, a pipe or a socket.
     """
+    # The rename would put a file in the place of a device: of /dev/null, or of the link /dev/stdout, for all.
+    is_other = path.exists() and not (path.is_file() or path.is_dir())
+    if is_other or os.path.realpath(path.parent) == "/dev":
+        raise OSError(errno.EINVAL, "a device, a pipe or a socket; expected the name of a file")
     aside = path.with_name(f".{os.urandom(8).hex()}.part")
     # A new file with a random name: an existing link, or a file of another process, is never written to.
     # The permissions are those of a plain `open`.

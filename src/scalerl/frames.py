@@ -1,9 +1,18 @@
-"""Results as pandas data frames; without pandas, which is optional, these raise an InputError."""
+"""Results as pandas data frames, and numbers from data frames and arrays of any library.
+
+Without pandas, which is optional, results as data frames raise an InputError.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from scalerl.errors import InputError
+
+FRAME = "data frame"
+"""What errors call a data frame, which has no name."""
+_TIMES = "mM"  # NumPy's kinds of durations and dates, which become nanoseconds as floats
 
 
 def data_frame(columns: Mapping[str, Any]) -> Any:
@@ -27,3 +36,27 @@ def _pandas() -> Any:
 def columns_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return these columns of rows that may lack some, by name."""
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def numbers_in(frame: Any, name: str) -> np.ndarray:
+    """Return the numbers of a column of a data frame, (N,), NaN where a cell has none."""
+    names = [str(column) for column in frame.columns]
+    if names.count(name) != 1:
+        what = f"{names.count(name)} columns are" if name in names else "no column is"
+        raise InputError(
+            f"{FRAME}: {what} named '{name}'; pass x=... for the compute, y=... for the pass rate; columns: "
+            + ", ".join(names)
+        )
+    column = frame[name]
+    values = column if column.dtype.kind in _TIMES else column.to_numpy(na_value=np.nan)
+    return numbers_of(values, f"{FRAME}, column '{name}'")
+
+
+def numbers_of(values: Any, what: str) -> np.ndarray:
+    """Return numbers as an array of floats, NaN where a cell is masked; `what` names them in errors."""
+    try:
+        if np.asarray(values).dtype.kind in _TIMES:
+            raise InputError(f"{what}: holds dates or durations: give numbers, such as hours since the start")
+        return np.ma.array(values, dtype=float, copy=True).filled(np.nan)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of torch, where a gradient is kept
+        raise InputError(f"{what}: not all numbers ({error})") from error

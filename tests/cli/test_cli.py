@@ -325,6 +325,13 @@ def test_standard_output_that_takes_nothing_is_one_line(log):
     assert (done.returncode, done.stderr) == (1, "scalerl: standard output: No space left on device\n")
 
 
+@pytest.mark.parametrize(("closed", "says"), [(">&-", ""), (">&- 2>&-", ""), ("2>&-", "ceiling A")])
+def test_a_stream_that_is_closed_takes_nothing_and_fails_nothing(log, closed, says):
+    command = f'"{sys.executable}" -m scalerl fit "{log}" {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:9], done.stderr) == (0, says, "")
+
+
 def test_a_folder_with_a_run_names_the_ways_to_go_on(tmp_path, capsys):
     """`remove it` would be bad advice: the run may be under way in another process."""
     (tmp_path / "evals.jsonl").write_text("")

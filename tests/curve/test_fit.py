@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -127,6 +128,31 @@ def test_compute_to_reach_a_target_is_where_the_band_crosses_it():
     assert result.probability(0.55, low) == pytest.approx(0.025, abs=0.01)
     assert result.probability(0.55, high) == pytest.approx(0.975, abs=0.01)
     assert result.compute_to(0.9)[1] == math.inf
+
+
+def test_a_target_in_percent_is_never_reached_in_silence():
+    with pytest.raises(InputError, match=r"the target must be a pass rate in \[0, 1\], found 55"):
+        fit(noisy_points()).compute_to(55)
+
+
+def test_points_are_on_their_own_axis_alone():
+    with pytest.raises(InputError, match="the points are on 'compute', not on 'gpu_hours': leave out x"):
+        fit(noisy_points(), x="gpu_hours")
+    assert fit(noisy_points(), x="compute").axis == "compute"
+
+
+def test_a_fit_can_be_looked_for_in_a_list_and_be_a_key():
+    """Its arrays have no truth value: a comparison of them would raise."""
+    one, other = fit(noisy_points()), fit(noisy_points())
+    assert [other, one].index(one) == 1
+    assert {one: "first", other: "second"}[other] == "second"
+    assert one.points != other.points
+    assert one.forecast([1.0]) != one.forecast([1.0])
+
+
+def test_json_takes_numbers_of_numpy():
+    data = fit(noisy_points()).to_json([16000.0], target=np.float64(0.5), budget=np.int64(16000))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(data))["target"]["budget"] == 16000.0
 
 
 def test_verdicts():

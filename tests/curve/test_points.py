@@ -43,6 +43,48 @@ def test_what_is_said_of_the_noise_is_checked_too(arguments, message):
         Points.from_arrays([0, 1, 2], [0.1, 0.2, 0.3], **arguments)
 
 
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (
+            np.ma.array([0.0, 1.0, 2.0], mask=[False, True, False]),
+            "points, point 2: compute nan is not a finite number",
+        ),
+        (np.array([0, 60, 120], "timedelta64[m]"), "points, compute: holds dates or durations: give numbers"),
+        (np.array(["2026-01-01"] * 3, "datetime64[D]"), "points, compute: holds dates or durations"),
+        (["none", 1, 2], "points, compute: not all numbers .could not convert string to float: 'none'"),
+        ([[0, 1], [2]], "points, compute: not all numbers"),
+        (iter([0, 1, 2]), "points, compute: not all numbers"),
+    ],
+)
+def test_what_is_no_number_is_refused(compute, message):
+    """Masked cells and durations have a number underneath, which is not the compute."""
+    with pytest.raises(InputError, match=message):
+        Points.from_arrays(compute, [0.1, 0.2, 0.3])
+    with pytest.raises(InputError, match="points, noise sd: not all numbers"):
+        Points.from_arrays([0, 1, 2], [0.1, 0.2, 0.3], noise_sd="unknown")
+
+
+def test_a_tensor_that_is_no_array_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=r"points, compute: not all numbers .*requires grad"):
+        Points.from_arrays(torch.ones(3, requires_grad=True), [0.1, 0.2, 0.3])
+
+
+def test_points_keep_their_numbers_when_an_array_is_reused():
+    pass_rate = np.array([0.1, 0.2, 0.3])
+    points = Points.from_arrays([0, 1, 2], pass_rate)
+    pass_rate[:] = 0.0
+    assert points.pass_rate_N.tolist() == [0.1, 0.2, 0.3]
+
+
+def test_a_column_of_durations_is_refused():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"hours": pd.to_timedelta(range(3), unit="h"), "pass_rate": [0.1, 0.2, 0.3]})
+    with pytest.raises(InputError, match="data frame, column 'hours': holds dates or durations"):
+        Points.from_frame(frame, x="hours")
+
+
 def test_compute_is_one_row():
     with pytest.raises(InputError, match="compute has 2 axes"):
         Points.from_arrays([[0, 1]], [[0.1, 0.2]])

@@ -174,9 +174,17 @@ def test_cuts_are_fractions(fractions):
         backtest([a_run()], fractions=fractions)
 
 
+def test_one_run_and_a_generator_of_runs_are_tested():
+    whole = backtest([a_run()], fractions=[0.5]).to_json()
+    assert backtest(a_run(), fractions=0.5).to_json() == whole
+    assert backtest((run for run in [a_run()]), fractions=[0.5]).to_json() == whole
+
+
 def test_no_run():
     with pytest.raises(InputError, match="no run"):
         backtest([])
+    with pytest.raises(InputError, match="no run"):
+        backtest(run for run in [])
     with pytest.raises(InputError, match=r"takes runs \(scalerl.load_run.* and points .*, found str"):
         backtest(["a.csv"])  # type: ignore[list-item]
 

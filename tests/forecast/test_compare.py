@@ -159,6 +159,7 @@ def test_the_same_answer_twice_and_as_text(base, higher):
     ("arguments", "message"),
     [
         ({"level": 1.0}, "between 0 and 1"),
+        ({"budget": "600 GFLOP"}, "the budget must be a number, found '600 GFLOP'"),
         ({"budget": -1.0}, "the budget must be a compute above 0"),
         ({"target": 60.0}, "a pass rate between 0 and 1"),
         ({"base": "bse"}, "no recipe 'bse' to compare with; recipes: base, higher"),
@@ -178,6 +179,16 @@ def test_recipes_that_cannot_be_compared(base):
         compare({"base": [base], "none": []})
     with pytest.raises(InputError, match="'base' is on gpu_hours, 'other' on flops"):
         compare({"base": [base], "other": [run(axis="flops")]})
+
+
+def test_a_run_given_twice_is_no_second_seed(base, higher):
+    """A copy would shrink the seed variance, and make verdicts of noise."""
+    copy = fit(base.points.select(np.arange(len(base.points))[::-1]))
+    with pytest.raises(InputError, match="recipe 'base': points and points have the same evaluations"):
+        compare({"base": [base, higher, copy], "higher": [higher]})
+    # Seeds that all stay where they are agree in every evaluation, and are seeds all the same.
+    flat = [fit(Points.from_arrays(base.points.compute_N, np.full(30, 0.4), axis="gpu_hours"))] * 2
+    assert compare({"flat": flat, "base": [base]}).runs == {"flat": 2, "base": 1}
 
 
 def test_seeds_of_one_recipe_are_seldom_told_apart():

@@ -186,6 +186,15 @@ def test_what_a_trial_reported_after_the_checkpoint_it_is_restored_from_is_dropp
     assert list(scheduler._values["00000"]) == [10, 20, 30, 40]
 
 
+def test_a_report_without_an_evaluation_is_skipped():
+    """A loop that reports every step has None, or no entry, between its evaluations."""
+    scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
+    controller, trial = cast(Any, None), Trial("train", trial_id="00000", stub=True)
+    for result in ({"compute": 10, "pass_rate": 0.3}, {"compute": 11, "pass_rate": None}, {"compute": 12}):
+        assert scheduler.on_trial_result(controller, trial, result) == "CONTINUE"
+    assert scheduler._values == {"00000": {10: 0.3}}
+
+
 def test_what_has_no_checkpoint_is_stopped(tmp_path, said):
     scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
     ends = sweep(tmp_path, scheduler, function(checkpoints=False))

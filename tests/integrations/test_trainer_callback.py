@@ -309,6 +309,8 @@ def test_a_long_reward_is_not_fitted_at_every_row(tmp_path):
     ("measure", "said"),
     [
         (lambda step: 1000.0 * step, "goes up to"),
+        (lambda step: 30.0, "percentages are divided by 100 with --percent (in Python, max_reward=100)"),
+        (lambda step: 1.001, "goes up to 1.001, but"),
         (lambda step: math.nan, "no metric here is a known pass rate or reward; "),
     ],
 )

@@ -151,6 +151,27 @@ def test_a_second_fit_on_the_same_axes_takes_the_next_colour(recipes):
     assert len({line.get_color() for line in curves(ax)}) == 2
 
 
+def test_a_fit_on_another_axis_needs_axes_of_its_own(recipes, runs):
+    axes = recipes["b"][0].plot()
+    with pytest.raises(InputError, match=r"curves over training compute .GPU-hours.: draw those over .*step"):
+        scalerl.fit(runs["b-seed0"], x="steps").plot(axes)
+    assert axes.get_xlabel() == "training compute (GPU-hours)"
+
+
+def test_a_colour_may_be_a_tuple(recipes):
+    axes = recipes["b"][0].plot(color=(1.0, 0.0, 0.0))
+    assert {to_rgba(line.get_color()) for line in axes.get_legend().get_lines()} >= {(1.0, 0.0, 0.0, 1.0)}
+
+
+def test_a_key_of_many_recipes_leaves_room_for_the_curves(recipes):
+    (fit,) = recipes["b"]
+    axes = scalerl.plot({f"recipe {n}": fit for n in range(40)})
+    axes.figure.canvas.draw()
+    assert axes.get_window_extent().height > 150
+    assert axes.get_legend().get_window_extent().y0 >= 0
+    assert fit.plot().figure.get_figheight() == 4.0
+
+
 def test_what_is_no_fit_yet_is_fitted_on_the_axis_that_is_named(places, runs):
     frame = pd.read_csv(places / "log.csv")
     ax = scalerl.plot({"table": frame, "run": runs["b-seed0"]}, x="gpu_hours", log=True)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TextIO, cast
 
 from scalerl._version import __version__
@@ -68,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    out, err = cast(TextIO, Output(sys.stdout)), cast(TextIO, Unfailing(sys.stderr))
+    # Python has None in place of a stream that was closed before the start (`>&-`, some services).
+    stdout, stderr = (one or Path(os.devnull).open("w") for one in (sys.stdout, sys.stderr))  # noqa: SIM115
+    out, err = cast(TextIO, Output(stdout)), cast(TextIO, Unfailing(stderr))
     with redirect_stdout(out), redirect_stderr(err):
         return _main(argv)
 

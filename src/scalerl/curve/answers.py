@@ -135,7 +135,7 @@ class Forecast:
         return views().forecast_html(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Forecasts:
     """Forecasts at M computes: the fields of `Forecast` as arrays (M,), intervals as pairs of arrays.
 

@@ -50,7 +50,7 @@ def fit(
     Args:
         data: a run (`scalerl.load_run` reads one), points, whose axis is then theirs, or a pandas data frame.
         x: the compute axis of a run, one of `record.AXES`; by default that of its budget. Of a data frame the
-            column of compute; by default `gpu_hours`.
+            column of compute; by default `gpu_hours`. Of points it can be none but theirs.
         y: of a data frame the column of pass rates, shares in [0, 1]; by default `pass_rate`.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
             "free" leaves those out, and fits R_0 to the rest.
@@ -181,6 +181,8 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
     if y is not None:
         raise InputError(f"y={y!r} names a column of a data frame; runs and points have their pass rates")
     if isinstance(data, Points):
+        if x not in (None, data.axis):
+            raise InputError(f"{data.source}: the points are on '{data.axis}', not on '{x}': leave out x")
         return data
     if isinstance(data, RunRecord):
         return Points.from_record(data, x or data.default_axis, price)

@@ -43,7 +43,7 @@ from scalerl.record.metric import Metric
 _DRAWS = 2000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FittedCurve:
     """What the data say of a curve: the fields and the arithmetic of `scalerl.Fit`."""
 
@@ -224,9 +224,14 @@ class FittedCurve:
         return float(np.mean(self._rerun_at(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
-        """Return the interval of the compute at which the mean curve reaches `target`; inf where never."""
+        """Return the interval of the compute at which the mean curve reaches `target`; inf where never.
+
+        Raises:
+            InputError: `target` is no share in [0, 1].
+        """
+        check_target(target, 0.0)
         post, at_Q = self.posterior, tails(self.intervals.level)
-        value, weight = post.compute_to(target).ravel(), post.weight.ravel()
+        value, weight = post.compute_to(float(target)).ravel(), post.weight.ravel()
         order = np.argsort(value, kind="stable")
         held = np.cumsum(weight[order])
         # No interpolation: a neighbour may be infinite.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.errors import InputError, counted, listed
+from scalerl.frames import FRAME, numbers_in, numbers_of
 from scalerl.numbers import amount_text
 from scalerl.record.alarms import warnings_of
 from scalerl.record.evaluation import AXES, in_dollars
@@ -26,7 +27,6 @@ _COMPUTE = (1e-300, 1e300)
 _CLOCK = 1e9
 """Seconds since 1970 in 2001; the time of day is above, and nearly constant over a run."""
 _LARGEST_NOISE = 0.5  # the sd of a value in [0, 1] is at most this
-_FRAME = "data frame"
 NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
 """The columns of an evaluation from which its sampling noise follows."""
 LABELS = (
@@ -47,7 +47,7 @@ class Further:
     """By name, each of shape (R,)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Points:
     """Evaluations of one run on one compute axis, in any order; repeated compute means replicates.
 
@@ -109,7 +109,7 @@ class Points:
     def _check(self, bad_N: np.ndarray, value_N: np.ndarray, name: str, fault: str) -> None:
         if bad_N.any():
             i = int(np.argmax(bad_N))
-            word = "row" if self.source == _FRAME else "line"
+            word = "row" if self.source == FRAME else "line"
             place = f"point {i + 1}" if self.line_N is None else f"{word} {int(self.line_N[i])}"
             raise InputError(f"{self.source}, {place}: {name} {value_N[i]:.15g} {fault}")
 
@@ -152,14 +152,17 @@ class Points:
 
         `noise_sd` and `samples` (completions behind a pass rate, all prompts together) may be one number for
         all points.
+
+        Raises:
+            InputError: a value is no number, or as for `Points`.
         """
-        compute_N = np.asarray(compute, dtype=float)
+        compute_N = numbers_of(compute, f"{source}, compute")
         return cls(
             compute_N,
-            np.asarray(pass_rate, dtype=float),
-            _spread(noise_sd, compute_N),
-            _spread(samples, compute_N),
-            None if step is None else np.asarray(step, dtype=float),
+            numbers_of(pass_rate, f"{source}, pass rate"),
+            _spread(noise_sd, f"{source}, noise sd", compute_N),
+            _spread(samples, f"{source}, number of samples", compute_N),
+            None if step is None else numbers_of(step, f"{source}, step"),
             source,
             axis,
         )
@@ -178,13 +181,13 @@ class Points:
         """
         # A column of dollars in the frame is what was paid, and needs no price.
         paid = x == "dollars" and x not in frame.columns
-        rate_N = _column(frame, y)
+        rate_N = numbers_in(frame, y)
         kept_N = ~np.isnan(rate_N)
-        compute_N = _column(frame, "gpu_hours" if paid else x)[kept_N]
+        compute_N = numbers_in(frame, "gpu_hours" if paid else x)[kept_N]
         known = {name: _known(frame, name, kept_N) for name in ("step", *NOISE_FIELDS)}
         noise_sd_N, samples_N = noise_of(*(known[name] for name in NOISE_FIELDS), like_N=compute_N)
         if "noise_sd" in frame.columns:
-            noise_sd_N = _column(frame, "noise_sd")[kept_N]
+            noise_sd_N = numbers_in(frame, "noise_sd")[kept_N]
         left_out = int(np.count_nonzero(~kept_N))
         points = cls(
             in_dollars(compute_N, price) if paid else compute_N,
@@ -192,7 +195,7 @@ class Points:
             noise_sd_N,
             samples_N,
             known["step"],
-            _FRAME,
+            FRAME,
             x,
             np.flatnonzero(kept_N),
             (f"{counted(left_out, 'row')} of the data frame left out, without a '{y}'",) if left_out else (),
@@ -349,7 +352,7 @@ def _disorder(points: Points) -> str:
     else:
         at_step = f"at step {step_N[at]:g}"
         what = f"{points.axis} is {c_N[at]:.6g} {at_step}, but {c_N[before]:.6g} at step {step_N[before]:g}"
-    word = "row" if points.source == _FRAME else "line"
+    word = "row" if points.source == FRAME else "line"
     line = at + 1 if points.line_N is None else int(points.line_N[at])
     return (
         f", {word} {line}: {what}; rows are fitted as those of one run, with the compute since its start: "
@@ -376,30 +379,15 @@ def noise_of(
     return np.where(n_samples_N == 1, np.nan, np.sqrt(np.maximum(mean_p_1mp_N, 0) / total_N)), total_N
 
 
-def _column(frame: Any, name: str) -> np.ndarray:
-    """Return the numbers of a column of a data frame, (N,)."""
-    names = [str(column) for column in frame.columns]
-    if names.count(name) != 1:
-        what = f"{names.count(name)} columns are" if name in names else "no column is"
-        raise InputError(
-            f"{_FRAME}: {what} named '{name}'; pass x=... for the compute, y=... for the pass rate; columns: "
-            + ", ".join(names)
-        )
-    try:
-        return np.array(frame[name].to_numpy(dtype=float, na_value=np.nan))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{_FRAME}, column '{name}': not all numbers ({error})") from error
-
-
 def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
     """Return the rows kept of an optional column, None unless it is there and complete."""
     if name not in frame.columns:
         return None
-    value_N = _column(frame, name)[kept_N]
+    value_N = numbers_in(frame, name)[kept_N]
     return None if np.isnan(value_N).any() else value_N
 
 
-def _spread(value: Any, like_N: np.ndarray) -> np.ndarray:
+def _spread(value: Any, what: str, like_N: np.ndarray) -> np.ndarray:
     """Spread one number over all points, where it is not one for each; None becomes NaN."""
-    value_N = np.asarray(np.nan if value is None else value, dtype=float)
+    value_N = numbers_of(np.nan if value is None else value, what)
     return np.full(like_N.shape, value_N) if value_N.ndim == 0 else value_N

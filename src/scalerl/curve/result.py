@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit(FittedCurve):
     """A fitted compute-performance curve, and what the data say of it. Made by `fit`."""
 
@@ -83,7 +83,7 @@ class Fit(FittedCurve):
 
     def _target(self, target: float, budget: float) -> dict[str, Any]:
         reached = [_finite(compute) for compute in self.compute_to(target)]
-        asked = {"reward": target, "budget": budget, "compute_to_target": reached}
+        asked = {"reward": float(target), "budget": float(budget), "compute_to_target": reached}
         chance = asdict(self.chance(target, budget))
         del chance["withheld"]  # `lack_of_fit`, `metric` and `left_out` say it
         return asked | chance

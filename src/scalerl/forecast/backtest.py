@@ -9,7 +9,7 @@ the last value, which have no intervals and are scored by their errors alone.
 Shapes: M later evaluations, K knots of compute, Q probabilities.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from scalerl.curve.answers import GO, NO_GO
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError, InputError, number_of
 from scalerl.forecast.backtest_result import OURS, Backtest, CallScore, Cut, Later
 from scalerl.forecast.rivals import POINT_RIVALS, Part, Predicted, Rival, Seen
 from scalerl.forecast.scores import crps, levels
@@ -35,10 +35,10 @@ _KNOTS = 128  # computes at which forecasts are made; between them they are line
 
 
 def backtest(
-    runs: Sequence[Points | RunRecord],
+    runs: Iterable[Points | RunRecord] | Points | RunRecord,
     *,
     x: str | None = None,
-    fractions: Sequence[float] = (1 / 8, 1 / 4, 1 / 2, 3 / 4),
+    fractions: Sequence[float] | float = (1 / 8, 1 / 4, 1 / 2, 3 / 4),
     level: float = 0.95,
     r0: float | Literal["free"] | None = None,
     min_compute: float = 0.0,
@@ -65,9 +65,11 @@ def backtest(
         InputError: no run, a fraction outside of (0, 1), another argument that `fit` does not take, or a run
             that cannot be read on the axis. What the data cannot answer is no error, but an outcome.
     """
-    cut_at = tuple(sorted({float(fraction) for fraction in fractions}))
+    cut_at = tuple(sorted({number_of(one, "a fraction of the compute") for one in np.atleast_1d(fractions)}))
     if not cut_at or not all(0 < fraction < 1 for fraction in cut_at):
-        raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {list(fractions)}")
+        raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {fractions}")
+    # A generator would be empty after the check of its runs, and the answer one of no run.
+    runs = list(runs) if isinstance(runs, Iterable) else [runs]
     if not runs:
         raise InputError("no run to test: give at least one run or file")
     for run in runs:

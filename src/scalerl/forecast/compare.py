@@ -19,9 +19,10 @@ from statistics import NormalDist
 import numpy as np
 
 from scalerl.curve.answers import check_level
+from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
-from scalerl.errors import InputError
+from scalerl.errors import InputError, number_of
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.forecast.crossing import Crossing, find_crossing
 from scalerl.forecast.sides import (
@@ -40,6 +41,7 @@ from scalerl.record.metric import Metric
 
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
+_FEWEST_VALUES = 4  # seeds that stay at 0, or learn to the same end at once, agree in fewer pass rates
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
 
 
@@ -86,8 +88,8 @@ def compare(
             A block may be a pair (group, seed): seeds of one group (a base model) are no evidence of others.
 
     Raises:
-        InputError: fewer than two recipes, a recipe without runs, another axis, blocks that are not one for
-            each run of a recipe, or an argument out of range.
+        InputError: fewer than two recipes, a recipe without runs or with one run twice, another axis, blocks
+            that are not one for each run of a recipe, or an argument out of range.
     """
     base = _checked(recipes, base, budget, target, level)
     if blocks is not None:
@@ -246,13 +248,19 @@ def _checked(
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(names)}")
     check_level(level)
-    if budget is not None and not (math.isfinite(budget) and budget > 0):
+    if budget is not None and not (math.isfinite(number_of(budget, "the budget")) and budget > 0):
         raise InputError(f"the budget must be a compute above 0, found {budget:g}")
-    if target is not None and not 0 < target < 1:
+    if target is not None and not 0 < number_of(target, "the target") < 1:
         raise InputError(f"the target must be a pass rate between 0 and 1, found {target:g}")
     for name, fits in recipes.items():
         if not fits:
             raise InputError(f"recipe '{name}' has no runs")
+        # Where one run is a misfit nothing is claimed of the recipe, and nothing to protect.
+        runs = [] if any(fit.misfit for fit in fits) else [fit.points for fit in fits]
+        for one, other in itertools.combinations(runs, 2):
+            if _is_copy(one, other):
+                which = f"{one.source} and {other.source} have the same evaluations"
+                raise InputError(f"recipe '{name}': {which}, which are no two seeds: give the run once")
     named = {fit.metric: name for name, fits in recipes.items() for fit in fits}
     (metric, name), *others = named.items()
     for other, another in others:
@@ -266,6 +274,14 @@ def _checked(
         (axis, name), (other, another) = list(axes.items())[:2]
         raise InputError(f"all runs need one compute axis: '{name}' is on {axis}, '{another}' on {other}")
     return names[0] if base is None else base
+
+
+def _is_copy(one: Points, other: Points) -> bool:
+    """Return whether two runs have the same evaluations, and these too many values to agree by chance."""
+    same = all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("compute_N", "pass_rate_N")
+    )
+    return same and len(np.unique(one.pass_rate_N)) >= _FEWEST_VALUES
 
 
 def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:

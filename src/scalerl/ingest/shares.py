@@ -88,8 +88,8 @@ def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np
         )
     elif is_positive:
         why = (
-            f"'{name}' goes up to {high:.3g}, but a share at most to 1; percentages are divided by 100 with "
-            "--percent, and rewards by what a right answer earns"
+            f"'{name}' goes up to {high:.6g}, but a share at most to 1; percentages are divided by 100 with "
+            "--percent (in Python, max_reward=100), and rewards by what a right answer earns"
         )
     else:
         span = f"'{name}' lies between {low:.3g} and {high:.3g}"

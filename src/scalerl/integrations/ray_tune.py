@@ -43,7 +43,7 @@ class ForecastScheduler(FIFOScheduler):
 
     Raises:
         InputError: an argument is out of its range; and in a study, if it minimises or a value is no pass
-            rate in [0, 1]. NaN is skipped.
+            rate in [0, 1]. NaN and None are skipped.
     """
 
     # Tune would else pass several results at once, and a decision come after compute that it was to save.
@@ -87,7 +87,7 @@ class ForecastScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
         """Record an evaluation, and decide whether the trial goes on."""
-        if self.metric not in result:
+        if result.get(self.metric) is None:  # also where a loop reports None between evaluations
             return TrialScheduler.CONTINUE
         name = trial.trial_id
         if self._time_attr not in result:

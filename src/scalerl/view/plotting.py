@@ -44,6 +44,7 @@ _CROWD = 120
 """Evaluations of a recipe from which on they are faint, so that its curve is seen."""
 _LEAST_LETTERS = 5.5
 """Points that the letters of a key have at least."""
+_COMPUTE = "training compute"
 RATE = "pass rate on the held-out prompts"
 
 
@@ -130,19 +131,23 @@ def plot(
         The axes. Compute is in the unit of the axis.
 
     Raises:
-        InputError: nothing is given, fits are on different axes, or a compute of `forecast` is no number of 0
-            or more.
+        InputError: nothing is given, fits are on different axes, also those drawn on `ax` before, or a
+            compute of `forecast` is no number of 0 or more.
     """
     recipes = _recipes(fits, x, label)
     at: list[Any] = list(cast(Sequence[float], forecast)) if np.ndim(forecast) else [forecast]
     asked = {name: [fit.forecast(compute) for fit in own for compute in at] for name, own in recipes.items()}
     # On axes of a user's own his settings hold.
+    figure = None
     with style() if ax is None else nullcontext():
         if ax is None:
             import matplotlib.pyplot as plt
 
-            _, ax = plt.subplots(figsize=_SIZE, layout="constrained")
+            figure, ax = plt.subplots(figsize=_SIZE, layout="constrained")
         taken = sum(line.get_gid() == _CURVE for line in ax.lines)
+        name, before = _compute_label(next(iter(recipes.values()))[0].axis), ax.get_xlabel()
+        if taken and before != name and before.startswith(_COMPUTE):
+            raise InputError(f"these axes have curves over {before}: draw those over {name} elsewhere")
         for place, (name, own) in enumerate(recipes.items(), start=taken):
             colour, *look = run_look(place)
             chosen = color.get(name) if isinstance(color, Mapping) else color
@@ -153,6 +158,9 @@ def plot(
             for found in asked[name]:
                 draw_interval(ax, drawn, found.compute, found.prediction)
         _finish(ax, next(iter(recipes.values()))[0], log, legend)
+        if figure is not None and (key := ax.get_legend()) and (box := key.get_window_extent()).y0 < 0:
+            # A key of many recipes, below the axes, would leave no room for the curves.
+            figure.set_figheight(max(_SIZE[1], box.height / figure.dpi + 0.6 * _SIZE[1]))
     return ax
 
 
@@ -294,6 +302,7 @@ def key_of(
     A sign that all curves share has their colour, or is grey where they have several. A `brief` key has only
     the hollow evaluations of these.
     """
+    from matplotlib.colors import to_hex
     from matplotlib.lines import Line2D
 
     handles, labels = ax.get_legend_handles_labels()
@@ -307,7 +316,7 @@ def key_of(
     for gid, (text, look) in signs.items() if labels else ():
         if brief and gid != _LATER:
             continue
-        if found := {str(line.get_color()) for line in ax.lines if line.get_gid() == gid}:
+        if found := {to_hex(line.get_color()) for line in ax.lines if line.get_gid() == gid}:
             handles.append(Line2D([], [], color=found.pop() if len(found) == 1 else MUTED, **look))
             labels.append(text)
     return handles, labels
@@ -321,10 +330,14 @@ def _covers(box: BboxBase, ax: Axes) -> bool:
     return any(box.count_contains(place_N2) > 0 for place_N2 in shown)
 
 
+def _compute_label(axis: str) -> str:
+    return f"{_COMPUTE} ({unit_of(axis)})"
+
+
 def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
     """Labels, scale and key."""
     what = "training reward" if fit.metric.no_verdict else "pass rate"
-    ax.set(xlabel=f"training compute ({unit_of(fit.axis)})", ylabel=what)
+    ax.set(xlabel=_compute_label(fit.axis), ylabel=what)
     plain_rates(ax)
     if log:
         ax.set_xscale("log")
