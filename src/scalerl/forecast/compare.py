@@ -92,7 +92,9 @@ def compare(
             that are not one for each run of a recipe, or an argument out of range.
     """
     base = _checked(recipes, base, budget, target, level)
-    if blocks is not None:
+    if blocks is None:
+        _check_copies(recipes)
+    else:
         _check_blocks(recipes, blocks)
     # Every pair asks for the same posteriors given a family, and for the same tau.
     given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
@@ -255,12 +257,6 @@ def _checked(
     for name, fits in recipes.items():
         if not fits:
             raise InputError(f"recipe '{name}' has no runs")
-        # Where one run is a misfit nothing is claimed of the recipe, and nothing to protect.
-        runs = [] if any(fit.misfit for fit in fits) else [fit.points for fit in fits]
-        for one, other in itertools.combinations(runs, 2):
-            if _is_copy(one, other):
-                which = f"{one.source} and {other.source} have the same evaluations"
-                raise InputError(f"recipe '{name}': {which}, which are no two seeds: give the run once")
     named = {fit.metric: name for name, fits in recipes.items() for fit in fits}
     (metric, name), *others = named.items()
     for other, another in others:
@@ -274,6 +270,16 @@ def _checked(
         (axis, name), (other, another) = list(axes.items())[:2]
         raise InputError(f"all runs need one compute axis: '{name}' is on {axis}, '{another}' on {other}")
     return names[0] if base is None else base
+
+
+def _check_copies(recipes: Recipes) -> None:
+    for name, fits in recipes.items():
+        # Where one run is a misfit nothing is claimed of the recipe, and nothing to protect.
+        runs = [] if any(fit.misfit for fit in fits) else [fit.points for fit in fits]
+        for one, other in itertools.combinations(runs, 2):
+            if _is_copy(one, other):
+                which = f"{one.source} and {other.source} have the same evaluations"
+                raise InputError(f"recipe '{name}': {which}, which are no two seeds: give the run once")
 
 
 def _is_copy(one: Points, other: Points) -> bool:
