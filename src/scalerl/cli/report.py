@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
@@ -27,20 +27,18 @@ if TYPE_CHECKING:
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    report = commands.add_parser(
-        "report",
-        help="write an HTML page of a run, or of several",
-        description="Write a page of a run, or of several, overlaid: one self-contained HTML file.",
-        epilog=examples("""
+HELP = "write an HTML page of a run, or of several"
+ABOUT = "Write a page of a run, or of several, overlaid: one self-contained HTML file."
+EXAMPLES = """
   scalerl report runs/mine                                      # writes runs/mine/report.html
   scalerl report runs/mine --figure curve.png
   scalerl report runs/a-seed0 runs/b-seed0 log.csv --budget 16000 --target 0.6 -o page.html
   scalerl report runs/a-seed0 runs/b-seed0 -o page.html --figure figures/ --latex table.tex
-"""),
-    )
+"""
+
+
+def add(report: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(report, "runs RUN|FILE", "run folders, or what `fit` reads", nargs="*")
     option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=Path)
     option(
@@ -58,7 +56,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
     option(report, "--max-compute")
     add_data_arguments(report, several=True)
-    report.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
@@ -34,19 +34,17 @@ _REDRAW = 1.0
 _AFTER_READ, _AFTER_FIT = 10, 4
 """A look is followed by a pause of at least this many times as long as it read, or fitted."""
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    watch = commands.add_parser(
-        "watch",
-        help="follow a run in progress",
-        description="Follow a run of any trainer in progress, with its forecast.",
-        epilog=examples("""
+HELP = "follow a run in progress"
+ABOUT = "Follow a run of any trainer in progress, with its forecast."
+EXAMPLES = """
   scalerl watch runs/mine --target 0.6
   scalerl watch wandb/ --x steps --budget 1000       # another trainer's log
   scalerl watch runs/mine --once --json
-"""),
-    )
+"""
+
+
+def add(watch: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(
         watch,
         "run_or_file RUN|FILE",
@@ -59,7 +57,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(watch, "--once", "print the current state, and exit")
     option(watch, "--wait", "wait for a run that does not exist yet")
     option(watch, "--interval SECONDS", "seconds between two reads (default: 2)", type=positive, default=2.0)
-    watch.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
