@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.ingest.formats.format import Unread
 from scalerl.record.devices import check_devices, mixed_devices
 from scalerl.record.reader import RunRecord
-from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
+from scalerl.view.serve.fits import REFIT, Fits, Fitted, Kept
 from scalerl.view.serve.listing import Entry
 from scalerl.view.serve.sweep import FolderSweep
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("scalerl")
 MOST = 40
 """Runs that are laid over one another."""
+_ANSWERS = 8
+"""Answers that are kept."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
 _TYPED = (
     "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
@@ -59,9 +61,6 @@ class Run:
     """Time of the last fit, by the monotonic clock."""
 
 
-_Answer = Callable[["_Chosen"], dict[str, Any]]
-
-
 @dataclass(frozen=True)
 class _Chosen:
     """Runs that are shown together, with names that differ, and their fits on the axis of all."""
@@ -80,7 +79,12 @@ class _Chosen:
 
 
 class RunStore:
-    """The runs in a folder. `version` grows with every change."""
+    """The runs in a folder. `version` grows with every change.
+
+    What answers about runs by their ids raises an `UnknownRunError` where there is no run of an id, and an
+    InputError where one has no evaluation yet or cannot be read, or where they are too many, cannot be
+    compared, or have no such axis in common.
+    """
 
     def __init__(self, root: Path, asked: StandingQuery, devices: Mapping[str, float] | None = None) -> None:
         self.root = root.resolve()
@@ -90,7 +94,7 @@ class RunStore:
         self._sweep = FolderSweep(self.root)
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
-        self._fits, self._answers = Fits(asked), Answers()
+        self._fits, self._answers = Fits(asked), Kept[Hashable, Any](_ANSWERS)
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self.looked = threading.Event()
         """Whether the folder was looked at once."""
@@ -168,26 +172,16 @@ class RunStore:
         return True
 
     def page(self, ids: Sequence[str], axis: str | None) -> str:
-        """The page of one run or several, as `scalerl report` writes it, which loads its files from here.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: one has no evaluation yet, or cannot be read, or they have no such axis in common.
-        """
+        """The page of one run or several, as `scalerl report` writes it, which loads its files from here."""
         from scalerl.view.runs.page import runs_document
 
-        def answer(chosen: _Chosen) -> dict[str, Any]:
-            return {"html": runs_document(self._compared(chosen)).html(linked="../")}
+        def answer(chosen: _Chosen) -> str:
+            return runs_document(self._compared(chosen)).html(linked="../")
 
-        return self._answered("page", ids, axis, answer)["html"]
+        return self._answered("page", ids, axis, answer)
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The data of a chart of these runs: see `scalerl.view.runs.overlay`; and the answer in a sentence.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: they are too many, or have no such axis in common.
-        """
+        """The data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer in a sentence."""
         from scalerl.numbers import axis_name
         from scalerl.view.runs.answer import sentence_of
         from scalerl.view.runs.overlay import overlay
@@ -202,12 +196,7 @@ class RunStore:
         return self._answered("overlay", ids, axis, answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The comparison of these runs, as `scalerl compare --json` has it.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: they cannot be compared, or one of them cannot be fitted.
-        """
+        """The comparison of these runs, as `scalerl compare --json` has it."""
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             for run, one in zip(chosen.runs, chosen.made, strict=True):
@@ -220,10 +209,12 @@ class RunStore:
 
         return self._answered("compare", ids, axis, answer)
 
-    def _answered(self, what: str, ids: Sequence[str], axis: str | None, answer: _Answer) -> dict[str, Any]:
+    def _answered(
+        self, what: str, ids: Sequence[str], axis: str | None, answer: Callable[[_Chosen], Any]
+    ) -> Any:
         chosen = self._chosen(ids, axis)
         # Names are part of the key, as they depend on the runs that are shown beside one another.
-        key = what, chosen.axis, *chosen.names, *(one.number for one in chosen.made)
+        key = what, chosen.axis, *chosen.names, *(one.at for one in chosen.made)
         return self._answers.once(key, lambda: answer(chosen))
 
     def _compared(self, chosen: _Chosen) -> RunsView:
