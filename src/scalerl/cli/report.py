@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,7 +148,6 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
-    from scalerl.curve import Points
     from scalerl.record.evaluation import AXES
     from scalerl.view import axis_for, leading_forecast
 
@@ -157,17 +155,11 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     if len(found) == 1 and (record := found[0].record) is not None and args.x is None:
         axis = axis_for(record, frozen=leading_forecast(record))
         if axis in record.logged_axes():
-            return [replace(found[0], points=Points.from_record(record, axis, args.price))]
+            return [found[0].on(axis, args.price)]
     if len(own) == 1:
         return found
     check_amounts(args, found)
     for axis in dict.fromkeys((*own, *AXES)):
-        records = [data.record for data in found if data.points.axis != axis]
-        if all(record is not None and axis in record.logged_axes() for record in records):
-            return [
-                data
-                if data.points.axis == axis or data.record is None
-                else replace(data, points=Points.from_record(data.record, axis, args.price))
-                for data in found
-            ]
+        if all(axis in (data.points.axis, *data.axes) for data in found):
+            return [data.on(axis, args.price) for data in found]
     return found

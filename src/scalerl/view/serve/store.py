@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.ingest.formats.format import Unread
-from scalerl.record.devices import check_devices, mixed_devices
+from scalerl.record.devices import check_devices, common_axes
 from scalerl.record.reader import RunRecord
 from scalerl.view.serve.fits import REFIT, Fits, Fitted, Kept
 from scalerl.view.serve.listing import Entry
@@ -274,9 +274,7 @@ class RunStore:
     @staticmethod
     def _common(runs: Sequence[Run]) -> list[str]:
         """Axes that all of the runs have, in one unit; the steps always are."""
-        axes, named = [run.record.logged_axes() for run in runs if run.record is not None], _named(runs)
-        common = [axis for axis in axes[0] if all(axis in others for others in axes)]
-        return [axis for axis in common if not mixed_devices(named, axis)]
+        return common_axes(_named(runs), [run.record.logged_axes() for run in runs if run.record is not None])
 
     def _look(self, entry: Entry) -> None:
         try:
