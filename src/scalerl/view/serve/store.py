@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError, brief_error
 from scalerl.ingest.formats.format import Unread
+from scalerl.numbers import axis_name
 from scalerl.record.devices import check_devices, common_axes
 from scalerl.record.reader import RunRecord
 from scalerl.view.serve.fits import REFIT, Fits, Fitted, Kept
@@ -182,7 +183,6 @@ class RunStore:
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer in a sentence."""
-        from scalerl.numbers import axis_name
         from scalerl.view.runs.answer import sentence_of
         from scalerl.view.runs.overlay import overlay
 
