@@ -127,7 +127,7 @@ def test_a_key_that_is_missing_elsewhere_is_no_run_that_is_missing(original, mon
     with serving(original) as client:
         rows = settled(client)
         name = rows["b/b-0"]["id"]
-        monkeypatch.setattr("scalerl.view.runs.overlay.overlay", missing)
+        monkeypatch.setattr("scalerl.view.serve.store.overlay", missing)
         assert client.get(f"/api/overlay?runs={name}").status_code == 500
         assert client.get("/api/overlay?runs=nobody").status_code == 404
 

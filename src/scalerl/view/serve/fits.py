@@ -1,18 +1,15 @@
 """Fits of the runs that are listed, and the answers made of them, kept as long as nothing has changed."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from scalerl.curve.points import Points
 from scalerl.record.reader import RunRecord
-
-if TYPE_CHECKING:
-    from scalerl.view.facts.standing import Standing, StandingQuery
+from scalerl.view.facts.standing import Standing, StandingQuery, stand
 
 _LOG = logging.getLogger("scalerl")
 REFIT = 3.0
@@ -81,9 +78,6 @@ class Fits:
             return self._kept.once((name, axis), lambda: self._fit(record, axis), holds)
 
     def _fit(self, record: RunRecord, axis: str) -> Fitted:
-        from scalerl.curve import Points
-        from scalerl.view.facts.standing import stand
-
         standing, error = stand(Points.from_record(record, axis), record, self._asked), ""
         try:
             standing = standing.fitted()

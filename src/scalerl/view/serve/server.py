@@ -1,7 +1,5 @@
 """The socket of a server, its address, the browser that is opened on it, and its immediate shutdown."""
 
-from __future__ import annotations
-
 import html
 import ipaddress
 import os
@@ -13,16 +11,13 @@ import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
 from scalerl.errors import InputError
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.store import RunStore
-
-if TYPE_CHECKING:
-    from scalerl.view.facts.standing import StandingQuery
 
 _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -15,20 +15,26 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalerl.curve.points import Points
 from scalerl.errors import InputError, ScalerlError, brief_error
+from scalerl.forecast.recipes import by_recipe, distinct
 from scalerl.ingest.formats.format import Unread
 from scalerl.numbers import axis_name
 from scalerl.record.devices import check_devices, common_axes
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.facts import imported, notes
+from scalerl.view.facts.standing import Standing, StandingQuery, stand
+from scalerl.view.runs.answer import sentence_of
+from scalerl.view.runs.gathered import RunsView, compared
+from scalerl.view.runs.groups import recipe_of
+from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.page import runs_document
 from scalerl.view.serve.fits import REFIT, Fits, Fitted, Kept
 from scalerl.view.serve.listing import Entry
+from scalerl.view.serve.logs import read_log, without_columns
 from scalerl.view.serve.sweep import FolderSweep
-
-if TYPE_CHECKING:
-    from scalerl.view.facts.standing import Standing, StandingQuery
-    from scalerl.view.runs.gathered import RunsView
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
@@ -174,17 +180,12 @@ class RunStore:
 
     def page(self, ids: Sequence[str], axis: str | None) -> str:
         """The page of one run or several, as `scalerl report` writes it, which loads its files from here."""
-        from scalerl.view.runs.page import runs_document
-
-        def answer(chosen: _Chosen) -> str:
-            return runs_document(self._compared(chosen)).html(linked="../")
-
-        return self._answered("page", ids, axis, answer)
+        return self._answered(
+            "page", ids, axis, lambda chosen: runs_document(self._compared(chosen)).html(linked="../")
+        )
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer in a sentence."""
-        from scalerl.view.runs.answer import sentence_of
-        from scalerl.view.runs.overlay import overlay
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             view = self._view(chosen)
@@ -219,9 +220,6 @@ class RunStore:
 
     def _compared(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them, runs of one recipe being its seeds."""
-        from scalerl.forecast.recipes import by_recipe
-        from scalerl.view.runs.gathered import compared
-
         view = self._view(chosen)
         if len(chosen.runs) == 1:
             return view
@@ -234,16 +232,12 @@ class RunStore:
 
     def _view(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
-        from scalerl.view.runs.gathered import RunsView
-
         made = zip(chosen.names, (each.standing for each in chosen.made), strict=True)
         shown = [replace(one, name=name, reason=self._plain(one.reason)) for name, one in made]
         target = self._asked.target
         return RunsView(tuple(shown), self._asked.level, None if target is None else chosen.budget, target)
 
     def _chosen(self, ids: Sequence[str], axis: str | None) -> _Chosen:
-        from scalerl.forecast.recipes import distinct
-
         with self._changing:
             if unknown := [one for one in ids if one not in self._runs]:
                 raise UnknownRunError(f"no run {unknown[0]!r}")
@@ -296,8 +290,6 @@ class RunStore:
             raise InputError(entry.refused)
         if entry.format == "run":
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
-        from scalerl.view.serve.logs import read_log, without_columns
-
         runs: list[Run] = []
         for id, one in read_log(entry, self._devices):
             if isinstance(one, Unread):  # it costs only itself
@@ -307,9 +299,6 @@ class RunStore:
         return runs
 
     def _run(self, entry: Entry, record: RunRecord, id: str) -> Run:
-        from scalerl.curve import Points
-        from scalerl.view.facts.standing import stand
-
         standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
         before = self._runs.get(id)
         row = self._row(standing, {"id": id, "path": entry.shown, "format": entry.format}, waits=True)
@@ -320,9 +309,6 @@ class RunStore:
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
-        from scalerl.view.facts.facts import imported, notes
-        from scalerl.view.runs.groups import recipe_of
-
         now = time.time()
         found = standing.to_json(now)
         row = {key: about[key] for key in ("id", "path", "format")} | found
