@@ -23,9 +23,7 @@ from scalerl.tty import console_for
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalerl.ingest.load import Data
-    from scalerl.ingest.options import ReadOptions
-    from scalerl.view.facts.standing import Standing, StandingQuery
+    from scalerl.view.facts.standing import Standing
 
 _QUIET = 30.0
 """Seconds after which a line says what the run is doing, where nothing else was printed."""
@@ -61,22 +59,29 @@ def add(watch: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
-    from scalerl.ingest.load import STANDARD_INPUT
-    from scalerl.view.facts.standing import StandingQuery
+    from scalerl.ingest.load import STANDARD_INPUT, read_data
+    from scalerl.view.facts.standing import StandingQuery, stand
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")
 
-    def query(data: Data) -> StandingQuery:
+    path, options = Path(args.run_or_file), read_options(args)
+
+    def read() -> Standing:
+        data = read_data(path, args.x, options, args.price)
+        options.check_used([path], data.foreign, is_table=data.record is None)
+        if not len(data.points):
+            raise InputError(f"{path}: the run has no evaluation yet")
         axis, axes = data.points.axis, axes_of(data)
         # Twice the compute of a run that goes on would be another amount at every look.
         budget, least = (
             given and given.on(option, axis, None, axes)
             for option, given in (("--budget", args.budget), ("--min-compute", args.min_compute))
         )
-        return StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
+        asked = StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
+        return stand(data.points, data.record, asked)
 
-    follower = Follower(args.run_or_file, args.x, read_options(args), args.price, query)
+    follower = Follower(path, read)
     # As Ctrl-C, so that the terminal is restored.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -103,22 +108,15 @@ def run(args: argparse.Namespace) -> None:
 class Follower:
     """Reads a run or a log again when it has changed, but only as often as its size permits.
 
-    `run` is its state at the last successful read, None before the first; `problem` is why the last read
-    failed, empty after a successful one.
+    `read` returns the run as it stands, not fitted yet. `run` is its state at the last successful read, None
+    before the first; `problem` is why the last read failed, empty after a successful one.
     """
 
-    def __init__(
-        self,
-        path: str,
-        x: str | None,
-        options: ReadOptions,
-        price: float | None,
-        query: Callable[[Data], StandingQuery],
-    ) -> None:
-        self.path, self.problem = Path(path), ""
+    def __init__(self, path: Path, read: Callable[[], Standing]) -> None:
+        self.path, self.problem = path, ""
         self.run: Standing | None = None
         self._changing = Changing(self.path, always=_is_on_server(path))
-        self._x, self._options, self._price, self._query = x, options, price, query
+        self._source = read
         self._read_took = self._fit_took = 0.0
         self._printed = -math.inf
 
@@ -171,14 +169,7 @@ class Follower:
             _print_aside(f"{self.path.name}: {text}")
 
     def _read(self) -> Standing:
-        from scalerl.ingest.load import read_data
-        from scalerl.view.facts.standing import stand
-
-        data = read_data(self.path, self._x, self._options, self._price)
-        self._options.check_used([self.path], data.foreign, is_table=data.record is None)
-        if not len(data.points):
-            raise InputError(f"{self.path}: the run has no evaluation yet")
-        run = stand(data.points, data.record, self._query(data))
+        run = self._source()
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
         # Steps, which come far more often than evaluations, have nothing new to fit.
