@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _answer(run: Path, record: RunRecord, found: SmoothedRun, paths: dict[int, Path]) -> dict[str, Any]:
-    """Return the answer as `--json` prints it."""
     best, last, top = found.best(paths), len(found.step_N) - 1, found.best()
     measured = {point.step: point for point in record.evals}
 

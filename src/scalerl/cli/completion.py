@@ -77,7 +77,6 @@ def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, A
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield all arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

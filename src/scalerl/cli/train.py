@@ -201,7 +201,6 @@ def _forks_workers(recipe: Recipe) -> bool:
 
 
 def _close(record: RunRecord, as_json: bool) -> None:
-    """Write the report, and print the closing table or the same as JSON."""
     from scalerl.view import print_closing, write_report
 
     report = failed = None

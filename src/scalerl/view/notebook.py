@@ -84,5 +84,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _notes(texts: Iterable[str]) -> str:
-    """Sentences, each once."""
     return "".join(f"<p>{escape(text)}</p>" for text in dict.fromkeys(texts))

@@ -130,7 +130,6 @@ def overlay(
 
 
 def _group(group: RunGroup, ends: dict[str, float], level: float, places: int) -> dict[str, Any]:
-    """Return a group and its mean curve."""
     found: dict[str, Any] = {"name": group.name, "runs": [run.name for run in group.runs], "fit": None}
     if group.draws is None:
         return found
