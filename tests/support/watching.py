@@ -3,10 +3,12 @@
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 
 from scalerl.cli.watch import Follower
+from scalerl.ingest import load
 from scalerl.ingest.options import ReadOptions
-from scalerl.view.facts.standing import StandingQuery
+from scalerl.view.facts.standing import StandingQuery, stand
 
 COMMAND = [sys.executable, "-m", "scalerl", "watch"]
 FAST = ["--interval", "0.05"]
@@ -26,4 +28,8 @@ def watching(*words):
 
 
 def follower(path, **asked):
-    return Follower(str(path), None, ReadOptions(), None, lambda data: StandingQuery(**asked))
+    def read():
+        data = load.read_data(Path(path), None, ReadOptions(), None)
+        return stand(data.points, data.record, StandingQuery(**asked))
+
+    return Follower(Path(path), read)

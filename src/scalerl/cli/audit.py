@@ -9,33 +9,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import examples, option, print_json, whole
+from scalerl.cli.shared.arguments import option, print_json, whole
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.rl.tasks.task import Task
     from scalerl.rl.verify.audit import AuditFinding
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    audit = commands.add_parser(
-        "audit",
-        help="test the verifier of a task, and check its prompts",
-        description="Test the verifier of a task on reference answers and on wrong ones, and look for\n"
-        "repeated and leaked prompts. The exit status is 1 if there is a fault.",
-        epilog=examples("""
+HELP = "test the verifier of a task, and check its prompts"
+ABOUT = (
+    "Test the verifier of a task on reference answers and on wrong ones, and look for\n"
+    "repeated and leaked prompts. The exit status is 1 if there is a fault."
+)
+EXAMPLES = """
   scalerl audit reasoning-gym:gcd
   scalerl audit problems.jsonl --set task.verifier.kind=exact
   scalerl audit scalerl_80gb --prompts 200             # the task of a recipe
   scalerl audit runs/mine --json
-"""),
-    )
+"""
+
+
+def add(audit: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(audit, "task TASK|RECIPE", "a task in one line, a recipe, or a run folder")
     option(audit, "--prompts N", "prompts to try answers for (default: 64)", type=whole(2), default=64)
     option(audit, "--set", "change one key of the task: task.seed=1")
     option(audit, "--json", "print the findings as JSON")
-    audit.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

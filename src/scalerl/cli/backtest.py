@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, fit_options, read_each, settle_amounts
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -14,20 +14,18 @@ if TYPE_CHECKING:
     from scalerl.forecast.backtest_result import Backtest
     from scalerl.record.reader import RunRecord
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    test = commands.add_parser(
-        "backtest",
-        help="score forecasts on finished runs",
-        description="Score the forecasts that finished runs would have had, against five other methods.",
-        epilog=examples("""
+HELP = "score forecasts on finished runs"
+ABOUT = "Score the forecasts that finished runs would have had, against five other methods."
+EXAMPLES = """
   scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
   scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
   scalerl backtest log.csv --at 1/4,1/2 --json                  # and every cut
   scalerl backtest --bank runs                                  # all runs and tables in a folder, by method
-"""),
-    )
+"""
+
+
+def add(test: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(test, "runs_or_files RUN|FILE", "run folders, tables and logs, as for fit", nargs="*")
     option(
         test,
@@ -42,7 +40,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         "fractions of the compute to cut at (default: 1/8,1/4,1/2,3/4; with --bank 1/4,1/2,3/4)",
         type=_fractions,
     )
-    test.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

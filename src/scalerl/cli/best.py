@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.numbers import chance_text, rate, rate_interval
 from scalerl.view.terminal.rows import print_table
@@ -15,28 +15,27 @@ if TYPE_CHECKING:
     from scalerl.forecast.best import SmoothedRun
     from scalerl.record.reader import RunRecord
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    best = commands.add_parser(
-        "best",
-        help="find the best checkpoint of a run",
-        description="Find the best weights of a run by a smooth curve through its evaluations (the\n"
-        "highest one may be luck), and the probability that they beat the last ones. With\n"
-        'evaluation.keep = "best" a run keeps them. The exit status is 3 with fewer than\n'
-        "three evaluations, or no weights.",
-        epilog=examples("""
+HELP = "find the best checkpoint of a run"
+ABOUT = (
+    "Find the best weights of a run by a smooth curve through its evaluations (the\n"
+    "highest one may be luck), and the probability that they beat the last ones. With\n"
+    'evaluation.keep = "best" a run keeps them. The exit status is 3 with fewer than\n'
+    "three evaluations, or no weights."
+)
+EXAMPLES = """
   scalerl best runs/mine                               # its folder, step, pass rate without noise
   scalerl best runs/mine --y pass_rate/aime            # by a downstream suite, or a task of a mixture
   scalerl best runs/mine --json
-"""),
-    )
+"""
+
+
+def add(best: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(best, "run_folder RUN", "a run folder", type=Path)
     option(best, "--y NAME", "pass_rate/NAME: a suite, or a task of a mixture (default: all)")
     option(best, "--x", "compute axis to smooth over (default: that of the budget)")
     option(best, "--level")
     option(best, "--json")
-    best.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,7 +70,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _answer(run: Path, record: RunRecord, found: SmoothedRun, paths: dict[int, Path]) -> dict[str, Any]:
-    """Return the answer as `--json` prints it."""
     best, last, top = found.best(paths), len(found.step_N) - 1, found.best()
     measured = {point.step: point for point in record.evals}
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_one_axis,
@@ -28,19 +28,17 @@ if TYPE_CHECKING:
 
     Run = tuple[Data, Fit]
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    compare = commands.add_parser(
-        "compare",
-        help="compare recipes by their runs, with seed noise",
-        description="Find which recipe has the higher ceiling or efficiency, beyond seed noise.",
-        epilog=examples("""
+HELP = "compare recipes by their runs, with seed noise"
+ABOUT = "Find which recipe has the higher ceiling or efficiency, beyond seed noise."
+EXAMPLES = """
   scalerl compare runs/a-seed0 runs/b-seed0 --budget 16000      # runs of one recipe are its seeds
   scalerl compare old.csv new.csv --target 0.55 --json          # a file is a recipe
   scalerl compare --group old=runs/a-seed0,runs/a-seed1 --group new=runs/b-seed0,runs/b-seed1 --paired
-"""),
-    )
+"""
+
+
+def add(compare: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(
         compare,
         "runs RUN|FILE",
@@ -54,7 +52,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_data_arguments(compare, several=True)
     option(compare, "--budget", "compare the pass rates at this compute", type=amount(True))
     option(compare, "--target", "compare the compute that reaches this pass rate")
-    compare.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli.shared.arguments import examples, option
+from scalerl.cli.shared.arguments import option
 
 _SHELLS = ("bash", "zsh", "tcsh", "fish")
 
@@ -13,33 +13,30 @@ _FOLDERS = ("RUN", "FOLDER")
 _FILES = ("FILE", "RUN|FILE", "FOLDER|FILE", "SOURCE", "STUDY.toml")
 """The metavars of arguments that are files, or folders as well."""
 
-
-def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -> None:
-    """The arguments of `scalerl completion`, for all commands of `parser`."""
-    completion = commands.add_parser(
-        "completion",
-        help="print a script for completion in a shell",
-        description="Print a script that completes commands, options, files, and names such as recipes.",
-        epilog=examples("""
+HELP = "print a script for completion in a shell"
+ABOUT = "Print a script that completes commands, options, files, and names such as recipes."
+EXAMPLES = """
   source <(scalerl completion bash)                                # in ~/.bashrc
   scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then restart zsh
   scalerl completion fish > ~/.config/fish/completions/scalerl.fish
   scalerl completion tcsh > ~/.scalerl.tcsh                        # and in ~/.tcshrc: source ~/.scalerl.tcsh
-"""),
-    )
+"""
+
+
+def add(completion: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(completion, "shell SHELL", ", ".join(_SHELLS), choices=_SHELLS)
-    completion.set_defaults(run=lambda args: run(args, parser))
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def run(args: argparse.Namespace) -> None:
     """Print the script of a shell."""
     import shtab
 
     known = _known()
-    for action in _actions(parser):
+    for action in _actions(args.parser):
         if isinstance(action.metavar, str) and action.metavar in known:
             action.complete = known[action.metavar]  # type: ignore[attr-defined]
-    print(shtab.complete(parser, args.shell))
+    print(shtab.complete(args.parser, args.shell))
 
 
 def _known() -> dict[str, Mapping[str, Any]]:
@@ -80,7 +77,6 @@ def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, A
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield all arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -4,7 +4,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import examples, option
+from scalerl.cli.shared.arguments import option
 from scalerl.cli.train import JSON_HELP, run_training
 
 # Its 17 steps take the learning rate at which the bend comes so early, and less warm-up than ten of them: a
@@ -17,25 +17,22 @@ QUICK = [
     "optimiser.warmup_steps=2",
 ]
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    demo = commands.add_parser(
-        "demo",
-        help="train a small model, forecast it half-way, and check the forecast",
-        description="Train a small model, freeze a forecast half-way, and check it against the measured end.",
-        epilog=examples("""
+HELP = "train a small model, forecast it half-way, and check the forecast"
+ABOUT = "Train a small model, freeze a forecast half-way, and check it against the measured end."
+EXAMPLES = """
   scalerl demo                                                  # 2 to 3 minutes on 2 cores
   scalerl demo --quick -o runs/first                            # a first look, in about half a minute
   scalerl demo --seed 3
-"""),
-    )
+"""
+
+
+def add(demo: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(demo, "-o --output RUN", "run folder (default: runs/demo, then demo-2 ...)", type=Path)
     option(demo, "--seed N", "seed of the run (default: 0)", type=int, default=0)
     option(demo, "--quick", "use a fourteenth of the compute")
     option(demo, "--set", "change one key of the recipe: engine.kind=transformers")
     option(demo, "--json", JSON_HELP)
-    demo.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import amounts, examples, option, positive, print_json, print_warnings
+from scalerl.cli.shared.arguments import amounts, option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_options,
@@ -28,20 +28,18 @@ if TYPE_CHECKING:
 _OF_ONE_FIT = ("prior_from", "family", "sensitivity", "cross_check")
 """Options that neither --each nor --paper supports."""
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    fit = commands.add_parser(
-        "fit",
-        help="fit a curve to a run, and forecast it",
-        description="Fit a curve to a run: ceiling and efficiency with intervals, forecasts, and a verdict.",
-        epilog=examples("""
+HELP = "fit a curve to a run, and forecast it"
+ABOUT = "Fit a curve to a run: ceiling and efficiency with intervals, forecasts, and a verdict."
+EXAMPLES = """
   scalerl fit runs/mine --at 16000                              # what the run will reach there
   scalerl fit log.csv --x gpu_hours --y pass_rate --at 2x       # any table; at twice its compute
   scalerl fit runs/mine --target 0.6 --budget 16000             # is the target reached: a verdict
   scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
-"""),
-    )
+"""
+
+
+def add(fit: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(
         fit,
         "run_or_file RUN|FILE",
@@ -73,7 +71,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(fit, "--cross-check", "check A by bootstrap and profile likelihood")
     option(fit, "--each", "fit every held-out metric of a log; print a table")
     option(fit, "--paper", "run only the fit of arXiv 2510.13786")
-    fit.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

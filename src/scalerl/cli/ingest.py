@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, print_json, print_warnings
 from scalerl.cli.shared.data import add_source_arguments, read_options
 from scalerl.files import folder_name
 from scalerl.view.terminal.rows import print_table
@@ -16,19 +16,17 @@ from scalerl.view.terminal.rows import print_table
 if TYPE_CHECKING:
     from scalerl.record.reader import RunRecord
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    ingest = commands.add_parser(
-        "ingest",
-        help="turn the log of another trainer into run folders",
-        description="Turn the log of another trainer into run folders, and print which metrics were used.",
-        epilog=examples("""
+HELP = "turn the log of another trainer into run folders"
+ABOUT = "Turn the log of another trainer into run folders, and print which metrics were used."
+EXAMPLES = """
   scalerl ingest verl.jsonl -o runs/theirs --devices 8          # then: scalerl fit runs/theirs
   scalerl ingest wandb/run-20260101_120000-abc -o runs/theirs   # W&B's own folder, MLflow, TensorBoard, ...
   scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # use this metric as the pass rate
-"""),
-    )
+"""
+
+
+def add(ingest: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(
         ingest,
         "source SOURCE",
@@ -39,7 +37,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(ingest, "--y METRIC", "the metric that is the pass rate")
     add_source_arguments(ingest)
     option(ingest, "--json")
-    ingest.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

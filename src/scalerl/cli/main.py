@@ -30,24 +30,22 @@ from scalerl.cli import (
     train,
     watch,
 )
-from scalerl.cli.shared.arguments import Parser, examples
+from scalerl.cli.shared.arguments import Parser
 from scalerl.errors import ScalerlError
 from scalerl.tty import Aside, Output, OutputError, Unfailing
 
 _COMMANDS = (
     *(fit, compare, backtest, report, ingest, train, study),
-    *(plan, watch, serve, best, demo, model, audit),
+    *(plan, watch, serve, best, demo, model, audit, completion),
 )
 _TRAIN = ("train", "study", "demo", "model")
 """Commands that compute with torch, or start what does."""
-_EPILOG = (
-    examples("""
+_EPILOG = """\
+examples:
   scalerl fit runs/mine --at 16000                  # ceiling, efficiency and forecast of a run
   scalerl fit log.csv --x gpu_hours --y pass_rate   # the same for any table
   scalerl compare runs/a-seed0 runs/b-seed0         # which recipe is better, beyond seed noise
   scalerl help fit                                  # all options; same as scalerl fit --help
-""")
-    + """
 
 exit status:
   0    done
@@ -62,7 +60,6 @@ exit status:
 environment:
   NO_COLOR, FORCE_COLOR   print no colours; print colours even to a pipe
 """
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +121,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for command in _COMMANDS:
-        command.add(commands)
-    completion.add(commands, parser)
+    for module in _COMMANDS:
+        name, examples = module.__name__.rpartition(".")[2], f"examples:{module.EXAMPLES.rstrip()}"
+        command = commands.add_parser(name, help=module.HELP, description=module.ABOUT, epilog=examples)
+        module.add(command)
+        command.set_defaults(run=module.run, parser=parser)
     return parser

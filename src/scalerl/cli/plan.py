@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
+from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, counted
 from scalerl.numbers import percent
 from scalerl.view.terminal.rows import print_table
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
 
 _WIDTH = 40  # characters of the longest bar
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    plan = commands.add_parser(
-        "plan",
-        help="simulate a recipe on a cluster before renting it",
-        description="Simulate the training loop of a recipe on a cluster: speed, idle time, staleness, cost.",
-        epilog=examples("""
+HELP = "simulate a recipe on a cluster before renting it"
+ABOUT = "Simulate the training loop of a recipe on a cluster: speed, idle time, staleness, cost."
+EXAMPLES = """
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --generators 64 --trainers 16
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --devices 80 --price 2.5   # the best split
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
-"""),
-    )
+"""
+
+
+def add(plan: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(plan, "recipe")
     option(plan, "--generators N", "number of generators, each with the recipe's decode_slots", type=whole())
     option(plan, "--trainers M", "number of trainer devices", type=whole())
@@ -56,7 +54,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(more, "--steps N", "steps to simulate with a full pipeline", type=whole())
     option(more, "--seed S", "seed of the sampled lengths (default: 0)", type=whole(0), default=0)
     option(more, "--json")
-    plan.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
@@ -27,20 +26,18 @@ if TYPE_CHECKING:
     from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    report = commands.add_parser(
-        "report",
-        help="write an HTML page of a run, or of several",
-        description="Write a page of a run, or of several, overlaid: one self-contained HTML file.",
-        epilog=examples("""
+HELP = "write an HTML page of a run, or of several"
+ABOUT = "Write a page of a run, or of several, overlaid: one self-contained HTML file."
+EXAMPLES = """
   scalerl report runs/mine                                      # writes runs/mine/report.html
   scalerl report runs/mine --figure curve.png
   scalerl report runs/a-seed0 runs/b-seed0 log.csv --budget 16000 --target 0.6 -o page.html
   scalerl report runs/a-seed0 runs/b-seed0 -o page.html --figure figures/ --latex table.tex
-"""),
-    )
+"""
+
+
+def add(report: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(report, "runs RUN|FILE", "run folders, or what `fit` reads", nargs="*")
     option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=Path)
     option(
@@ -58,7 +55,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(several, "--group", "treat these runs as seeds of one recipe (run folders group themselves)")
     option(report, "--max-compute")
     add_data_arguments(report, several=True)
-    report.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -152,7 +148,6 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
-    from scalerl.curve import Points
     from scalerl.record.evaluation import AXES
     from scalerl.view import axis_for, leading_forecast
 
@@ -160,17 +155,11 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
     if len(found) == 1 and (record := found[0].record) is not None and args.x is None:
         axis = axis_for(record, frozen=leading_forecast(record))
         if axis in record.logged_axes():
-            return [replace(found[0], points=Points.from_record(record, axis, args.price))]
+            return [found[0].on(axis, args.price)]
     if len(own) == 1:
         return found
     check_amounts(args, found)
     for axis in dict.fromkeys((*own, *AXES)):
-        records = [data.record for data in found if data.points.axis != axis]
-        if all(record is not None and axis in record.logged_axes() for record in records):
-            return [
-                data
-                if data.points.axis == axis or data.record is None
-                else replace(data, points=Points.from_record(data.record, axis, args.price))
-                for data in found
-            ]
+        if all(axis in (data.points.axis, *data.axes) for data in found):
+            return [data.on(axis, args.price) for data in found]
     return found

@@ -4,23 +4,21 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import examples, option, positive, whole
+from scalerl.cli.shared.arguments import option, positive, whole
 from scalerl.errors import InputError
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    serve = commands.add_parser(
-        "serve",
-        help="serve a live page of the runs in a folder",
-        description="Serve a local page of the runs in a folder: a live list, overlays and comparisons.",
-        epilog=examples("""
+HELP = "serve a live page of the runs in a folder"
+ABOUT = "Serve a local page of the runs in a folder: a live list, overlays and comparisons."
+EXAMPLES = """
   scalerl serve runs
   scalerl serve runs --port 0 --open
   scalerl serve runs --budget '1200 steps' --target 0.6
   scalerl serve runs --devices 8 --devices '*/big-*=64'
-"""),
-    )
+"""
+
+
+def add(serve: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(serve, "folder FOLDER", "folder with runs, at any depth", type=Path)
     option(
         serve,
@@ -41,7 +39,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         "number of devices of logs without one, or of those whose path matches PATTERN; repeatable",
         type=_devices,
     )
-    serve.set_defaults(run=run)
 
 
 def _devices(text: str) -> tuple[str, float]:

@@ -8,27 +8,25 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, examples, option, print_json, print_warnings, whole
+from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
 
 if TYPE_CHECKING:
     from scalerl.study.plan import Plan
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    study = commands.add_parser(
-        "study",
-        help="run recipes x seeds, and compare them",
-        description="Run a study (recipes x seeds), and separate ceiling effects from noise.",
-        usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
-        epilog=examples("""
+HELP = "run recipes x seeds, and compare them"
+ABOUT = "Run a study (recipes x seeds), and separate ceiling effects from noise."
+EXAMPLES = """
   scalerl study study.toml --dry-run                            # print the runs and their cost, run nothing
   scalerl study study.toml -o studies/mine --cores 2            # run or resume it
   scalerl study report studies/mine --budget 16000              # print its verdict again, write its page
-"""),
-    )
+"""
+
+
+def add(study: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    study.usage = "scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]"
     option(study, "what STUDY.toml", "a study file; or `report` and the folder of a study", nargs="+")
     option(study, "-o --output FOLDER", "study folder (default: studies/NAME)", type=Path)
     running = study.add_argument_group("running")
@@ -54,7 +52,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         default=[],
     )
     option(verdict, "--json", "print one JSON object, and write no report")
-    study.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

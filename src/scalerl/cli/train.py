@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings, whole
+from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
 from scalerl.files import reading
 
@@ -21,20 +21,18 @@ if TYPE_CHECKING:
 
 JSON_HELP = "print one JSON object at the end instead of the table"
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    train = commands.add_parser(
-        "train",
-        help="train a recipe into a run folder",
-        description="Train a recipe into a run folder, with forecasts during the run and a final report.",
-        epilog=examples("""
+HELP = "train a recipe into a run folder"
+ABOUT = "Train a recipe into a run folder, with forecasts during the run and a final report."
+EXAMPLES = """
   scalerl train demo -o runs/mine                               # a built-in recipe
   scalerl train runs/mine --resume                              # resume an interrupted run
   scalerl train scalerl_8x80gb --gpus 8 --dry-run               # which role gets which GPU; does it fit
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
-"""),
-    )
+"""
+
+
+def add(train: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(train, "recipe")
     option(train, "-o --output RUN", "run folder (default: runs/NAME-seedN)", type=Path)
     option(train, "--set", "change one key of the recipe: loss.max_ratio=4")
@@ -68,7 +66,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(devices, "--cluster", "run on a Ray cluster", choices=["ray"])
     option(devices, "--dry-run", "print recipe, devices and memory, and train nothing")
     option(train, "--json", JSON_HELP)
-    train.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -204,7 +201,6 @@ def _forks_workers(recipe: Recipe) -> bool:
 
 
 def _close(record: RunRecord, as_json: bool) -> None:
-    """Write the report, and print the closing table or the same as JSON."""
     from scalerl.view import print_closing, write_report
 
     report = failed = None

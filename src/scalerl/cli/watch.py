@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import examples, option, positive, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
@@ -23,9 +23,7 @@ from scalerl.tty import console_for
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalerl.ingest.load import Data
-    from scalerl.ingest.options import ReadOptions
-    from scalerl.view.facts.standing import Standing, StandingQuery
+    from scalerl.view.facts.standing import Standing
 
 _QUIET = 30.0
 """Seconds after which a line says what the run is doing, where nothing else was printed."""
@@ -34,19 +32,17 @@ _REDRAW = 1.0
 _AFTER_READ, _AFTER_FIT = 10, 4
 """A look is followed by a pause of at least this many times as long as it read, or fitted."""
 
-
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its arguments."""
-    watch = commands.add_parser(
-        "watch",
-        help="follow a run in progress",
-        description="Follow a run of any trainer in progress, with its forecast.",
-        epilog=examples("""
+HELP = "follow a run in progress"
+ABOUT = "Follow a run of any trainer in progress, with its forecast."
+EXAMPLES = """
   scalerl watch runs/mine --target 0.6
   scalerl watch wandb/ --x steps --budget 1000       # another trainer's log
   scalerl watch runs/mine --once --json
-"""),
-    )
+"""
+
+
+def add(watch: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     option(
         watch,
         "run_or_file RUN|FILE",
@@ -59,27 +55,33 @@ def add(commands: argparse._SubParsersAction) -> None:
     option(watch, "--once", "print the current state, and exit")
     option(watch, "--wait", "wait for a run that does not exist yet")
     option(watch, "--interval SECONDS", "seconds between two reads (default: 2)", type=positive, default=2.0)
-    watch.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
-    from scalerl.ingest.load import STANDARD_INPUT
-    from scalerl.view.facts.standing import StandingQuery
+    from scalerl.ingest.load import STANDARD_INPUT, read_data
+    from scalerl.view.facts.standing import StandingQuery, stand
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")
 
-    def query(data: Data) -> StandingQuery:
+    path, options = Path(args.run_or_file), read_options(args)
+
+    def read() -> Standing:
+        data = read_data(path, args.x, options, args.price)
+        options.check_used([path], data.foreign, is_table=data.record is None)
+        if not len(data.points):
+            raise InputError(f"{path}: the run has no evaluation yet")
         axis, axes = data.points.axis, axes_of(data)
         # Twice the compute of a run that goes on would be another amount at every look.
         budget, least = (
             given and given.on(option, axis, None, axes)
             for option, given in (("--budget", args.budget), ("--min-compute", args.min_compute))
         )
-        return StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
+        asked = StandingQuery(args.target, budget, args.level, args.r0, least or 0.0)
+        return stand(data.points, data.record, asked)
 
-    follower = Follower(args.run_or_file, args.x, read_options(args), args.price, query)
+    follower = Follower(path, read)
     # As Ctrl-C, so that the terminal is restored.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -106,22 +108,15 @@ def run(args: argparse.Namespace) -> None:
 class Follower:
     """Reads a run or a log again when it has changed, but only as often as its size permits.
 
-    `run` is its state at the last successful read, None before the first; `problem` is why the last read
-    failed, empty after a successful one.
+    `read` returns the run as it stands, not fitted yet. `run` is its state at the last successful read, None
+    before the first; `problem` is why the last read failed, empty after a successful one.
     """
 
-    def __init__(
-        self,
-        path: str,
-        x: str | None,
-        options: ReadOptions,
-        price: float | None,
-        query: Callable[[Data], StandingQuery],
-    ) -> None:
-        self.path, self.problem = Path(path), ""
+    def __init__(self, path: Path, read: Callable[[], Standing]) -> None:
+        self.path, self.problem = path, ""
         self.run: Standing | None = None
         self._changing = Changing(self.path, always=_is_on_server(path))
-        self._x, self._options, self._price, self._query = x, options, price, query
+        self._source = read
         self._read_took = self._fit_took = 0.0
         self._printed = -math.inf
 
@@ -174,14 +169,7 @@ class Follower:
             _print_aside(f"{self.path.name}: {text}")
 
     def _read(self) -> Standing:
-        from scalerl.ingest.load import read_data
-        from scalerl.view.facts.standing import stand
-
-        data = read_data(self.path, self._x, self._options, self._price)
-        self._options.check_used([self.path], data.foreign, is_table=data.record is None)
-        if not len(data.points):
-            raise InputError(f"{self.path}: the run has no evaluation yet")
-        run = stand(data.points, data.record, self._query(data))
+        run = self._source()
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
         # Steps, which come far more often than evaluations, have nothing new to fit.

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from scalerl import limits
 from scalerl.curve.points import Points
@@ -223,6 +224,12 @@ class Data:
     def axes(self) -> tuple[str, ...]:
         """The compute axes that it could be read on."""
         return (self.points.axis,) if self.record is None else self.record.logged_axes()
+
+    def on(self, axis: str, price: float | None) -> Self:
+        """Return it on one of its axes."""
+        if self.record is None or axis == self.points.axis:
+            return self
+        return replace(self, points=Points.from_record(self.record, axis, price))
 
 
 def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> Data:

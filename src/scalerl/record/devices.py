@@ -29,6 +29,12 @@ def mixed_devices(runs: Named, axis: str) -> tuple[str, ...]:
     return (of_one[0], of_all[0]) if of_one and of_all else ()
 
 
+def common_axes(runs: Named, axes: Sequence[Sequence[str]]) -> list[str]:
+    """Return the axes that all runs have, in one unit; each has its `axes`."""
+    common = [axis for axis in axes[0] if all(axis in own for own in axes)]
+    return [axis for axis in common if not mixed_devices(runs, axis)]
+
+
 def check_devices(runs: Named, axis: str) -> None:
     """Raise an InputError if hours of one device would stand beside hours of all: see `mixed_devices`."""
     if mixed := mixed_devices(runs, axis):

@@ -3,24 +3,19 @@
 Nothing is loaded, and there is no style of its own: a notebook has one for tables, light or dark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from scalerl.curve.answers import span
-from scalerl.forecast.backtest_result import COLUMNS
+from scalerl.curve.answers import Forecast, span
+from scalerl.curve.result import Fit
+from scalerl.forecast.backtest_result import COLUMNS, Backtest
+from scalerl.forecast.comparison import Comparison
 from scalerl.numbers import amount_text, plain, rate, unit_for
+from scalerl.record.reader import RunRecord
 from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.facts.notices import alarm_text
 from scalerl.view.plotting import fit_svg, plot
 from scalerl.view.runs.tables import latex
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit, Forecast
-    from scalerl.forecast import Backtest, Comparison
-    from scalerl.record.reader import RunRecord
 
 __all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "latex", "plot", "run_html"]
 
@@ -89,5 +84,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _notes(texts: Iterable[str]) -> str:
-    """Sentences, each once."""
     return "".join(f"<p>{escape(text)}</p>" for text in dict.fromkeys(texts))

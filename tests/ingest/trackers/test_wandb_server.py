@@ -8,14 +8,13 @@ import pytest
 import wandb
 from wandb_files import keep_wandb_home
 from wandb_server import KEY, Stored, WandbServer
+from watching import follower
 
 from scalerl import InputError, load_run
 from scalerl.cli.main import main
-from scalerl.cli.watch import Follower
 from scalerl.ingest.load import read_source
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers import named, wandb as reader
-from scalerl.view.facts.standing import StandingQuery
 
 START = 1_700_000_000.5
 
@@ -235,14 +234,14 @@ def test_a_query_that_is_not_of_the_schema_is_refused():
 def test_watch_reads_it_again(serve):
     made = rows(100)
     server = serve(Stored("a", "a", made[:60]))
-    follower = Follower("wandb:team/rl/a", None, ReadOptions(), None, lambda _: StandingQuery())
-    assert follower.look()
-    before = len(follower.run.points)
+    followed = follower("wandb:team/rl/a")
+    assert followed.look()
+    before = len(followed.run.points)
     server.runs[0].rows = made
-    assert follower.look()
-    assert len(follower.run.points) > before
+    assert followed.look()
+    assert len(followed.run.points) > before
     server.status = 401
-    before = follower.run
-    assert not follower.look()  # what was read last stays
-    assert follower.run is before
-    assert "returned error 401" in follower.problem
+    before = followed.run
+    assert not followed.look()  # what was read last stays
+    assert followed.run is before
+    assert "returned error 401" in followed.problem

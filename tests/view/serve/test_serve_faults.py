@@ -12,7 +12,7 @@ from wandb_files import framed, header, history, pb
 
 from scalerl.errors import InputError
 from scalerl.view.facts.standing import Standing, StandingQuery
-from scalerl.view.serve.fits import Answers
+from scalerl.view.serve.fits import Kept
 from scalerl.view.serve.store import RunStore
 
 
@@ -102,7 +102,7 @@ def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypa
 
 
 def test_answers_are_given_to_many_threads():
-    answers, failed = Answers(), []
+    answers, failed = Kept(8), []
 
     def ask():
         try:
@@ -127,7 +127,7 @@ def test_a_key_that_is_missing_elsewhere_is_no_run_that_is_missing(original, mon
     with serving(original) as client:
         rows = settled(client)
         name = rows["b/b-0"]["id"]
-        monkeypatch.setattr("scalerl.view.runs.overlay.overlay", missing)
+        monkeypatch.setattr("scalerl.view.serve.store.overlay", missing)
         assert client.get(f"/api/overlay?runs={name}").status_code == 500
         assert client.get("/api/overlay?runs=nobody").status_code == 404
 

@@ -68,7 +68,7 @@ def test_streams_that_are_left_are_let_go(runs):
                 assert looker.streams >= 1
         until(lambda: not looker.streams)
     finally:
-        looker.stop()
+        looker.stopped.set()
         running.should_exit = True
         thread.join(60)
     assert not thread.is_alive()

@@ -284,10 +284,12 @@ def test_newer_data_are_drawn_and_choices_stay(several, shown):
         """(data) => {
           const element = document.getElementById('chart');
           const first = JSON.parse(document.getElementById('runs').textContent);
-          window.chart = scalerlChart(element, first, { axis: 'tokens', log: true });
+          window.chart = scalerlChart(element, first);
         }""",
         newer,
     )
+    several.locator("#chart select").first.select_option("tokens")
+    several.get_by_role("button", name="Logarithmic").click()
     several.wait_for_selector("#chart[data-drawn='tokens log']")
     with redrawn(several):
         several.evaluate("(data) => window.chart.update(data)", newer)

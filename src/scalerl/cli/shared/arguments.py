@@ -65,11 +65,6 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def examples(text: str) -> str:
-    """Return the epilog of a command: its examples, one a line, each with a comment."""
-    return f"examples:\n{text.strip(chr(10))}"
-
-
 _COMMANDS = {"forecast": "fit", "predict": "fit"}
 """What a command may be called elsewhere."""
 

@@ -266,7 +266,7 @@ def name_among(found: Sequence[Data], data: Data) -> str:
 
 def check_one_axis(found: Sequence[Data]) -> None:
     """Raise an InputError that names the axes there are, unless all runs are on one axis, in one unit."""
-    from scalerl.record.devices import check_devices, mixed_devices
+    from scalerl.record.devices import check_devices, common_axes
 
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
@@ -274,8 +274,7 @@ def check_one_axis(found: Sequence[Data]) -> None:
     if first is None or other is None:
         return check_devices(runs, first.points.axis if first else "")
     one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))
-    common = [axis for axis in axes_of(first) if all(axis in axes_of(data) for data in found)]
-    common = [axis for axis in common if not mixed_devices(runs, axis)]
+    common = common_axes(runs, [axes_of(data) for data in found])
     has = "; ".join(f"'{data.path}' has {', '.join(axes_of(data))}" for data in (first, other))
     hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
     raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")

@@ -6,19 +6,17 @@
 All of it is made from the verdict alone (`scalerl.study.verdict.verdict`).
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from scalerl.errors import counted
 from scalerl.numbers import rate, rate_interval
-from scalerl.study.page.figures import study_chart
+from scalerl.study.page.figures import StudyFigure, study_chart, study_figures
 from scalerl.study.page.tables import mark_of, plan_rows, study_tables, verdict_table
 from scalerl.study.verdict.answers import answers, budget_text
 from scalerl.study.verdict.arm_fits import ArmSummary
@@ -28,10 +26,8 @@ from scalerl.view import formats
 from scalerl.view.assets import link, without_folders, write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
 from scalerl.view.facts.notices import is_made
+from scalerl.view.style import inline_svg, save_figure
 from scalerl.view.table import Cell
-
-if TYPE_CHECKING:
-    from scalerl.study.page.figures import StudyFigure
 
 _CHART = (
     "Points are evaluations of every seed of an arm. Line and band: the mean curve of an arm over its "
@@ -56,9 +52,6 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
         InputError: a figure is asked for in another format.
         WriteError: the disk does not take a file.
     """
-    from scalerl.study.page.figures import study_figures
-    from scalerl.view.style import save_figure
-
     folder, made = Path(folder), study_figures(verdict)
     document = study_document(verdict, folder, made)
     texts = {
@@ -161,8 +154,6 @@ def _warnings(verdict: StudyVerdict) -> list[str]:
 
 def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> Document:
     """Return the page of a study; links to runs are relative to `folder`."""
-    from scalerl.view.style import inline_svg
-
     parts = {t.name: PagePart(t.title, table=t, kind=t.name) for t in study_tables(verdict)}
     for one in figures:
         svg = inline_svg(one.figure, one.name, one.title)

@@ -1,12 +1,11 @@
 """The facts of a record beside its curve, as rows: what was run, what it cost, and the recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalerl.curve.result import Fit
 from scalerl.jsonl import flat
 from scalerl.numbers import (
     DASH,
@@ -22,9 +21,6 @@ from scalerl.numbers import (
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.frozen import FrozenForecast
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit
 
 Rows = list[tuple[str, str]]
 """Rows of (label, value)."""

@@ -3,21 +3,17 @@
 And how far an amount of compute lies beyond the data, in words: it may have been meant in another unit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import FAR, span
+from scalerl.curve.families import LABELS
+from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
 from scalerl.errors import listed
 from scalerl.numbers import amount_text, as_float, as_mapping, axis_name, one_unit, percent
 from scalerl.record.evaluation import unit_of
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit
-    from scalerl.curve.points import Points
-    from scalerl.record.reader import RunRecord
+from scalerl.record.reader import RunRecord
 
 
 def fit_rows(
@@ -105,8 +101,6 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
 
 def _families(result: Fit) -> Iterable[str]:
     """Yield the families by falling weight, from .005: `log-logistic 0.55`, `Fréchet 0.31`."""
-    from scalerl.curve.families import LABELS
-
     for name, weight in sorted(result.families.items(), key=lambda item: -item[1]):
         if weight >= 0.005:
             yield f"{LABELS.get(name, name)} {weight:.2f}"

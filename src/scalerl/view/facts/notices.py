@@ -4,13 +4,12 @@ Of the ceiling: its interval, or why there is none and at what compute it is exp
 pair: one claim in a few words, or all questions about it in a line.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl.curve.misfit import IN_WORDS
+from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, counted
 from scalerl.forecast.comparison import Claim, Difference, Pair
 from scalerl.numbers import (
@@ -28,10 +27,6 @@ from scalerl.numbers import (
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
 from scalerl.view.table import Cell, Table, difference_cell, row
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit
-
 
 _ROUNDING = 1e-9
 """The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""

@@ -1,16 +1,17 @@
 """A run as it is shown, whatever shows it, and runs of one colour; N evaluations, M computes of a curve."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
+from scalerl.curve.points import Points
+from scalerl.curve.posterior import Draws
+from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, printable
 from scalerl.quantiles import tails
 from scalerl.record.reader import RunRecord
@@ -18,10 +19,6 @@ from scalerl.view.assets import without_folders
 from scalerl.view.facts.fit_rows import own_budget
 from scalerl.view.facts.frozen import Band, FrozenForecast, Outcome, judge, leading_forecast
 from scalerl.view.facts.notices import part_that_holds
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit, Points
-    from scalerl.curve.posterior import Draws
 
 _DRAWS = 2048
 

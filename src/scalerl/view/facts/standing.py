@@ -12,10 +12,13 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalerl.curve.answers import Chance, Forecast
+from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
 from scalerl.jsonl import read_last
 from scalerl.numbers import Unit, as_float, unit_for
 from scalerl.record.alarms import Alarm
@@ -25,11 +28,6 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.saved_weights import final_folder
 from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.shown import ShownRun
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit, Forecast
-    from scalerl.curve.answers import Chance
-    from scalerl.curve.points import Points
 
 _RECENT = 6
 """Evaluations over which the speed is measured: of a resumed run, soon those after the resume alone."""

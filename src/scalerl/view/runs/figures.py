@@ -17,6 +17,7 @@ import numpy as np
 
 from scalerl.curve.families import Curve
 from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
 from scalerl.errors import InputError, counted
 from scalerl.files import writing
 from scalerl.numbers import Unit, as_float, as_mapping, plain, rate, unit_for
@@ -43,8 +44,6 @@ from scalerl.view.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from scalerl.curve import Fit
 
 _MOST_POINTS = 2400
 """Evaluations that are drawn in one figure, all runs together; more are thinned."""

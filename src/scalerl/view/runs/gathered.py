@@ -1,29 +1,25 @@
 """Several runs that are shown together: their options, their comparison, and what was assumed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.curve.points import Points
 from scalerl.errors import InputError
+from scalerl.forecast.comparison import Comparison
 from scalerl.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.downstream import last_of_each
+from scalerl.record.metric import Metric
 from scalerl.record.prompts import of_task
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond, common_budget
 from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.groups import names_by, recipe_groups
-
-if TYPE_CHECKING:
-    from scalerl.forecast.comparison import Comparison
-    from scalerl.record.metric import Metric
 
 _AXES = {
     "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",

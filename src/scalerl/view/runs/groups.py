@@ -3,8 +3,6 @@
 The mean curve of a group is that of its recipe over seeds, their variance included, as `compare` draws it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.forecast.recipes import recipe_key, seed_prior
+from scalerl.forecast.sides import all_described, draw_recipe, given_family
 from scalerl.jsonl import flat
 from scalerl.numbers import DASH, as_mapping
 from scalerl.record.reader import UNTRAINED, RunRecord
@@ -104,8 +103,6 @@ def _grouped(runs: Sequence[ShownRun], name_R: Sequence[str], drawn: bool = True
 
 def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
-    from scalerl.forecast.sides import all_described, draw_recipe, given_family
-
     fits = {group.name: group.fits for group in groups if group.fits}
     prior = seed_prior(run.record for group in groups for run in group.runs)
     given: Any = functools.cache(lambda family: given_family(fits, prior, family))

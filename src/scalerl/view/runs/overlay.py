@@ -5,14 +5,13 @@ evaluations have both computes, and between two of them it is linear. Beyond the
 the rate of the last two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalerl.curve.result import Fit
 from scalerl.errors import InputError
 from scalerl.forecast.sides import mostly_identified
 from scalerl.numbers import short_number, short_numbers, unit_for
@@ -26,9 +25,6 @@ from scalerl.view.facts.sampled import PLACES, places_between, thin
 from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.groups import groupings, recipe_groups, recipe_values
 from scalerl.view.runs.panels import logged
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit
 
 MOST_DRAWN = 4000
 """Evaluations that a chart draws in all: beyond that a browser becomes slow."""
@@ -134,7 +130,6 @@ def overlay(
 
 
 def _group(group: RunGroup, ends: dict[str, float], level: float, places: int) -> dict[str, Any]:
-    """Return a group and its mean curve."""
     found: dict[str, Any] = {"name": group.name, "runs": [run.name for run in group.runs], "fit": None}
     if group.draws is None:
         return found

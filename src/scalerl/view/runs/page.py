@@ -4,13 +4,13 @@ write_report(run)       report.html in the folder of one run
 runs_document(view)     of one or several
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError
 from scalerl.numbers import axis_name, percent, rate
 from scalerl.record.reader import RunRecord
@@ -26,9 +26,6 @@ from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
 from scalerl.view.runs.groups import names_by
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
-
-if TYPE_CHECKING:
-    from scalerl.curve import Fit
 
 
 def write_report(run: RunRecord | str | Path, out: Path | None = None, *, level: float = 0.95) -> Path:
@@ -54,8 +51,6 @@ def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) 
     Raises:
         CannotAnswerError: the run holds no evaluation.
     """
-    from scalerl.curve import Points
-
     if not run.evals:
         raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
     axis = axis_for(run, fit, leading_forecast(run))

@@ -5,22 +5,18 @@ bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `sm
 mean is drawn over it, and `marks` are the steps of alarms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalerl.curve.points import Points
 from scalerl.numbers import as_float, as_mapping, short_numbers
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
-
-if TYPE_CHECKING:
-    from scalerl.curve.points import Points
-    from scalerl.view.facts.shown import ShownRun
+from scalerl.view.facts.shown import ShownRun
 
 Steps = Sequence[Mapping[str, Any]]
 """The parsed lines of steps.jsonl."""

@@ -102,7 +102,6 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
 
 
 def _weight_rows(steps: Steps) -> Rows:
-    """Return the size of a weight update, and its time."""
     sent_N = field(steps, "weight_sync.bytes") > 0
     if not sent_N.any():
         return []

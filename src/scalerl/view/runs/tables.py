@@ -58,7 +58,7 @@ def runs_tables(view: RunsView) -> list[Table]:
     made = (
         curves_table(view),
         task_table(view),
-        comparison_table(view) if view.comparison is not None else None,
+        comparison_table(view, view.comparison) if view.comparison is not None else None,
         forecasts_table(view) if any(run.record and run.record.forecasts for run in view.runs) else None,
         health_table(view),
     )
@@ -128,10 +128,8 @@ def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
     return Cell(chance.verdict, beside)
 
 
-def comparison_table(view: RunsView) -> Table:
-    """One row per recipe against the base; asked of a view that has a comparison."""
-    found = view.comparison
-    assert found is not None
+def comparison_table(view: RunsView, found: Comparison) -> Table:
+    """One row per recipe against the base."""
     headers = [
         f"against {found.base}",
         "pass rate at the compute seen, difference",

@@ -75,37 +75,23 @@ _HEADERS = {
 }
 
 
-class Looker:
-    """The thread that looks at the folder and fits, as long as a page is open."""
+class Looker(threading.Thread):
+    """Looks at the folder and fits, as long as a page is open."""
 
     def __init__(self, store: RunStore) -> None:
+        super().__init__(daemon=True)
         self.store = store
         self.streams = 0
-        self._touched = float("-inf")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self.asked = float("-inf")
+        """Time of the last request."""
+        self.stopped = threading.Event()
+        """Set to stop it after the present look or fit; streams end then, too."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop it after the present look or fit."""
-        self._stop.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called: streams end then."""
-        return self._stop.is_set()
-
-    def touch(self) -> None:
-        """Note that a request has come."""
-        self._touched = time.monotonic()
-
-    def _work(self) -> None:
-        while not self.stopped:
-            if not self.streams and time.monotonic() - self._touched > _IDLE:
-                self._stop.wait(_TICK)
+    def run(self) -> None:
+        """Look and fit until it is stopped."""
+        while not self.stopped.is_set():
+            if not self.streams and time.monotonic() - self.asked > _IDLE:
+                self.stopped.wait(_TICK)
                 continue
             try:
                 # What has changed is shown before any fit is made; until all is read once, nothing is fitted.
@@ -114,7 +100,7 @@ class Looker:
                     continue
             except Exception:  # of one run: the others go on
                 _LOG.exception("while looking at %s", self.store.root)
-            self._stop.wait(_TICK)
+            self.stopped.wait(_TICK)
 
 
 def make_app(
@@ -129,13 +115,13 @@ def make_app(
         try:
             yield
         finally:
-            looker.stop()
+            looker.stopped.set()
 
     def of_runs(answer: Callable[[list[str], str | None], Response]) -> Callable[[Request], Response]:
         """Answer about the runs that a request names, in a thread; errors are JSON."""
 
         def respond(request: Request) -> Response:
-            looker.touch()
+            looker.asked = time.monotonic()
             ids = request.path_params.get("ids") or request.query_params.get("runs", "")
             try:
                 return answer(
@@ -149,7 +135,7 @@ def make_app(
         return respond
 
     async def runs(request: Request) -> Response:
-        looker.touch()
+        looker.asked = time.monotonic()
         since = request.query_params.get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
             return _json({"error": "since: expected a version, a whole number"}, 400)
@@ -201,7 +187,7 @@ async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
     looker.streams += 1
     sent, since = 0, time.monotonic()
     try:
-        while not (looker.stopped or await request.is_disconnected()):
+        while not (looker.stopped.is_set() or await request.is_disconnected()):
             if looker.store.version != sent:
                 sent, since = looker.store.version, time.monotonic()
                 yield f"data: {sent}\n\n"

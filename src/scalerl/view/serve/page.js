@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { node, oneAtATime, rate, chance, names, matches } = scalerlMarks;
+  const { node, oneAtATime, known, rate, chance, names, matches } = scalerlMarks;
   const MOST = 40;  // as the server has it
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#runs tbody");
@@ -22,7 +22,6 @@
     history.replaceState(null, "", address);
   }
 
-  const known = (value) => value !== null && value !== undefined;
   const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const spread = ([low, high]) => `[${rate(low)}, ${rate(high)}]`;
 
@@ -224,7 +223,7 @@
       at("sentence").textContent = data.sentence;
       at("chart").hidden = at("sentence").hidden = false;
       if (chart) chart.update(data);
-      else chart = scalerlChart(at("chart"), data, { label: "Pass rate against compute" });
+      else chart = scalerlChart(at("chart"), data);
       if (fittedOn !== data.axis) drawOn(data.axis);
       [chartOf, fittedOn] = [ids, data.axis];
     } catch (error) {

@@ -1,7 +1,5 @@
 """The socket of a server, its address, the browser that is opened on it, and its immediate shutdown."""
 
-from __future__ import annotations
-
 import html
 import ipaddress
 import os
@@ -13,16 +11,13 @@ import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
 from scalerl.errors import InputError
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.store import RunStore
-
-if TYPE_CHECKING:
-    from scalerl.view.facts.standing import StandingQuery
 
 _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -30,15 +25,9 @@ _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class _Server(uvicorn.Server):
     """Stops at the first signal: event streams are stopped too, as they would never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, start: Callable[[], None], stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
-        self._start, self._stop = start, stop
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Call `start` once requests are answered."""
-        await super().startup(sockets)
-        if self.started:
-            self._start()
+        self._stop = stop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Call `stop` when a signal has come."""
@@ -125,11 +114,13 @@ def serve(
 
     def stop() -> None:
         opening.close()  # here, as the signal may leave no later time
-        looker.stop()
+        looker.stopped.set()
 
     ready(address)
     try:
-        _Server(config, opening.open if opens else lambda: None, stop).run(sockets=[bound])
+        if opens:  # a request waits from here on
+            opening.open()
+        _Server(config, stop).run(sockets=[bound])
     finally:
         opening.close()
 
@@ -144,7 +135,7 @@ def _bind(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        bound.listen(128)  # from here on a request waits for its answer
+        bound.listen(128)
     except OSError as error:
         bound.close()
         raise InputError(

@@ -12,26 +12,35 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalerl.curve.points import Points
 from scalerl.errors import InputError, ScalerlError, brief_error
+from scalerl.forecast.recipes import by_recipe, distinct
 from scalerl.ingest.formats.format import Unread
-from scalerl.record.devices import check_devices, mixed_devices
+from scalerl.numbers import axis_name
+from scalerl.record.devices import check_devices, common_axes
 from scalerl.record.reader import RunRecord
-from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
+from scalerl.view.facts.facts import imported, notes
+from scalerl.view.facts.standing import Standing, StandingQuery, stand
+from scalerl.view.runs.answer import sentence_of
+from scalerl.view.runs.gathered import RunsView, compared
+from scalerl.view.runs.groups import recipe_of
+from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.page import runs_document
+from scalerl.view.serve.fits import REFIT, Fits, Fitted, Kept
 from scalerl.view.serve.listing import Entry
+from scalerl.view.serve.logs import read_log, without_columns
 from scalerl.view.serve.sweep import FolderSweep
-
-if TYPE_CHECKING:
-    from scalerl.view.facts.standing import Standing, StandingQuery
-    from scalerl.view.runs.gathered import RunsView
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
 """Runs that are laid over one another."""
+_ANSWERS = 8
+"""Answers that are kept."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
 _TYPED = (
     "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
@@ -59,9 +68,6 @@ class Run:
     """Time of the last fit, by the monotonic clock."""
 
 
-_Answer = Callable[["_Chosen"], dict[str, Any]]
-
-
 @dataclass(frozen=True)
 class _Chosen:
     """Runs that are shown together, with names that differ, and their fits on the axis of all."""
@@ -80,7 +86,12 @@ class _Chosen:
 
 
 class RunStore:
-    """The runs in a folder. `version` grows with every change."""
+    """The runs in a folder. `version` grows with every change.
+
+    What answers about runs by their ids raises an `UnknownRunError` where there is no run of an id, and an
+    InputError where one has no evaluation yet or cannot be read, or where they are too many, cannot be
+    compared, or have no such axis in common.
+    """
 
     def __init__(self, root: Path, asked: StandingQuery, devices: Mapping[str, float] | None = None) -> None:
         self.root = root.resolve()
@@ -90,7 +101,7 @@ class RunStore:
         self._sweep = FolderSweep(self.root)
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
-        self._fits, self._answers = Fits(asked), Answers()
+        self._fits, self._answers = Fits(asked), Kept[Hashable, Any](_ANSWERS)
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self.looked = threading.Event()
         """Whether the folder was looked at once."""
@@ -168,29 +179,13 @@ class RunStore:
         return True
 
     def page(self, ids: Sequence[str], axis: str | None) -> str:
-        """The page of one run or several, as `scalerl report` writes it, which loads its files from here.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: one has no evaluation yet, or cannot be read, or they have no such axis in common.
-        """
-        from scalerl.view.runs.page import runs_document
-
-        def answer(chosen: _Chosen) -> dict[str, Any]:
-            return {"html": runs_document(self._compared(chosen)).html(linked="../")}
-
-        return self._answered("page", ids, axis, answer)["html"]
+        """The page of one run or several, as `scalerl report` writes it, which loads its files from here."""
+        return self._answered(
+            "page", ids, axis, lambda chosen: runs_document(self._compared(chosen)).html(linked="../")
+        )
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The data of a chart of these runs: see `scalerl.view.runs.overlay`; and the answer in a sentence.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: they are too many, or have no such axis in common.
-        """
-        from scalerl.numbers import axis_name
-        from scalerl.view.runs.answer import sentence_of
-        from scalerl.view.runs.overlay import overlay
+        """The data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer in a sentence."""
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             view = self._view(chosen)
@@ -202,12 +197,7 @@ class RunStore:
         return self._answered("overlay", ids, axis, answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The comparison of these runs, as `scalerl compare --json` has it.
-
-        Raises:
-            UnknownRunError: there is no run of this id.
-            InputError: they cannot be compared, or one of them cannot be fitted.
-        """
+        """The comparison of these runs, as `scalerl compare --json` has it."""
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             for run, one in zip(chosen.runs, chosen.made, strict=True):
@@ -220,17 +210,16 @@ class RunStore:
 
         return self._answered("compare", ids, axis, answer)
 
-    def _answered(self, what: str, ids: Sequence[str], axis: str | None, answer: _Answer) -> dict[str, Any]:
+    def _answered(
+        self, what: str, ids: Sequence[str], axis: str | None, answer: Callable[[_Chosen], Any]
+    ) -> Any:
         chosen = self._chosen(ids, axis)
         # Names are part of the key, as they depend on the runs that are shown beside one another.
-        key = what, chosen.axis, *chosen.names, *(one.number for one in chosen.made)
+        key = what, chosen.axis, *chosen.names, *(one.at for one in chosen.made)
         return self._answers.once(key, lambda: answer(chosen))
 
     def _compared(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them, runs of one recipe being its seeds."""
-        from scalerl.forecast.recipes import by_recipe
-        from scalerl.view.runs.gathered import compared
-
         view = self._view(chosen)
         if len(chosen.runs) == 1:
             return view
@@ -243,16 +232,12 @@ class RunStore:
 
     def _view(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
-        from scalerl.view.runs.gathered import RunsView
-
         made = zip(chosen.names, (each.standing for each in chosen.made), strict=True)
         shown = [replace(one, name=name, reason=self._plain(one.reason)) for name, one in made]
         target = self._asked.target
         return RunsView(tuple(shown), self._asked.level, None if target is None else chosen.budget, target)
 
     def _chosen(self, ids: Sequence[str], axis: str | None) -> _Chosen:
-        from scalerl.forecast.recipes import distinct
-
         with self._changing:
             if unknown := [one for one in ids if one not in self._runs]:
                 raise UnknownRunError(f"no run {unknown[0]!r}")
@@ -283,9 +268,7 @@ class RunStore:
     @staticmethod
     def _common(runs: Sequence[Run]) -> list[str]:
         """Axes that all of the runs have, in one unit; the steps always are."""
-        axes, named = [run.record.logged_axes() for run in runs if run.record is not None], _named(runs)
-        common = [axis for axis in axes[0] if all(axis in others for others in axes)]
-        return [axis for axis in common if not mixed_devices(named, axis)]
+        return common_axes(_named(runs), [run.record.logged_axes() for run in runs if run.record is not None])
 
     def _look(self, entry: Entry) -> None:
         try:
@@ -307,8 +290,6 @@ class RunStore:
             raise InputError(entry.refused)
         if entry.format == "run":
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
-        from scalerl.view.serve.logs import read_log, without_columns
-
         runs: list[Run] = []
         for id, one in read_log(entry, self._devices):
             if isinstance(one, Unread):  # it costs only itself
@@ -318,9 +299,6 @@ class RunStore:
         return runs
 
     def _run(self, entry: Entry, record: RunRecord, id: str) -> Run:
-        from scalerl.curve import Points
-        from scalerl.view.facts.standing import stand
-
         standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
         before = self._runs.get(id)
         row = self._row(standing, {"id": id, "path": entry.shown, "format": entry.format}, waits=True)
@@ -331,9 +309,6 @@ class RunStore:
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
-        from scalerl.view.facts.facts import imported, notes
-        from scalerl.view.runs.groups import recipe_of
-
         now = time.time()
         found = standing.to_json(now)
         row = {key: about[key] for key in ("id", "path", "format")} | found

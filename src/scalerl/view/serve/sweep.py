@@ -6,7 +6,6 @@ reads          of what has changed, the run written to last first; each for a fi
 """
 
 import heapq
-import importlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,8 +44,6 @@ class FolderSweep:
             if time.monotonic() >= self._active_due:
                 self._find_changed(self._active)
             return None
-        for module in ("scalerl.curve", "scalerl.view.facts.standing"):
-            importlib.import_module(module)  # seconds, which must not count as those of the first read
         watch = _Stopwatch()
         entries = self._listing.scan()
         self._sources = {name: one for name, one in self._sources.items() if name in entries}

@@ -3,26 +3,26 @@
    What has one colour, one sign and one line of the legend is an entry: a run, or a group of runs with its mean
    curve, {name, runs, fit, reason, task}; a task of a run is thin, and takes nothing from what the run has alone.
 
-   const chart = scalerlChart(element, data, options);   draws into `element`; needs Plotly, marks.js, below.js, and chart.css
-   chart.update(data);                                   draws newer data; axis, zoom and choice of runs stay
+   const chart = scalerlChart(element, data, label);   draws into `element`; needs Plotly, marks.js, below.js, and chart.css
+   chart.update(data);                                 draws newer data; axis, zoom and choice of runs stay
 
    data     what `scalerl.view.runs.overlay.overlay` returns
-   options  axis: key of the compute axis to open on; log: true or false; label: what a screen reader says
+   label    what a screen reader says
 
    After every drawing `element.dataset.drawn` is "AXIS linear" or "AXIS log". */
 "use strict";
 
 var scalerlChart = (() => {
-  const { LIGHT, MOST_APART, names, matches, colours, plain, rate, amount, clock, node, faded, look } = scalerlMarks;
+  const { LIGHT, MOST_APART, names, matches, known, colours, plain, rate, amount, clock, node, faded, look } = scalerlMarks;
+  const { clear, frameOf, level, upright, drawnAnew } = scalerlMarks;
   const MOST_BANDS = 6;
   const MOST_LABELS = 14;
   const MOST_LABEL = 156;  // width of a label, in pixels
   const pen = document.createElement("canvas").getContext("2d");
   const FILTERED = 8;  // runs from which on there is a filter
 
-  return function scalerlChart(element, data, options = {}) {
-    const state = { axis: options.axis, log: options.log, by: "", filter: "", near: null, at: null,
-      hidden: new Set(), picked: new Map(), names: "" };
+  return function scalerlChart(element, data, label = "Pass rate against compute") {
+    const state = { by: "", filter: "", near: null, at: null, hidden: new Set(), picked: new Map(), names: "" };
     let entries = [];
     const select = node("select");
     const log = node("button", { type: "button" }, "Logarithmic");
@@ -33,7 +33,7 @@ var scalerlChart = (() => {
     const controls = node("div", { class: "sc-controls" }, node("label", {}, "Compute", select), log, byLabel, whole, filter);
     const labels = node("div", { class: "sc-labels", "aria-hidden": "true" });
     const plot = node("div", { class: "sc-plot", tabindex: "0", role: "group", "aria-label":
-      (options.label || "Pass rate against compute") + ". Arrow keys go from evaluation to evaluation." });
+      label + ". Arrow keys go from evaluation to evaluation." });
     const said = node("p", { class: "sc-said", "aria-live": "polite" });
     const legend = node("fieldset", { class: "sc-legend" });
     const note = node("p", { class: "sc-note" });
@@ -44,7 +44,6 @@ var scalerlChart = (() => {
 
     // What of the data is on this axis, and looks like what
 
-    const known = (value) => value !== null && value !== undefined;
     const many = () => entries.length > MOST_APART;
     const unit = () => data.axes.find((axis) => axis.key === state.axis);
     const has = (run) => state.axis in run.compute;
@@ -258,46 +257,30 @@ var scalerlChart = (() => {
     }
 
     function shapes(palette) {
-      const found = [];
       const only = alone();
       const ends = only && windowOf(only);
-      if (ends) {
-        found.push({ type: "rect", xref: "x", yref: "paper", x0: Math.max(ends[0], state.log ? lowest() : 0), x1: ends[1],
-          y0: 0, y1: 1, fillcolor: palette.window, line: { width: 0 }, layer: "below" });
-      }
-      found.push(...ceilingShapes(palette, only));
-      const line = { color: palette.muted, width: 1.2, dash: "dot" };
-      const budget = budgetAt();
-      if (budget !== null) found.push({ type: "line", xref: "x", yref: "paper", x0: budget, x1: budget, y0: 0, y1: 1, line });
-      if (data.target !== null) {
-        found.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: data.target, y1: data.target, line });
-      }
-      return found;
+      const fitted = !ends ? [] : [{ type: "rect", xref: "x", yref: "paper", x0: Math.max(ends[0], state.log ? lowest() : 0), x1: ends[1],
+        y0: 0, y1: 1, fillcolor: palette.window, line: { width: 0 }, layer: "below" }];
+      const lines = [
+        ...(only ? [[level, knownCeiling(only), "muted", "dot"], [level, only.fit?.A?.[0], "ceiling", "dash"], [upright, changeOf(only), "later", "dash"]] : []),
+        [upright, budgetAt(), "muted", "dot"], [level, data.target, "muted", "dot"],
+      ].filter(([, at]) => known(at));
+      return [...fitted, ...ceilingBars(palette),
+        ...lines.map(([line, at, colour, dash]) => line(at, { color: palette[colour], width: 1.2, dash }))];
     }
 
-    /* Intervals of A as bars at the right edge; of a run alone also its level, a known ceiling, and its change. */
-    function ceilingShapes(palette, only) {
-      const across = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1 };
+    /* Intervals of A as bars at the right edge. */
+    function ceilingBars(palette) {
       const fitted = shown().filter((entry) => !grey(entry) && entry.fit && entry.fit.A && (!entry.task || state.near === entry.name)).slice(0, MOST_BANDS);
-      const found = fitted.map(({ name, fit }, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
+      return fitted.map(({ name, fit }, n) => ({ type: "rect", xref: "paper", yref: "y", x0: 0.993 - 0.012 * n, x1: 1 - 0.012 * n,
         y0: Math.max(fit.A[1], 0), y1: Math.min(fit.A[2], 1), line: { width: 0 }, opacity: fit.identified ? 0.55 : 0.25,
         fillcolor: palette[fitted.length > 1 ? lookOf({ name }).colour : "ceiling"] }));
-      if (!only) return found;
-      const ceiling = knownCeiling(only);
-      if (known(ceiling)) found.push({ ...across, y0: ceiling, y1: ceiling, line: { color: palette.muted, width: 1.2, dash: "dot" } });
-      if (!only.fit) return found;
-      if (only.fit.A) found.push({ ...across, y0: only.fit.A[0], y1: only.fit.A[0], line: { color: palette.ceiling, width: 1.2, dash: "dash" } });
-      const at = changeOf(only);
-      if (known(at)) found.push({ type: "line", xref: "x", yref: "paper", x0: at / unit().size, x1: at / unit().size, y0: 0, y1: 1,
-        line: { color: palette.later, width: 1.2, dash: "dash" } });
-      return found;
     }
 
-    const CLEAR = { bgcolor: "rgba(0,0,0,0)" };
     /* At the left end of a line, above or below it. */
     const beside = (below) => ({ xref: "paper", x: 0, xanchor: "left", yanchor: below ? "top" : "bottom", yshift: below ? -2 : 2 });
     const knownCeiling = (entry) => (entry.runs.length === 1 ? entry.runs[0].known : null);
-    const changeOf = ({ runs, fit }) => (known(fit.change) ? along(runs)(fit.change) : null);
+    const changeOf = ({ runs, fit }) => shownAt(runs, fit ? fit.change : null);
 
     function ceilingNotes(palette, look) {
       const only = alone();
@@ -307,23 +290,22 @@ var scalerlChart = (() => {
       // At the left, where the curve is far below it, and off the lines and texts of a target or a known ceiling.
       const [nearest] = [data.target, knownCeiling(only)].filter(known).sort((a, b) => Math.abs(a - A?.[0]) - Math.abs(b - A?.[0]));
       const below = nearest > A?.[0];
-      if (A) found.push({ ...look, ...CLEAR, ...beside(below), y: A[0], font: { color: palette.ceiling, size: 12 },
+      if (A) found.push({ ...look, bgcolor: clear, ...beside(below), y: A[0], font: { color: palette.ceiling, size: 12 },
         text: "ceiling A" + (plot.clientWidth < 560 ? "" : ` ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}`) });
       const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
-        x: state.log ? Math.log10(at / unit().size) : at / unit().size, text: plain(misfit), font: { color: palette.later, size: 12 } });
+        x: state.log ? Math.log10(at) : at, text: plain(misfit), font: { color: palette.later, size: 12 } });
       return found;
     }
 
-    /* Compute on the axis of the fits as it is shown, along the mean clock of all runs. */
-    function ofAll(compute) {
-      const at = along(data.runs.filter(has))(compute);
+    /* Compute on the axis of the fits as it is shown, along the mean clock of runs. */
+    function shownAt(runs, compute) {
+      const at = along(runs)(compute);
       return known(at) ? at / unit().size : null;
     }
 
-    function budgetAt() {
-      return data.budget === null ? null : ofAll(data.budget);
-    }
+    const ofAll = (compute) => shownAt(data.runs.filter(has), compute);
+    const budgetAt = () => ofAll(data.budget);
 
     function annotations(palette) {
       const look = { showarrow: false, font: { color: palette.muted, size: 12 }, bgcolor: faded(palette.paper, 0.75), borderpad: 1 };
@@ -333,7 +315,7 @@ var scalerlChart = (() => {
         found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
-        found.push({ ...look, ...CLEAR, ...beside(alone()?.fit?.A?.[0] >= data.target), y: data.target, text: `target ${rate(data.target)}` });
+        found.push({ ...look, bgcolor: clear, ...beside(alone()?.fit?.A?.[0] >= data.target), y: data.target, text: `target ${rate(data.target)}` });
       }
       return [...found, ...ceilingNotes(palette, look)];
     }
@@ -347,12 +329,10 @@ var scalerlChart = (() => {
     function layout(palette) {
       const narrow = plot.clientWidth < 560;
       const axis = { gridcolor: palette.grid, linecolor: palette.muted, zeroline: false, tickcolor: palette.grid };
-      return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
-        modebar: { bgcolor: "rgba(0,0,0,0)", color: palette.muted, activecolor: palette.ink },
-        font: { color: palette.muted, size: 12, family: getComputedStyle(document.body).fontFamily },
+      return { ...frameOf(palette), hovermode: "closest",
+        modebar: { bgcolor: clear, color: palette.muted, activecolor: palette.ink },
         margin: { l: narrow ? 40 : 58, r: labelWidth(), t: 32, b: 46 }, uirevision: `${state.axis} ${state.log}`,
         dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", shapes: shapes(palette), annotations: annotations(palette),
-        hoverlabel: { align: "left", bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 13 } },
         xaxis: { ...axis, type: state.log ? "log" : "linear", rangemode: "tozero", autorangeoptions: included(), exponentformat: "SI", nticks: narrow ? 5 : 10,
           title: { text: `training compute (${plain(unit().label)})`, standoff: 8 } },
         yaxis: { ...axis, tickformat: ".2f", autorangeoptions: { clipmin: -0.03, clipmax: 1.03 },
@@ -584,10 +564,10 @@ var scalerlChart = (() => {
       state.at = { name: run.name, place };
       said.textContent = hover(run, found[place]).replace(/<br>/g, ", ")
         .replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
-      label(run, found[place]);
+      pointAt(run, found[place]);
     }
 
-    function label(run, [x, y]) {
+    function pointAt(run, [x, y]) {
       const number = plot.data.findIndex((trace) =>
         trace.meta && (trace.meta.run === run.name || (trace.meta.names || []).includes(run.name)));
       const trace = plot.data[number];
@@ -606,9 +586,7 @@ var scalerlChart = (() => {
     });
     whole.addEventListener("click", () => Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true }));
     plot.addEventListener("keydown", walk);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
-    window.addEventListener("beforeprint", () => draw(true));
-    window.addEventListener("afterprint", () => draw());
+    drawnAnew(draw);
     fill();
     draw();
     names.all();

@@ -22,6 +22,27 @@ var scalerlMarks = (() => {
     return found;
   }
 
+  const known = (value) => value !== null && value !== undefined;
+  const clear = "rgba(0,0,0,0)";
+
+  /* What every plot has. */
+  function frameOf(palette, size = 12) {
+    return { paper_bgcolor: clear, plot_bgcolor: clear, showlegend: false,
+      font: { color: palette.muted, size, family: getComputedStyle(document.body).fontFamily },
+      hoverlabel: { align: "left", bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: size + 1 } } };
+  }
+
+  /* Lines through the whole frame of a plot. */
+  const upright = (x, line) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line });
+  const level = (y, line) => ({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: y, y1: y, line });
+
+  /* Draws again in other colours: dark or light, and on paper. */
+  function drawnAnew(draw) {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+    window.addEventListener("beforeprint", () => draw(true));
+    window.addEventListener("afterprint", () => draw());
+  }
+
   /* Plotly takes texts for markup: these come out as they are. */
   function plain(text, most = 60) {
     const short = text.length > most ? text.slice(0, most - 1) + "…" : text;
@@ -29,8 +50,7 @@ var scalerlMarks = (() => {
   }
 
   function rate(value) {
-    if (value === null || value === undefined) return "–";
-    return value.toFixed(3);
+    return known(value) ? value.toFixed(3) : "–";
   }
 
   /* A probability as `chance_text` of scalerl/numbers.py has it. */
@@ -136,7 +156,7 @@ var scalerlMarks = (() => {
 
   /* In tables and answers, where a name stands alone. */
   function show(before, after) {
-    for (const one of document.querySelectorAll("h1, td:first-child, td:first-child a, .said b, .pick .name")) {
+    for (const one of document.querySelectorAll("h1, td:first-child, td:first-child a, .said b")) {
       const first = one.firstChild;
       if (first && first.nodeType === Node.TEXT_NODE && first.textContent.trim() === before) first.textContent = after;
     }
@@ -150,5 +170,6 @@ var scalerlMarks = (() => {
       (word.includes("=") ? one === word || one.endsWith(`.${word}`) : one.includes(word))));
   }
 
-  return { LIGHT, MOST_APART, names, matches, colours, plain, rate, chance, amount, averaged, clock, node, oneAtATime, faded, look };
+  return { LIGHT, MOST_APART, names, matches, known, clear, frameOf, level, upright, drawnAnew, colours, plain, rate, chance, amount,
+    averaged, clock, node, oneAtATime, faded, look };
 })();

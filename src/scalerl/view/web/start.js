@@ -6,7 +6,7 @@
 /* The health of a run over its steps (scalerl/view/runs/panels.py says what a panel holds), drawn when the section
    that holds it is unfolded. */
 function scalerlPanels() {
-  const { colours, faded, node, amount, averaged, plain } = scalerlMarks;
+  const { colours, faded, node, amount, averaged, plain, frameOf, level, drawnAnew } = scalerlMarks;
   const SHARE = 1 / 24;  // of the values of a line that are averaged
   const drawn = [];
 
@@ -22,14 +22,11 @@ function scalerlPanels() {
 
   function layout(panel, palette) {
     const axis = { gridcolor: palette.grid, linecolor: palette.muted, zeroline: false, nticks: 5, fixedrange: true };
-    const mark = ({ from, to, level }) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
-      fillcolor: faded(palette.later, level === "alarm" ? 0.28 : 0.12), line: { width: 0 }, layer: "below" });
-    const bound = ({ name, value }) => ({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: value, y1: value,
-      line: { color: palette.later, width: 1, dash: name === "alarm" ? "dash" : "dot" } });
-    return { height: 150, margin: { l: 42, r: 8, t: 6, b: 36 }, showlegend: false, hovermode: "x", dragmode: false,
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", shapes: [...panel.marks.map(mark), ...panel.bounds.map(bound)],
-      font: { color: palette.muted, size: 11, family: getComputedStyle(document.body).fontFamily },
-      hoverlabel: { bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 12 } },
+    const mark = ({ from, to, level: how }) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
+      fillcolor: faded(palette.later, how === "alarm" ? 0.28 : 0.12), line: { width: 0 }, layer: "below" });
+    const bound = ({ name, value }) => level(value, { color: palette.later, width: 1, dash: name === "alarm" ? "dash" : "dot" });
+    return { ...frameOf(palette, 11), height: 150, margin: { l: 42, r: 8, t: 6, b: 36 }, hovermode: "x", dragmode: false,
+      shapes: [...panel.marks.map(mark), ...panel.bounds.map(bound)],
       xaxis: { ...axis, title: { text: "trainer step", standoff: 4 } },
       yaxis: { ...axis, rangemode: panel.zero ? "tozero" : "normal", exponentformat: "SI" } };
   }
@@ -57,9 +54,7 @@ function scalerlPanels() {
     draw();
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
-  window.addEventListener("beforeprint", () => draw(true));
-  window.addEventListener("afterprint", () => draw());
+  drawnAnew(draw);
   return () => {
     drawn.length = 0;
     for (const place of document.querySelectorAll(".sc-panels")) {
@@ -109,7 +104,7 @@ const scalerlPage = (() => {
 (() => {
   const data = document.getElementById("runs");
   if (data && data.type === "application/json") {
-    scalerlChart.ofPage = scalerlChart(document.getElementById("chart"), JSON.parse(data.textContent), { label: document.title });
+    scalerlChart.ofPage = scalerlChart(document.getElementById("chart"), JSON.parse(data.textContent), document.title);
   }
   scalerlPage();
 })();
