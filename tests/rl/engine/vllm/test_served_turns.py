@@ -12,7 +12,6 @@ from faulty_server import PROMPTS, TOKENS, FaultyServer, collect, drop, first, s
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.engine.sampling import RequestFactory
-from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.verify.environment import TaskEnvironment
 
 RULE = LengthRule(40, 10, Marker((2,)))
@@ -189,7 +188,7 @@ def test_an_evaluation_is_of_one_version_though_its_turns_wait(
 ):
     """No server goes on to newer weights while an answer is under way."""
     generator = connect(peer, length=RULE)
-    turns = TurnsThread(environment, generator.sampling)
+    turns = generator.turns(environment)
     while generator.installed < 0:
         generator.work()
     held, ask = threading.Event(), environment.ask
@@ -210,7 +209,6 @@ def test_an_evaluation_is_of_one_version_though_its_turns_wait(
     assert [path.rpartition("/")[2] for path in peer.loaded] == ["version-0", "version-1"]
     seeds = [body["seed"] for body in peer.bodies if body["cache_salt"].startswith("evaluation-")]
     assert len(set(seeds)) == 24
-    turns.close()
 
 
 def test_a_dropped_turn_is_sent_again(peer, connect, environment):

@@ -44,7 +44,6 @@ from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment, place_workers
 from scalerl.rl.engine.vllm.requirements import Requirements
-from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.prompt_pool import PromptPool
@@ -281,7 +280,7 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     environment, other = (TaskEnvironment(Answering(pause=0.05), load_tokenizer(base)) for _ in range(2))
     generator = connect(NO_INTERRUPTION, slots=5, environment=environment)
     updated = perturbed(base_weights, 1, 0.05)
-    turns = TurnsThread(other, generator.sampling)
+    turns = generator.turns(other)
     factory = RequestFactory(load_tokenizer(base), replace(generator.sampling, seed=7))
     prompts = [replace(prompt_of(n, "e"), answer=" ".join(SYMBOLS)) for n in range(1, 7)]
     requests = [r for i, prompt in enumerate(prompts) for r in factory.requests(i, (prompt, 0, 2))]
@@ -294,7 +293,6 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     trained = collect(generator, 7)
     evaluations.append(generator.evaluate(requests, base_weights, 0, turns))
     first, second = ([r for group in found.result(300) for r in group] for found in evaluations)
-    turns.close()
     models = models_of(base, [base_weights, updated])
     assert {v for r in [*first, *second] for v in r.version_T.tolist()} == {0}
     assert 1 in {v for r in trained for v in r.version_T.tolist()}

@@ -43,7 +43,7 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
     Times,
 )
-from scalerl.rl.engine.vllm.turns import TurnsThread
+from scalerl.rl.engine.vllm.turns import Turns
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
 from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.types import Counters, Rollout, Weights
@@ -122,7 +122,6 @@ class VllmGenerator(Generator):
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
         # A server may have cached these prompts for another run, by other weights of the same version.
         self._salt, self._evaluations = secrets.token_hex(4), count()
-        self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
             servers,
             sampling,
@@ -132,7 +131,7 @@ class VllmGenerator(Generator):
             weights,
             version,
             self._events.put,
-            self._environment,
+            Turns(environment, sampling) if environment else None,
         )
 
     # -- the interface ---------------------------------------------------------------------------------------
@@ -154,18 +153,23 @@ class VllmGenerator(Generator):
         requests: Sequence[Request],
         weights: Weights,
         version: int,
-        environment: TurnsThread | None = None,
+        turns: Turns | None = None,
     ) -> Future[list[tuple[Rollout, ...]]]:
         """Have completions sampled by `weights`, and by no others, beside those of training.
 
         They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
-        of training; `environment` answers their turns. The future has them by group and sample; it fails with
-        what ends the generator.
+        of training; their turns are answered by `turns`. The future has them by group and sample; it fails
+        with what ends the generator.
         """
         salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
-        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), environment=environment)
+        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), turns=turns)
         self._pool.evaluate(evaluation, weights)
         return evaluation.done
+
+    def turns(self, environment: TaskEnvironment) -> Turns:
+        """Return what has `environment` answer the turns of evaluations; it ends with the generator."""
+        self._pool.polled.append(turns := Turns(environment, self.sampling))
+        return turns
 
     @property
     def evaluated_seconds(self) -> float:
@@ -215,10 +219,10 @@ class VllmGenerator(Generator):
     def close(self) -> None:
         """Stop the servers that were started by us; completions in flight are lost."""
         self._pool.close()
+        for turns in self._pool.polled:
+            turns.environment.close()
         if self._shares:
             leave_share(0.0)
-        if self._environment:
-            self._environment.close()
         self._remove_folder()
         atexit.unregister(self._remove_folder)
 
