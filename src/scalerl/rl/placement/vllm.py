@@ -118,6 +118,6 @@ class ServedEvaluator:
         groups = self._sampled[0].result()
         self._sampled.popleft()
         until = self._generator.evaluated_seconds
-        seconds, self._counted = (until - self._counted) / self._generator.n_servers, until
+        seconds, self._counted = until - self._counted, until
         verdicts, n_kept = self._verifiers[name].verify(groups), self._n_kept if name == HELDOUT else 0
         return result_of(version, groups, verdicts, seconds, self._generator.tokenizer, n_kept)

@@ -36,7 +36,8 @@ class Installed:
 
     server: int
     version: int
-    seconds: float
+    arrives: bool
+    """It did not take part before."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class ServerState(PoolWorker, VllmClient):
     trains: bool = False
     """Those of training, too."""
     reported: int = -1
-    """The newest version that was reported as installed: training is sampled by none before it."""
+    """The newest version that training samples by here: it is sampled by none before it."""
     rejoining: bool = False
     """It was lost, and does not take part again yet."""
     proven: bool = False
