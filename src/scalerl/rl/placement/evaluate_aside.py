@@ -5,7 +5,7 @@
 
 A worker that exits, or makes no progress until its deadline, is replaced, and its evaluation made again from
 the weights that are held: the result is a function of weights and seed, so that it is the same. An evaluation
-that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`.
+that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`, and so do those after it.
 """
 
 import math
@@ -119,26 +119,19 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
                     raise failed
                 future.set_result(self._evaluate(weights, version, suites))
             except BaseException as error:
+                failed = error  # the run ends by it: those after it are made by a resume
                 future.set_exception(error)
             del item, weights, future  # they are not to be held until the next one comes
         self.kill()
 
     def _evaluate(self, weights: Any, version: int, suites: Sequence[str]) -> EvaluationResult:
         (worker,) = self._workers
-        worker.version, worker.progress_at, worker.losses = version, math.inf, 0
-        self._result = None
-        try:
-            self.add(version, (weights, suites))
-            while self._result is None:
-                if self._ended:
-                    raise CancelledError
-                self.poll(_INTERVAL)
-        except ScalerlError:
-            worker.release()
-            worker.start_at = 0.0
-            raise
-        finally:
-            self._waiting.clear()
+        worker.version, worker.progress_at, self._result = version, math.inf, None
+        self.add(version, (weights, suites))
+        while self._result is None:
+            if self._ended:
+                raise CancelledError
+            self.poll(_INTERVAL)
         startup, worker.startup = worker.startup, 0.0
         return replace(self._result, startup=startup)
 

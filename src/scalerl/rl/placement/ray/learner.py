@@ -29,7 +29,7 @@ from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.group import LearnerGroup, LearnerRank
 from scalerl.rl.sync.buckets import in_buckets
-from scalerl.rl.sync.ray_weights import BroadcastGroup, Bucket, StoredWeights, put, send
+from scalerl.rl.sync.ray_weights import Bucket, StoredWeights, put, send
 from scalerl.rl.types import Pending, Plan
 from scalerl.rl.workers.backend import Channel, Message, WorkerLostError, WorkerProcess
 from scalerl.rl.workers.pool import PoolWorker, WorkerPool
@@ -201,7 +201,7 @@ class RayRanks(WorkerPool[PoolWorker]):
         return StoredWeights((bucket for _, bucket in buckets), self._timeouts.weights)
 
     def send(self, *args: Any) -> None:
-        """Have the first broadcast weights to the generators; waits for nothing."""
+        """Have the first broadcast weights to the generators (`ray_weights.Send`); waits for nothing."""
         self._start([args], "send", "sent the weights", math.inf)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
@@ -280,15 +280,12 @@ class RayLearner(LearnerGroup):
         self._actors = RayRanks(cluster, session, recipe.learner.timeout, events)
         self.address = self._actors.actors[0].node.split()[1]
         """Of the node of the first rank."""
+        self.send = self._actors.send
         super().__init__(self._actors, recipe, model_folder)
 
     def check_life(self) -> None:
         """Check that all ranks live, for a driver that waits for other things."""
         self._actors.poll(0.0)
-
-    def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
-        """Have the first rank broadcast weights to the generators; waits for nothing."""
-        self._actors.send(group, weights, version)
 
     def close(self) -> None:
         """Kill the ranks."""

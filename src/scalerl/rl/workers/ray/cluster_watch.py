@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from scalerl.errors import WorkerError, first_line
@@ -102,12 +102,8 @@ def _keep_words() -> None:
 class ClusterWatch:
     """A thread that watches head and node; `lost` is the message of what does not answer any more."""
 
-    def __init__(
-        self, head: str, own: str, heartbeat: float, end: Callable[[str], None] | None = None
-    ) -> None:
-        """`end` is called where the run has not ended by itself in time."""
+    def __init__(self, head: str, own: str, heartbeat: float) -> None:
         self._head, self._own, self._heartbeat = head, own, heartbeat
-        self._end = end or _end
         self._answered, self._warned = time.monotonic(), False
         self._closed = threading.Event()
         self.lost = ""
@@ -151,7 +147,7 @@ class ClusterWatch:
                     held = False
                 self.lost = self.look(self._heartbeat, held)
         if self.lost and not self._closed.wait(GRACE):
-            self._end(self.lost)
+            _end(self.lost)
 
 
 def _unreachable(address: str) -> str:
