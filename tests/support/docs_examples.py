@@ -55,18 +55,31 @@ def commands(text: str) -> list[str]:
 
 def run_block(code: str, names: dict[str, Any]) -> str:
     """What a block prints, on both of its streams in their order."""
+    if not code.startswith("```python"):
+        return "".join(run_command(line) for line in code.splitlines())
+    with captured() as printed:
+        exec(compile(code.removeprefix("```python\n").removesuffix("```\n"), "example", "exec"), names)
+    return printed.getvalue()
+
+
+def run_command(line: str) -> str:
+    """What a command line prints: all, or its first rows, by `| head -n ROWS`."""
     from scalerl.cli.main import main
 
+    command, _, rows = line.partition(" | head -n ")
+    with captured() as printed:
+        status = main(shlex.split(command, comments=True)[1:])
+    assert status == 0, f"{line.strip()}: exit status {status}: {printed.getvalue()}"
+    return "".join(printed.getvalue().splitlines(keepends=True)[: int(rows) if rows else None])
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[io.StringIO]:
+    """Standard output and errors, in one; without warnings."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if code.startswith("```python"):
-            exec(compile(code.removeprefix("```python\n").removesuffix("```\n"), "example", "exec"), names)
-            return printed.getvalue()
-        for line in code.splitlines():
-            status = main(shlex.split(line, comments=True)[1:])
-            assert status == 0, f"{line.strip()}: exit status {status}: {printed.getvalue()}"
-    return printed.getvalue()
+        yield printed
 
 
 def run_page(page: Path, take: Callable[[re.Match[str], str], None]) -> None:

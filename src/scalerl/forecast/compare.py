@@ -3,8 +3,8 @@
 Draws of two recipes' posteriors are paired given one and the same family, so that a difference is never one
 of families, but for ceilings (`sides`); and each recipe gets the seed effects that its runs leave open
 (`seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are compared
-with it. Three questions about every recipe enter Holm's correction, so that 1 - level is the family-wise
-error of all verdicts.
+with it. Three questions about every recipe enter Holm's correction: under the assumed spread of seeds,
+1 - level is the family-wise error of all verdicts.
 
 Shapes: n paired draws.
 """
@@ -80,7 +80,7 @@ def compare(
         base: the recipe that the others are compared with; the first by default.
         budget: compute at which the pass rates are compared too, in the unit of the axis.
         target: pass rate whose compute is compared too.
-        level: of the intervals; 1 - level is the family-wise error of the verdicts.
+        level: of the intervals; 1 - level is the verdicts' family-wise error, if seeds spread as assumed.
         seed_prior: how far seeds are apart, where replicates do not say.
         blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
             base model, prompts and draws in common). A recipe that has two blocks or more in common with the
