@@ -87,7 +87,8 @@ class ForecastScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
         """Record an evaluation, and decide whether the trial goes on."""
-        if result.get(self.metric) is None:  # also where a loop reports None between evaluations
+        # A loop may report None between evaluations.
+        if self.metric is None or result.get(self.metric) is None:
             return TrialScheduler.CONTINUE
         name = trial.trial_id
         if self._time_attr not in result:

@@ -84,6 +84,8 @@ class VllmGenerator(Generator):
         self._counters = Counters()
         self.cached = 0
         """Tokens of prompts that were found in the prefix cache."""
+        self.update_seconds: list[float] = []
+        """Seconds of each update, from the pause to the end of it, in the order of installation."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         try:
@@ -234,6 +236,7 @@ class VllmGenerator(Generator):
             self._count(read, len(event.token_T), event.cached, sampled)
             self._add(request.seq_no, rollout)
         elif isinstance(event, Installed):
+            self.update_seconds.append(event.seconds)
             if event.arrives:
                 self._record("arrived", event.server, f"takes part from version {event.version}")
         elif isinstance(event, LostTokens):

@@ -20,6 +20,7 @@ import asyncio
 import heapq
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -348,6 +349,7 @@ class ServerPool(LoopPool[ServerState]):
         if version == server.installed or self._queue.must_drain(server, version):
             server.count_work()
             return
+        started = time.perf_counter()
         await server.call("pause", seconds=seconds)
         try:
             progress = await self._load(server, source)
@@ -366,7 +368,7 @@ class ServerPool(LoopPool[ServerState]):
         if server.trains:
             arrives = server.rejoining or server.reported < 0
             server.reported, server.rejoining = version, False  # in this order, for a reader in between
-            self._report(Installed(server.number, version, arrives))
+            self._report(Installed(server.number, version, time.perf_counter() - started, arrives))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""

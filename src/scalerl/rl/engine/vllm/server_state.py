@@ -36,6 +36,7 @@ class Installed:
 
     server: int
     version: int
+    seconds: float
     arrives: bool
     """It did not take part before."""
 
