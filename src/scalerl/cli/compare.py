@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings
@@ -57,7 +57,7 @@ def add(compare: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.forecast import compare
-    from scalerl.forecast.recipes import seed_prior
+    from scalerl.forecast.recipes import seed_prior, seeds_if_known, seeds_of
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
     found, unread = read_each(paths_of(args), args, least=2)
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
     fitted, unfitted = _fitted(found, args)
     unread += unfitted
     recipes = recipes_of(args, fitted)
+    named = {name: [(data.path, data.record) for data, _ in runs] for name, runs in recipes.items()}
     result = compare(
         {name: [fit for _, fit in runs] for name, runs in recipes.items()},
         base=args.base,
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> None:
         level=args.level,
         # Within pairs the base models drop out.
         seed_prior=seed_prior([] if args.paired else (data.record for data, _ in fitted)),
-        blocks=_blocks(recipes) if args.paired else None,
+        blocks=seeds_of(named) if args.paired else None,
+        seeds=seeds_if_known(named),
     )
     pairs = [(recipes[pair.base], recipes[pair.recipe]) for pair in result.pairs]
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]
@@ -108,31 +110,6 @@ def run(args: argparse.Namespace) -> None:
         print_table([*result.rows(pair), *hours, *same, ("the paper's rule would say", rule)])
         print()
     print(result.priors(same_prompts=any(prompts)))
-
-
-def _blocks(recipes: dict[str, list[Run]]) -> dict[str, list[Hashable]]:
-    """Return the seed of every run by its config.json, with its base model if there are several."""
-    from scalerl.numbers import as_mapping
-
-    configs = {
-        data.path: data.record.config if data.record else {} for of in recipes.values() for data, _ in of
-    }
-    models = {path: as_mapping(config.get("model")).get("path") for path, config in configs.items()}
-    grouped = len(set(models.values())) > 1
-    blocks: dict[str, list[Hashable]] = {}
-    for name, runs in recipes.items():
-        of_recipe = blocks.setdefault(name, [])
-        for data, _ in runs:
-            seed = configs[data.path].get("seed")
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise InputError(f"{data.path}: has no seed in a config.json, so --paired cannot pair it")
-            block = (models[data.path], seed) if grouped else seed
-            if block in of_recipe:
-                raise InputError(
-                    f"{data.path}: is the second run of {name} with seed {seed}; --paired needs one"
-                )
-            of_recipe.append(block)
-    return blocks
 
 
 def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], list[Unread]]:

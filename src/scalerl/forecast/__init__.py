@@ -1,6 +1,7 @@
 """Uses of fits: comparisons, backtests, forecasts during a run, the paper's own rule. Numpy only.
 
     compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
+    measured.py   the same without a curve: paired differences, Holm's correction, Student's t
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
     bank.py       the same by method, over a folder of runs; the methods with intervals are in rivals.py
     online.py     forecasts inside a training loop

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import InputError, number_of
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.forecast.crossing import Crossing, find_crossing
+from scalerl.forecast.measured import MeasuredRates, holm, paired_differences, seeds_needed
 from scalerl.forecast.sides import (
     PASS_RATES,
     Blocks,
@@ -39,7 +39,6 @@ from scalerl.forecast.sides import (
 from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.metric import Metric
 
-POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
 _FEWEST_VALUES = 4  # seeds that stay at 0, or learn to the same end at once, agree in fewer pass rates
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
@@ -72,6 +71,7 @@ def compare(
     level: float = 0.95,
     seed_prior: SeedPrior = SEED_PRIOR,
     blocks: Blocks | None = None,
+    seeds: Blocks | None = None,
 ) -> Comparison:
     """Compare recipes, each with the fits of one run or of several that differ by the seed alone.
 
@@ -86,6 +86,7 @@ def compare(
             base model, prompts and draws in common). A recipe that has two blocks or more in common with the
             base is compared within them: effects of blocks cancel, and runs without a partner are left out.
             A block may be a pair (group, seed): seeds of one group (a base model) are no evidence of others.
+        seeds: the same, to pair what was measured alone (`Pair.measured`), with or without blocks.
 
     Raises:
         InputError: fewer than two recipes, a recipe without runs or with one run twice, another axis, blocks
@@ -130,11 +131,35 @@ def compare(
         )
         for side, of in zip(sides, known, strict=True)
     ]
+    if seeds is not None:
+        _check_blocks(recipes, seeds)
+        pairs = _with_measured(pairs, recipes, seeds, base, budget, level)
     runs = {name: len(fits) for name, fits in recipes.items()}
     all_metrics, axis = [fit.metric for fits in recipes.values() for fit in fits], recipes[base][0].axis
     metrics = {(one.name, one.dataset): one for one in all_metrics}
     named = tuple(_of_all(one, all_metrics) for one in metrics.values())
     return Comparison(base, runs, named, axis, level, budget, target, seed_prior, tuple(pairs), dict(recipes))
+
+
+def _with_measured(
+    pairs: Sequence[Pair], recipes: Recipes, seeds: Blocks, base: str, budget: float | None, level: float
+) -> list[Pair]:
+    """Return the pairs with their differences as measured: at the budget, or the last that all runs reach."""
+    ends = (float(fit.points.compute_N[-1]) for fits in recipes.values() for fit in fits)
+    at = min(math.inf if budget is None else budget, *ends)
+    rates = {name: MeasuredRates.of(fits, seeds[name], at) for name, fits in recipes.items()}
+    found = paired_differences(rates, base, level)
+    return [
+        replace(
+            pair,
+            measured=one.claim,
+            measured_at=at,
+            differences={"measured": one.difference} | pair.differences,
+        )
+        if (one := found.get(pair.recipe))
+        else pair
+        for pair in pairs
+    ]
 
 
 def _of_all(metric: Metric, metrics: Sequence[Metric]) -> Metric:
@@ -143,28 +168,6 @@ def _of_all(metric: Metric, metrics: Sequence[Metric]) -> Metric:
     known = ({one.n_prompts for one in same} - {0}, {one.n_samples for one in same} - {0})
     prompts, samples = (counts.pop() if len(counts) == 1 else 0 for counts in known)
     return replace(metric, others=(), n_prompts=prompts, n_samples=samples)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return adjusted p-values, in the order given (Holm 1979): the smallest times m, the next m - 1, ..."""
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty(len(p))
-    factor = np.arange(len(p), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(factor * np.asarray(p)[order]), 1.0)
-    return adjusted.tolist()
-
-
-def seeds_needed(difference: float, variance: float, alpha: float) -> int | None:
-    """Return the seeds of each side that detect a difference with power .8, two-sided; None above 100.
-
-    `variance` is that of the difference of one run of each side, seed and fit together.
-    """
-    normal = NormalDist()
-    z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
-    if difference == 0:
-        return None
-    n = z * z * variance / max(difference * difference, 1e-300)
-    return None if n > MOST_SEEDS else max(math.ceil(n), 1)
 
 
 def _claim(

@@ -37,6 +37,14 @@ Verdict = Literal[
 ]
 
 
+_ASKED = {
+    "measured": "measured",
+    "pass_rate_seen": "compute seen",
+    "A": "ceiling",
+    "compute_to_own": "efficiency",
+}
+
+
 @dataclass(frozen=True)
 class Difference:
     """Recipe against base in one quantity: a difference in pass rate, or a ratio of computes or exponents.
@@ -61,7 +69,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Claim:
-    """The answer to one question about a pair; 1 - level is the family-wise error of the verdicts.
+    """The answer to one question about a pair; 1 - level is the family-wise error of the verdicts by curves,
+    under the assumed spread of seeds.
 
     `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
     over all questions of the comparison; `p_runs_only` without the seed variance, for these runs. `seeds` of
@@ -104,7 +113,8 @@ class Pair:
     `pass_rate_seen` (at `compute_seen`) and, with a budget or a target, `pass_rate` at the budget and
     `compute_to_target`, infinite where the target is above the ceiling. Where no saturating curve describes a
     run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds both sides have,
-    where they are compared within these alone; None where runs are not paired.
+    where they are compared within these alone; None where runs are not paired. `measured` is about the pass
+    rates at `measured_at` without a curve, paired by seed; None where fewer than two seeds are in common.
     """
 
     recipe: str
@@ -118,11 +128,14 @@ class Pair:
     differences: dict[str, Difference]
     crossing: Crossing | None
     common_seeds: int | None = None
+    measured: Claim | None = None
+    measured_at: float | None = None
 
     @property
     def claims(self) -> dict[str, Claim]:
         """The answers by the quantity of `differences` that they are about."""
-        return {"pass_rate_seen": self.seen, "A": self.ceiling, "compute_to_own": self.efficiency}
+        first = {"measured": self.measured} if self.measured else {}
+        return first | {"pass_rate_seen": self.seen, "A": self.ceiling, "compute_to_own": self.efficiency}
 
 
 @dataclass(frozen=True)
@@ -188,8 +201,8 @@ class Comparison:
     def to_dict(self) -> dict[str, list[Any]]:
         """Return columns by name, with an entry for every difference: `median`, `low`, `high`.
 
-        `verdict` and `p_adjusted` stand in the rows of their quantities: `pass_rate_seen`, the ceiling `A`,
-        and `compute_to_own`, the efficiency.
+        `verdict` and `p_adjusted` stand in the rows of their quantities: `measured`, `pass_rate_seen`, the
+        ceiling `A`, and `compute_to_own`, the efficiency.
         """
         names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
         rows = []
@@ -251,6 +264,7 @@ class Comparison:
             "B": "efficiency B",
             "C_mid": "C_mid",
             "compute_to_own": "compute to 3/4 of own gain",
+            "measured": f"measured at {pair.measured_at or 0:g}",
             "pass_rate_seen": f"pass rate at {pair.compute_seen:g}",
             "pass_rate": f"pass rate at {self.budget or 0:g}",
             "compute_to_target": f"compute to {self.target or 0:g}",
@@ -262,12 +276,7 @@ class Comparison:
                 f"{self.counted(pair)}   {self.axis}   {weights}   one family {pair.one_family:.2f}",
             ),
         ]
-        rows += [
-            (name, str(claim))
-            for name, claim in zip(
-                ("compute seen", "ceiling", "efficiency"), pair.claims.values(), strict=True
-            )
-        ]
+        rows += [(_ASKED[name], str(claim)) for name, claim in pair.claims.items()]
         if "A" not in pair.differences:
             rows.append((labels["A"], "withheld"))
         for name, difference in pair.differences.items():

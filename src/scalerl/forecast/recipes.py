@@ -6,7 +6,7 @@ made for the run (`chain-base:seed=1`), the name, and settings that do not affec
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,3 +97,38 @@ def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
     if len(set(found)) < len(found):  # one of them is called as another is now
         return [f"{name} ({number})" for number, name in enumerate(names, 1)]
     return found
+
+
+def seeds_of(recipes: Mapping[str, Sequence[tuple[str, RunRecord | None]]]) -> dict[str, list[Hashable]]:
+    """Return the seed of every run by its config.json, with its base model if there are several.
+
+    Runs are pairs of a path, which errors name, and a record.
+
+    Raises:
+        InputError: a run has no seed, or two of a recipe have the same.
+    """
+    configs = {path: record.config if record else {} for of in recipes.values() for path, record in of}
+    models = {path: as_mapping(config.get("model")).get("path") for path, config in configs.items()}
+    grouped = len(set(models.values())) > 1
+    blocks: dict[str, list[Hashable]] = {}
+    for name, runs in recipes.items():
+        of_recipe = blocks.setdefault(name, [])
+        for path, _ in runs:
+            seed = configs[path].get("seed")
+            if isinstance(seed, bool) or not isinstance(seed, int):
+                raise InputError(f"{path}: has no seed in a config.json, so --paired cannot pair it")
+            block = (models[path], seed) if grouped else seed
+            if block in of_recipe:
+                raise InputError(f"{path}: is the second run of {name} with seed {seed}; --paired needs one")
+            of_recipe.append(block)
+    return blocks
+
+
+def seeds_if_known(
+    recipes: Mapping[str, Sequence[tuple[str, RunRecord | None]]],
+) -> dict[str, list[Hashable]] | None:
+    """Return `seeds_of`, or None where a run has none of its own."""
+    try:
+        return seeds_of(recipes)
+    except InputError:
+        return None

@@ -72,7 +72,8 @@ def verdict(
         budget: compute at which pass rates are compared; the last of the study by default, or on another axis
             the largest compute that all arms with a fit have reached.
         target: pass rate whose compute is compared; that of the study by default.
-        level: of the intervals; 1 - level is the family-wise error of the verdicts.
+        level: of the intervals; 1 - level is the family-wise error of the verdicts by curves, and of those as
+            measured, each under its assumptions.
         progress: is called with the share of the runs that are fitted.
 
     Raises:

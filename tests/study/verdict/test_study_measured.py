@@ -2,20 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from scalerl.study.page.page import study_document
 from scalerl.study.page.tables import study_tables, verdict_table
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict.differences import (
-    moderated,
-    paired_seeds,
-    polygamma,
-    standard_error,
-    t_quantile,
-    t_tail,
-)
 from scalerl.study.verdict.verdict import judge_study
 
 
@@ -47,49 +38,6 @@ def test_what_was_measured_is_told_without_a_curve(studies, tmp_path):
     differences = quarter[2] - quarter[0], quarter[3] - quarter[1]
     assert number(other[3].text) == pytest.approx(sum(differences) / 2, abs=5e-4)
     assert number(other[3].beside) == pytest.approx(abs(differences[0] - differences[1]) / 2, abs=5e-4)
-
-
-def test_seeds_of_one_base_model_are_one_in_what_was_measured():
-    """By hand: deviations -3, -1, 1, 3, the first two of one base model, the others of another."""
-    value_S = np.array([1.0, 3.0, 5.0, 7.0])
-    apart = standard_error(value_S, ["a", "b", "c", "d"])
-    assert apart == pytest.approx(math.sqrt(20 / 3) / 2)
-    assert standard_error(value_S, ["a"] * 4) == apart
-    assert standard_error(value_S, ["a", "a", "b", "b"]) == pytest.approx(math.sqrt(2 * (16 + 16)) / 4)
-    assert math.isnan(standard_error(value_S[:1], ["a"]))
-
-
-def test_variances_of_few_seeds_are_moderated_by_those_of_other_arms():
-    """By hand: variances that scatter as chi-squared of 2 alone does are replaced by their common mean."""
-    rng = np.random.default_rng(0)
-    alike_A = rng.chisquare(2, 2000) / 2
-    moderated_A, degrees_A = moderated(alike_A, np.full(2000, 2.0))
-    assert moderated_A.std() < 0.1 * alike_A.std()
-    assert moderated_A.mean() == pytest.approx(1, abs=0.1)
-    assert degrees_A[0] > 30
-    apart_A = np.exp(rng.normal(0, 6, 2000)) * alike_A  # arms that scatter by themselves keep their own
-    moderated_A, degrees_A = moderated(apart_A, np.full(2000, 2.0))
-    assert np.corrcoef(np.log(moderated_A), np.log(apart_A))[0, 1] > 0.95
-    assert degrees_A[0] < 3
-    assert moderated(np.array([1.0, 4.0]), np.array([2.0, 2.0]))[0].tolist() == [1, 4]  # two tell nothing
-    assert moderated(np.array([0.0, 1.0, 2.0, 3.0]), np.full(4, 2.0))[0][0] == 0
-
-
-def test_student_t_against_tables():
-    """NIST/SEMATECH e-Handbook, 1.3.6.7.2; digamma and trigamma at 1 and 1/2 by their closed forms."""
-    for degrees, wanted in ((1, 12.706), (2, 4.303), (10, 2.228), (100, 1.984)):
-        assert t_quantile(0.95, degrees) == pytest.approx(wanted, abs=6e-4)
-    assert t_tail(0.0, 3) == pytest.approx(1, abs=1e-6)
-    assert polygamma(1.0) == pytest.approx((-np.euler_gamma, math.pi**2 / 6), rel=1e-8)
-    assert polygamma(0.5) == pytest.approx((-np.euler_gamma - math.log(4), math.pi**2 / 2), rel=1e-8)
-
-
-def test_seeds_of_a_paired_t_test_against_tables():
-    """G*Power 3.1, two-sided .05, power .8: effects of 2, 1 and .5 sd take 5, 10 and 34 pairs."""
-    for effect, wanted in ((2.0, 5), (1.0, 10), (0.5, 34), (0.1, None), (0.0, None)):
-        assert paired_seeds(effect, 1 / math.sqrt(3), 3, 2.0, 0.05) == wanted
-    # Three pairs that are not significant (t = 7.1) are not told that fewer would do.
-    assert paired_seeds(-0.0544, 0.00768, 3, 2.0, 0.05 / 3) == 4
 
 
 def test_arms_behind_by_a_small_sure_amount_are_no_noise_and_twins_never_acted(studies, tmp_path):

@@ -11,12 +11,12 @@ from scalerl.curve import fit
 from scalerl.forecast import Pair
 from scalerl.forecast.comparison import Claim
 from scalerl.forecast.freeze import freeze
+from scalerl.forecast.measured import MeasuredDifference
 from scalerl.record.evaluation import EvalPoint
 from scalerl.study.page.page import study_document
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.arm_fits import below_best, summarise
-from scalerl.study.verdict.differences import MeasuredDifference
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
 from scalerl.study.verdict.verdict import judge_study, kind_of
 from scalerl.view.facts.frozen import FrozenForecast, Outcome

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalerl.forecast.measured import standard_error
 from scalerl.numbers import DASH, rate, signed, unit_for
 from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
-from scalerl.study.verdict.differences import models_of, rates_at, standard_error
+from scalerl.study.verdict.differences import models_of, rates_at
 from scalerl.study.verdict.verdict import BY_CURVES, StudyVerdict
 from scalerl.view.facts.notices import pair_text, question_text
 from scalerl.view.table import Cell, Row, Table, rate_cell, row

@@ -1,106 +1,26 @@
-"""What is measured of an arm against the base, without a curve: the paired difference over common seeds.
+"""What is measured of the arms of a study, without a curve: `scalerl.forecast.measured` compares it.
 
-With few seeds the variance of each arm is hardly known. It is moderated by those of the other arms, which are
-taken for draws of one scaled inverse chi-squared distribution (Smyth, Stat. Appl. Genet. Mol. Biol. 2004):
-
-    s~^2 = (d_0 s_0^2 + d s^2) / (d_0 + d),    t = difference / (s~ / sqrt(S)) with d_0 + d degrees of freedom
-
-Shapes: S seeds, M computes, A arms.
+Shapes: M computes.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.forecast.compare import MOST_SEEDS, POWER, holm, seeds_needed
-from scalerl.forecast.comparison import Claim, Difference
+from scalerl.forecast.measured import NEAR, MeasuredDifference, MeasuredRates, paired_differences
 from scalerl.study.verdict.arm_fits import ArmSummary
-
-_NEAR = 0.05  # a run counts at a compute that it has missed by no more than this share
-_MOST_DEGREES = 1000.0
-
-
-@dataclass(frozen=True)
-class MeasuredDifference:
-    """An arm less the base at one compute: mean over common seeds with its interval, and the claim on it."""
-
-    seeds: int
-    difference: Difference
-    claim: Claim
 
 
 def measured_differences(
     arms: Sequence[ArmSummary], base: str, axis: str, compute: float, level: float
 ) -> dict[str, MeasuredDifference]:
-    """Return the paired difference of every arm to the base at `compute`, by the name of the arm.
-
-    Intervals hold with `level` each; p-values are corrected over the arms that act (Holm). An arm is left out
-    that has fewer than two seeds in common with the base there.
-
-    A pass rate is a multiple of 1 / n, of n completions, and two seeds may differ by the same by chance: the
-    variance between seeds is at least that of rounding both rates, 1 / (6 n^2).
-    """
-    rates = {arm.name: rates_at(arm, axis, np.array([compute])) for arm in arms}
-    models = {arm.name: models_of(arm) for arm in arms}
-    completions = {arm.name: completions_of(arm) for arm in arms}
-    of_base = rates.get(base, {})
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    variances, degrees = [], []
-    for name, own in rates.items():
-        seeds = [s for s in own if s in of_base and np.isfinite(own[s] - of_base[s]).all()]
-        if name == base or len(seeds) < 2:
-            continue
-        base_S = np.array([of_base[seed][0] for seed in seeds])
-        value_S = np.array([own[seed][0] for seed in seeds]) - base_S
-        groups = [models[name][seed] for seed in seeds]
-        found[name] = value_S, base_S
-        rounding = 1 / (6 * min(completions[name], completions[base]) ** 2)
-        variances.append(max(len(seeds) * standard_error(value_S, groups) ** 2, value_S.any() * rounding))
-        # Its independent parts are base models, or seeds where all have one.
-        different = len(set(groups))
-        degrees.append((different if different > 1 else len(groups)) - 1)
-    variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
-    moderated_A, total_A = moderated(variance_A, degrees_A)
-    tests = {}
-    for (name, (value_S, _)), variance, total in zip(found.items(), moderated_A, total_A, strict=True):
-        se = math.sqrt(variance / len(value_S))
-        mean = float(value_S.mean())
-        # Exactly 0 throughout: the arm does not act, and so differs for certain by nothing.
-        tests[name] = mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0
-    p_of = {name: p for name, (_, se, _, p) in tests.items() if se > 0}
-    adjusted = dict(zip(p_of, holm(list(p_of.values())), strict=True))
-    made = {}
-    for name, (mean, se, total, p) in tests.items():
-        value_S, base_S = found[name]
-        p_adjusted = adjusted.get(name, 1.0)
-        half = t_quantile(level, total) * se
-        interval = (mean - half, mean + half)
-        start = float(base_S.mean())
-        verdict = (
-            "not significant"
-            if p_adjusted > 1 - level
-            else f"{'higher' if mean > 0 else 'lower'} as measured"
-        )
-        seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / max(len(p_of), 1))
-        claim = Claim(verdict, p, p_adjusted, p, seeds, "")  # type: ignore[arg-type]
-        difference = Difference("difference", start, start + mean, mean, interval, interval)
-        made[name] = MeasuredDifference(len(value_S), difference, claim)
-    return made
-
-
-def paired_seeds(mean: float, se: float, seeds: int, degrees: float, alpha: float) -> int | None:
-    """Return the seeds by which this test detects a difference with power .8; None above 100.
-
-    The normal distribution has too few: of three seeds the spread is hardly known. One seed is no test.
-    """
-    least = seeds_needed(mean, seeds * se**2, alpha)
-    for n in range(max(least, 2), MOST_SEEDS + 1) if least else ():
-        d = max(degrees + n - seeds, 1.0)
-        if abs(mean) >= se * math.sqrt(seeds / n) * (t_quantile(1 - alpha, d) + t_quantile(2 * POWER - 1, d)):
-            return n
-    return None
+    """Return the paired difference of every arm to the base at `compute`, by the name of the arm."""
+    recipes = {}
+    for arm in arms:
+        rates = {seed: float(rate_1[0]) for seed, rate_1 in rates_at(arm, axis, np.array([compute])).items()}
+        recipes[arm.name] = MeasuredRates(rates, models_of(arm), completions_of(arm))
+    return paired_differences(recipes, base, level)
 
 
 def rates_at(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.ndarray]:
@@ -113,7 +33,7 @@ def rates_at(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.
         compute_N = record.training_compute(axis)
         rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
         # np.interp would go on with the last value, as if the run had stood still.
-        found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
+        found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + NEAR), rate_M, math.nan)
     return found
 
 
@@ -128,79 +48,3 @@ def completions_of(arm: ArmSummary) -> float:
 def models_of(arm: ArmSummary) -> dict[int, str]:
     """Return the base model of every seed."""
     return {run.run.plan.seed: run.run.plan.model for run in arm.runs}
-
-
-def standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
-    """Return the standard error of the mean, with seeds of one base model as a cluster; NaN for one value.
-
-    sqrt(G / (G - 1) sum_g (sum of the deviations in g)^2) / S over G models (Liang and Zeger, Biometrika
-    1986); with one seed each it is sd / sqrt(S). If all seeds have one model, it is for that model alone.
-    """
-    names, group_S = np.unique(models, return_inverse=True)
-    # One cluster gives no spread between clusters: the spread of its seeds is what is left.
-    if len(names) == 1:
-        group_S = np.arange(len(models))
-    sum_G = np.bincount(group_S, value_S - value_S.mean())
-    if len(sum_G) < 2:
-        return math.nan
-    return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))
-
-
-def moderated(variance_A: np.ndarray, degrees_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the moderated variances and their degrees of freedom, (A,) each; zeros are left as they are.
-
-    d_0 and s_0^2 match the mean and the variance of log s^2 over the arms, three of which it takes.
-    """
-    some_A = variance_A > 0
-    s_A, d_A = variance_A[some_A], degrees_A[some_A]
-    found, degrees = variance_A.astype(float), degrees_A.astype(float)
-    if len(s_A) < 3:
-        return found, degrees
-    psi_A, psi1_A = np.array([polygamma(d / 2) for d in d_A]).T
-    e_A = np.log(s_A) - psi_A + np.log(d_A / 2)
-    spread = float(e_A.var(ddof=1) - psi1_A.mean())
-    d_0 = _MOST_DEGREES if spread <= 0 else min(2 * _inverse_trigamma(spread), _MOST_DEGREES)
-    s_0 = math.exp(float(e_A.mean()) + polygamma(d_0 / 2)[0] - math.log(d_0 / 2))
-    found[some_A] = (d_0 * s_0 + d_A * s_A) / (d_0 + d_A)
-    degrees[some_A] = np.minimum(d_0 + d_A, d_A.sum())  # no more than all arms have
-    return found, degrees
-
-
-def polygamma(x: float) -> tuple[float, float]:
-    """Return the digamma and the trigamma function of x > 0, by recurrence and asymptotic series."""
-    first = second = 0.0
-    while x < 10:
-        first, second, x = first - 1 / x, second + 1 / x**2, x + 1
-    r = 1 / x**2
-    digamma = math.log(x) - 1 / (2 * x) - r * (1 / 12 - r * (1 / 120 - r / 252))
-    trigamma = 1 / x + r / 2 + r / x * (1 / 6 - r * (1 / 30 - r / 42))
-    return first + digamma, second + trigamma
-
-
-def _inverse_trigamma(value: float) -> float:
-    low, high = 1e-3, _MOST_DEGREES
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if polygamma(middle)[1] > value else (low, middle)
-    return low
-
-
-def t_tail(t: float, degrees: float) -> float:
-    """Return the probability that |t| is at least so large, of Student's t.
-
-    With t = sqrt(d) tan(a) it is 2 c times the integral of cos(a)^(d - 1) from a to pi / 2.
-    """
-    degrees = min(degrees, _MOST_DEGREES)
-    a_M = np.linspace(math.atan(abs(t) / math.sqrt(degrees)), math.pi / 2, 4001)
-    log_c = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(math.pi)
-    y_M = np.exp(log_c + (degrees - 1) * np.log(np.maximum(np.cos(a_M), 1e-300)))
-    return min(1.0, 2 * float(np.sum((y_M[1:] + y_M[:-1]) / 2) * (a_M[1] - a_M[0])))
-
-
-def t_quantile(level: float, degrees: float) -> float:
-    """Return t within which |t| is with probability `level`."""
-    low, high = 0.0, 1e5
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, degrees) > 1 - level else (low, middle)
-    return high

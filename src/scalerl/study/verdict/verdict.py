@@ -10,12 +10,13 @@ from typing import Any
 from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
+from scalerl.forecast.measured import MeasuredDifference
 from scalerl.jsonl import plain
 from scalerl.numbers import rate
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
 from scalerl.study.verdict.cautions import cautions, same_runs, unmoved
-from scalerl.study.verdict.differences import MeasuredDifference, measured_differences
+from scalerl.study.verdict.differences import measured_differences
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
     JudgedForecast,

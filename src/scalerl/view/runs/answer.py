@@ -126,16 +126,18 @@ def plain_pair(pair: Pair) -> str:
     `No difference shown yet (lower by 0.013 ± 0.041 at the compute seen); about 27 seeds of each would
     show it.`
     """
-    seen = pair.differences.get("pass_rate_seen")
     claims = ((claim, pair.differences.get(name)) for name, claim in pair.claims.items())
     made = [_shown(claim, difference) for claim, difference in claims if is_made(claim)]
     if made:
         return f"A difference is shown: {'; '.join(made)}."
-    by = "" if seen is None else f" ({_by(seen)} at the compute seen)"
-    if pair.seen.verdict == "inconclusive":
-        return f"Nothing can be said yet{by}: {pair.seen.why}."
-    about = "about " * (pair.seen.seeds is not None)
-    return f"No difference shown yet{by}; {about}{pair.seen.needed} of each would show it."
+    # What was measured says more than a curve through it.
+    name, where = ("measured", "as measured") if pair.measured else ("pass_rate_seen", "at the compute seen")
+    claim, difference = pair.claims[name], pair.differences.get(name)
+    by = "" if difference is None else f" ({_by(difference)} {where})"
+    if claim.verdict == "inconclusive":
+        return f"Nothing can be said yet{by}: {claim.why}."
+    about = "about " * (claim.seeds is not None)
+    return f"No difference shown yet{by}; {about}{claim.needed} of each would show it."
 
 
 def _shown(claim: Claim, difference: Difference | None) -> str:

@@ -138,7 +138,7 @@ def compared(
         InputError: there is no recipe `base`, or the fits cannot be compared.
     """
     from scalerl.forecast import compare
-    from scalerl.forecast.recipes import seed_prior
+    from scalerl.forecast.recipes import seed_prior, seeds_if_known
 
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
@@ -152,7 +152,16 @@ def compared(
         return replace(view, not_compared=why)
     target = view.target if view.target is not None and 0 < view.target < 1 else None
     prior = seed_prior(run.record for members in recipes.values() for run in members)
-    found = compare(fits, base=base, budget=budget, target=target, level=view.level, seed_prior=prior)
+    shown = {name: [(run.name, run.record) for run in recipes[name] if run.fit] for name in fits}
+    found = compare(
+        fits,
+        base=base,
+        budget=budget,
+        target=target,
+        level=view.level,
+        seed_prior=prior,
+        seeds=seeds_if_known(shown),
+    )
     return replace(view, comparison=found)
 
 

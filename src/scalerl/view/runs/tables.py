@@ -130,8 +130,10 @@ def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
 
 def comparison_table(view: RunsView, found: Comparison) -> Table:
     """One row per recipe against the base."""
+    measured = [pair.measured_at for pair in found.pairs if pair.measured_at is not None]
     headers = [
         f"against {found.base}",
+        *(f"pass rate measured at {view.unit.show(at)}, difference" for at in measured[:1]),
         "pass rate at the compute seen, difference",
         "ceiling A, difference",
         "efficiency: compute to 3/4 of own gain, ratio",
@@ -143,9 +145,11 @@ def comparison_table(view: RunsView, found: Comparison) -> Table:
     if found.target is not None:
         headers.append(f"compute to {rate(found.target)}, ratio")
         asked.append("compute_to_target")
-    rows = tuple(_pair_row(view, found, pair, asked) for pair in found.pairs)
+    claimed = ("measured",) * bool(measured) + ("pass_rate_seen", "A", "compute_to_own")
+    rows = tuple(_pair_row(view, found, pair, claimed, asked) for pair in found.pairs)
     title, note = f"Compared with {found.base}", _how_to_compare(view, found)
-    return Table("comparison", title, (*headers, "curves cross"), rows, note, tuple(headers[:4]))
+    prose = tuple(headers[: 5 if measured else 4])
+    return Table("comparison", title, (*headers, "curves cross"), rows, note, prose)
 
 
 def _how_to_compare(view: RunsView, found: Comparison) -> str:
@@ -158,20 +162,27 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
     return (
         f"Difference: the recipe less {found.base}; ratio: its compute over that of {found.base} (×2: twice "
         f"the compute); own gain: from R_0 to its A. Intervals, {percent(found.level)} each, include seed "
-        "variance, except 'these runs'. p is corrected (Holm) over three questions about every recipe, "
-        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would detect "
+        "variance, except 'these runs'. Measured: the mean difference over common seeds, without a curve. "
+        "p is corrected (Holm) over three questions about every recipe, "
+        f"{3 * len(found.pairs)} in all, what is measured by itself; intervals are not. Seeds: how many of "
+        "each would detect "
         "the difference observed, at power .8. The compute seen is the largest that all runs of both sides "
         f"reached; the rest is extrapolated. Curves cross: the probability that the lead changes {sought}."
     )
 
 
-def _pair_row(view: RunsView, found: Comparison, pair: Pair, asked: list[str]) -> Row:
+def _pair_row(
+    view: RunsView, found: Comparison, pair: Pair, claimed: tuple[str, ...], asked: list[str]
+) -> Row:
     differences, crossing = pair.differences, pair.crossing
     cells = [Cell(pair.recipe, found.counted(pair))]
-    for name, claim in pair.claims.items():
-        difference = differences.get(name)
+    for name in claimed:
+        difference, claim = differences.get(name), pair.claims.get(name)
+        if claim is None:  # too few seeds in common
+            cells.append(Cell(DASH))
+            continue
         alone = difference_cell(difference and replace(difference, interval=difference.runs_only)).beside
-        more = [f"these runs: {alone}" if alone else ""]
+        more = [f"these runs: {alone}" if alone and name != "measured" else ""]
         if name == "pass_rate_seen":
             more.append(f"at {view.unit.show(pair.compute_seen)}")
         if claim.verdict == "not significant" and claim.p is not None and claim.p <= 1 - found.level:
