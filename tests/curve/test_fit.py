@@ -120,6 +120,10 @@ def test_forecast_band_and_probability_agree():
     assert result.probability(float(median_M[-1]), 16000.0) == pytest.approx(0.5, abs=0.02)
     assert result.probability(forecast.interval[0], 16000.0) == pytest.approx(0.975, abs=0.005)
     assert forecast.paper_point == pytest.approx(float(result.paper_curve(16000.0)))
+    assert [float(end_1[0]) for end_1 in result.band(4000.0)] == [median_M[1], low_M[1], high_M[1]]
+    for compute in (-1.0, float("inf")):
+        with pytest.raises(InputError, match="the compute must be a number of 0 or more"):
+            result.band(np.array([4000.0, compute]))
 
 
 def test_compute_to_reach_a_target_is_where_the_band_crosses_it():

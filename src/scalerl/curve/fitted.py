@@ -198,8 +198,15 @@ class FittedCurve:
         """Return the mean curve of a rerun with another seed at `compute`, in equally probable values."""
         return self._rerun.curves_at(np.array([compute]))[:, 0]
 
-    def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return median and interval of the mean curve at every compute, three arrays (M,), for plots."""
+    def band(self, compute_M: np.ndarray | float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return median and interval of the mean curve at every compute, three arrays (M,), for plots.
+
+        Raises:
+            InputError: a compute is negative or not finite.
+        """
+        compute_M = np.atleast_1d(compute_M)
+        for compute in compute_M:
+            check_compute(compute, "the compute")
         # The last .1 % of the weight is spread over many cells, all of which are evaluated at every compute.
         post = self.posterior.heaviest(0.999)
         at_Q = np.array([0.5, *tails(self.intervals.level)])

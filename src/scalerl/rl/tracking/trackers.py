@@ -160,6 +160,7 @@ class MlflowTracker:
     def open(self, run: TrackedRun) -> Mapping[str, str]:
         """Start the run in the experiment of the project, or resume it."""
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder without it
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar in that of the run
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 

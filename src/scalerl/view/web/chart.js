@@ -291,7 +291,7 @@ var scalerlChart = (() => {
       const [nearest] = [data.target, knownCeiling(only)].filter(known).sort((a, b) => Math.abs(a - A?.[0]) - Math.abs(b - A?.[0]));
       const below = nearest > A?.[0];
       if (A) found.push({ ...look, bgcolor: clear, ...beside(below), y: A[0], font: { color: palette.ceiling, size: 12 },
-        text: "ceiling A" + (plot.clientWidth < 560 ? "" : ` ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]${identified ? "" : ", not identified"}`) });
+        text: "ceiling A" + (plot.clientWidth < 560 ? "" : ` ${rate(A[0])} [${rate(A[1])}, ${rate(A[2])}]`) + (identified ? "" : ", not identified") });
       const at = changeOf(only);
       if (known(at)) found.push({ ...look, xref: "x", yref: "paper", y: 0.02, yanchor: "bottom", xanchor: "left",
         x: state.log ? Math.log10(at) : at, text: plain(misfit), font: { color: palette.later, size: 12 } });
