@@ -94,6 +94,16 @@ def test_the_table_of_benchmarks_is_complete():
     assert set(re.findall(r"`(\w+\.py)`", text)) == scripts.keys()
 
 
+def test_everything_is_where_the_table_of_contributors_says():
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where is what")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in text.splitlines() if "`" in line][1:]
+    assert len(rows) > 15
+    for names, files in rows:
+        for name, file in zip(names.split(";"), files.split(";"), strict=True):
+            source = (ROOT / "src" / "scalerl" / file.strip(" `")).read_text()
+            assert re.search(rf"^(class|def) {name.strip(' `')}\b", source, flags=re.MULTILINE), name
+
+
 def test_no_placeholder_is_left():
     for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"]:
         assert not re.search(r"@[A-Z]+@", page.read_text()), page
