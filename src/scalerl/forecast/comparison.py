@@ -187,7 +187,7 @@ class Comparison:
         del found["fits"]
         found |= {"metrics": [metric.to_json() for metric in self.metrics]}
         for pair in found["pairs"]:
-            pair["differences"] = {"A": None} | pair["differences"]
+            pair["differences"] = {"measured": None, "A": None} | pair["differences"]
         return found
 
     def to_frame(self) -> Any:
