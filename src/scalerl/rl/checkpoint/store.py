@@ -214,7 +214,12 @@ def write_whole(folder: Path, write: Write) -> None:
 def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
     """Write a model in Hugging Face format by `save`, and its tokenizer."""
     sums = save(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more specific where it cannot write a file
+        raise OSError(str(error)) from error
     return sums
 
 
