@@ -12,6 +12,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class MeasuredDifference:
 class MeasuredRates:
     """The pass rates of a recipe's runs at one compute, by seed; NaN where a run did not come so far."""
 
-    rates: Mapping[Hashable, float]
-    models: Mapping[Hashable, Hashable]
+    rates: Mapping[Any, float]
+    models: Mapping[Any, str]
     """The base model of every seed: seeds of one are no evidence of others."""
     completions: float
     """The fewest completions of an evaluation; infinite where none is known."""
@@ -55,7 +56,7 @@ class MeasuredRates:
             rates[block] = float(rate) if reached else math.nan
             known_N = points.samples_N[points.samples_N > 0]
             completions = min(completions, float(known_N.min(initial=math.inf)))
-        models = {block: block[0] if isinstance(block, tuple) else "" for block in blocks}
+        models = {block: str(block[0]) if isinstance(block, tuple) else "" for block in blocks}
         return cls(rates, models, completions)
 
 
