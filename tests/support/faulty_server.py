@@ -37,11 +37,6 @@ def submit(generator: Any, prompts: Any = PROMPTS, samples: int = 2) -> None:
         generator.submit(prompt, 0, samples)
 
 
-def alive(generator: Any) -> int:
-    """Servers that take part in training."""
-    return sum(server.reported >= 0 and not server.rejoining for server in generator._servers)
-
-
 class FaultyServer:
     """Answers to `paths` as it is told; every completion is `tokens`, each with log-probability -1.
 

@@ -15,6 +15,7 @@ from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.engine.sampling import RequestFactory
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import Place
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.placement.evaluate import EvaluationResult, result_of, with_suites
 from scalerl.rl.types import Rollout, Weights
 from scalerl.rl.verify.environment import load_environment
@@ -82,8 +83,8 @@ class ServedEvaluator:
             for name, (task, samples) in recipe.evaluated.items()
         }
         self._verifiers = {name: load_verifier(recipe, generator.tokenizer, name) for name in self._requests}
-        self._turns = {
-            name: generator.turns(environment)
+        self._environments = {
+            name: TurnsThread(environment, generator.sampling)
             for name in self._requests
             if (environment := load_environment(recipe, generator.tokenizer, name))
         }
@@ -98,7 +99,7 @@ class ServedEvaluator:
         """Start to evaluate `weights`."""
         names = HELDOUT, *suites
         for name in names:
-            wanted = self._requests[name], weights, version, self._turns.get(name)
+            wanted = self._requests[name], weights, version, self._environments.get(name)
             self._sampled.append(self._generator.evaluate(*wanted))
         return self._thread.submit(self._verify, version, names)
 
@@ -107,8 +108,8 @@ class ServedEvaluator:
         for sampled in self._sampled:
             sampled.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        for verifier in self._verifiers.values():
-            verifier.close()
+        for part in (*self._verifiers.values(), *self._environments.values()):
+            part.close()
 
     def _verify(self, version: int, names: Sequence[str]) -> EvaluationResult:
         found = {name: self._verify_one(version, name) for name in names}
@@ -118,6 +119,6 @@ class ServedEvaluator:
         groups = self._sampled[0].result()
         self._sampled.popleft()
         until = self._generator.evaluated_seconds
-        seconds, self._counted = until - self._counted, until
+        seconds, self._counted = (until - self._counted) / self._generator.n_servers, until
         verdicts, n_kept = self._verifiers[name].verify(groups), self._n_kept if name == HELDOUT else 0
         return result_of(version, groups, verdicts, seconds, self._generator.tokenizer, n_kept)

@@ -16,7 +16,7 @@ from typing import Any
 from scalerl.rl.workers.backend import Backend, Target, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, W, WorkerPool
 
-_EVERY = 0.02  # seconds between two polls where nothing arrives
+_EVERY = 0.1  # seconds between two polls where nothing arrives
 
 
 class LoopPool(WorkerPool[W]):

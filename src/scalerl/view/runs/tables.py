@@ -147,27 +147,27 @@ def comparison_table(view: RunsView, found: Comparison) -> Table:
         asked.append("compute_to_target")
     claimed = ("measured",) * bool(measured) + ("pass_rate_seen", "A", "compute_to_own")
     rows = tuple(_pair_row(view, found, pair, claimed, asked) for pair in found.pairs)
-    title, note = f"Compared with {found.base}", _how_to_compare(view, found)
+    title, note = f"Compared with {found.base}", _how_to_compare(view, found, bool(measured))
     prose = tuple(headers[: 5 if measured else 4])
     return Table("comparison", title, (*headers, "curves cross"), rows, note, prose)
 
 
-def _how_to_compare(view: RunsView, found: Comparison) -> str:
+def _how_to_compare(view: RunsView, found: Comparison, measured: bool) -> str:
     """Return a note on the columns of the comparison, and which way they go."""
     ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
     sought = "from the first evaluation to well beyond the last"
     if len(ends) == 1:
         first, last = ends.pop()
         sought = f"between {view.unit.show(first)} and {view.unit.show(last)}"
+    more = " Measured: the mean over common seeds, without a curve; its p is corrected by itself." * measured
     return (
         f"Difference: the recipe less {found.base}; ratio: its compute over that of {found.base} (×2: twice "
         f"the compute); own gain: from R_0 to its A. Intervals, {percent(found.level)} each, include seed "
-        "variance, except 'these runs'. Measured: the mean difference over common seeds, without a curve. "
-        "p is corrected (Holm) over three questions about every recipe, "
-        f"{3 * len(found.pairs)} in all, what is measured by itself; intervals are not. Seeds: how many of "
-        "each would detect "
+        "variance, except 'these runs'. p is corrected (Holm) over three questions about every recipe, "
+        f"{3 * len(found.pairs)} in all, and intervals are not. Seeds: how many of each would detect "
         "the difference observed, at power .8. The compute seen is the largest that all runs of both sides "
         f"reached; the rest is extrapolated. Curves cross: the probability that the lead changes {sought}."
+        f"{more}"
     )
 
 

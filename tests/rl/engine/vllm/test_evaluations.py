@@ -244,4 +244,4 @@ def test_a_completion_of_an_evaluation_that_is_dropped_is_sampled_again(peer, co
     peer.faults["/v1/completions"] = first(2, drop)
     groups = generator.evaluate(requests(generator), weights, 0).result(20)
     np.testing.assert_array_equal([len(group) for group in groups], [2] * 4)
-    assert len(generator._pool.lost) == 0
+    assert generator.restarts == 0

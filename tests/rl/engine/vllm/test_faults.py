@@ -173,7 +173,7 @@ def test_a_dropped_connection_to_a_server_that_is_well_costs_nothing(peer, conne
     generator = connect(peer)
     submit(generator)
     assert len(collect(generator, 4)) == 4
-    assert (len(generator._pool.lost), generator.counters.restarted) == (0, 0)
+    assert (generator.restarts, generator.counters.restarted) == (0, 0)
 
 
 def test_two_servers_of_one_seed_are_refused_where_completions_have_none_of_their_own(

@@ -12,7 +12,6 @@ from faulty_server import (
     PROMPTS,
     TOKENS,
     FaultyServer,
-    alive,
     collect,
     died,
     first,
@@ -41,7 +40,7 @@ def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(pe
         groups = collect(generator, 3)
     assert [group[0].prompt.id for group in groups] == ["p/1", "p/2", "p/3"]
     assert len(revived.loaded) == 1  # the weights of the day, before anything else
-    assert len(generator._pool.lost) == 1
+    assert generator.restarts == 1
     assert generator.counters.restarted == 2  # three slots held completions of two groups
     again = {body["seed"] for body in revived.bodies}
     assert {body["seed"] for body in peer.bodies[2:]} <= again  # what is begun again draws the same
@@ -93,7 +92,7 @@ def test_what_dies_before_its_first_completion_is_waited_for_as_one_loss(
         pass
     with died(peer, generator, tokenizer):
         assert [group[0].prompt.id for group in collect(generator, 1)] == ["p/0"]
-    assert len(generator._pool.lost) == restarts
+    assert generator.restarts == restarts
 
 
 def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_weights(
@@ -106,14 +105,14 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
     submit(generator)
     collect(generator, 4)
     other.close()
-    while not generator._pool.lost:
+    while not generator.restarts:
         generator.work()
     generator.update(weights, 1)
     while generator.installed < 1:  # of those that are there
         generator.work()
     submit(generator)
     collect(generator, 4)
-    assert alive(generator) == 1
+    assert generator.alive == 1
     revived = FaultyServer(tokenizer, TOKENS, other.port)
     try:
         revived.faults["/resume"] = first(1, slow(0.5))
@@ -124,7 +123,7 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
             generator.work()
         submit(generator)
         collect(generator, 4)
-        while alive(generator) < 2:
+        while generator.alive < 2:
             generator.work()
         submit(generator)
         collect(generator, 4)
@@ -157,7 +156,7 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
         assert generator.counters.flops > flops
         collect(generator, 1)
     assert generator.counters.tokens == 3 + 4 * len(TOKENS)
-    assert (len(peer.loaded), generator.counters.restarted) == (1, 1)
+    assert (len(generator.update_seconds), generator.counters.restarted) == (2, 1)
     came, lost, again, span, _ = lines.lines(1, 0.0, 0.0)
     assert came["event"] == again["event"] == f"vLLM at {peer.url} takes part from version 0"
     assert lost["event"].startswith(f"vLLM at {peer.url} is lost: ")

@@ -81,14 +81,14 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
         go_on(6)
         monkeypatch.setattr(generator, "submit", killing(generator))
         go_on(12)
-        assert len(generator._pool.lost) == 1
+        assert generator.restarts == 1
         assert generator.counters.restarted >= 1
         check(recipe, run, steps)
         lost, second = worker.node, servers()
         nodes.add(1)
         nodes.kill_node_of(lost)
         go_on(18)
-        assert len(generator._pool.lost) >= 2  # one may be placed there before Ray has noticed
+        assert generator.restarts >= 2  # one may be placed there before Ray has noticed
         until(lambda: worker.node != lost)
         check(recipe, run, steps)
         rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
@@ -110,7 +110,7 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
         assert sum(span["busy"] for span in spans) <= generator.counters.seconds
         assert sum(span["busy"] > 0 for span in spans) >= 10
         assert generator.counters.tokens >= sum(r.length for r in rollouts)
-        assert len({v for r in rollouts for v in r.version_T.tolist()}) >= 3  # some may be passed over
+        assert len(generator.update_seconds) >= 3  # versions may be passed over
         assert (tmp_path / "vllm-0.log").stat().st_size > 0
         third = servers()
     until(lambda: not {*first, *second, *third} & groups(), what="the end of all workers")

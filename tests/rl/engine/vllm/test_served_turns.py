@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from answering import Answering
-from faulty_server import PROMPTS, TOKENS, FaultyServer, alive, collect, drop, first, submit
+from faulty_server import PROMPTS, TOKENS, FaultyServer, collect, drop, first, submit
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.engine.sampling import RequestFactory
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.verify.environment import TaskEnvironment
 
 RULE = LengthRule(40, 10, Marker((2,)))
@@ -122,7 +123,7 @@ class _Late:
 def test_a_lost_server_costs_the_turn_and_no_turn_before_it(peer, other, connect, environment):
     """It dies with second turns, and the other server goes on with these: their first ones stay."""
     generator = connect(peer, other, slots=4, length=RULE, environment=environment)
-    while alive(generator) < 2:
+    while generator.alive < 2:
         generator.work()
     other.held.clear()
     submit(generator, ANSWERED[:2])
@@ -143,7 +144,7 @@ def test_a_lost_server_costs_the_turn_and_no_turn_before_it(peer, other, connect
 
 def test_turns_of_one_completion_go_to_the_server_that_has_the_first(peer, other, connect, environment):
     generator = connect(peer, other, slots=4, length=RULE, environment=environment)
-    while alive(generator) < 2:
+    while generator.alive < 2:
         generator.work()
     submit(generator, ANSWERED)
     assert [len(r.turns) for group in collect(generator, 4) for r in group] == [3] * 8
@@ -153,7 +154,7 @@ def test_turns_of_one_completion_go_to_the_server_that_has_the_first(peer, other
 def test_versions_never_fall_within_a_completion(peer, other, connect, environment, tokenizer, weights):
     """What the new weights have sampled does not go on where an evaluation keeps the old ones."""
     generator = connect(peer, other, slots=2, length=RULE, environment=environment)
-    while alive(generator) < 2:
+    while generator.alive < 2:
         generator.work()
     done = threading.Event()
     other.faults["/v1/completions"] = first(1, lambda handler: not done.wait())
@@ -188,7 +189,7 @@ def test_an_evaluation_is_of_one_version_though_its_turns_wait(
 ):
     """No server goes on to newer weights while an answer is under way."""
     generator = connect(peer, length=RULE)
-    turns = generator.turns(environment)
+    turns = TurnsThread(environment, generator.sampling)
     while generator.installed < 0:
         generator.work()
     held, ask = threading.Event(), environment.ask
@@ -209,6 +210,7 @@ def test_an_evaluation_is_of_one_version_though_its_turns_wait(
     assert [path.rpartition("/")[2] for path in peer.loaded] == ["version-0", "version-1"]
     seeds = [body["seed"] for body in peer.bodies if body["cache_salt"].startswith("evaluation-")]
     assert len(set(seeds)) == 24
+    turns.close()
 
 
 def test_a_dropped_turn_is_sent_again(peer, connect, environment):
@@ -216,7 +218,7 @@ def test_a_dropped_turn_is_sent_again(peer, connect, environment):
     peer.faults["/v1/completions"] = first(3, drop)
     submit(generator, ANSWERED[:1])
     assert [len(r.turns) for group in collect(generator, 1) for r in group] == [3, 3]
-    assert len(generator._pool.lost) == 0
+    assert generator.restarts == 0
 
 
 def test_an_environment_whose_processes_do_not_start_ends_the_run(peer, connect, environment):

@@ -145,7 +145,7 @@ def test_a_server_that_dies_as_its_weights_are_written_finds_them_written_once(
         (group,) = collect(generator, 1)
         assert {rollout.first_version for rollout in group} == {1}
         assert [Path(path).name for path in revived.loaded] == ["version-1"]
-    assert len(written) == len(generator._pool.lost) == 1
+    assert len(written) == generator.restarts == 1
 
 
 def test_weights_are_those_of_their_version_though_the_learner_goes_on(peer, connect, weights, tmp_path):

@@ -44,6 +44,7 @@ from scalerl.rl.engine.vllm.completions import Completed, turn_of
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.launch import environment, place_workers
 from scalerl.rl.engine.vllm.requirements import Requirements
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.learner.load import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.prompt_pool import PromptPool
@@ -210,6 +211,7 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     print(f"\n{tokens} tokens in {seconds:.1f} s; ", end="")
     print(f"{len(several)} of {len(rollouts)} completions across updates; ", end="")
     print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
+    print("updates in ms:", [round(1e3 * seconds) for seconds in generator.update_seconds])
 
 
 def test_top_p_and_top_k_are_those_of_the_built_in_engine(base, connect):
@@ -279,7 +281,7 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     environment, other = (TaskEnvironment(Answering(pause=0.05), load_tokenizer(base)) for _ in range(2))
     generator = connect(NO_INTERRUPTION, slots=5, environment=environment)
     updated = perturbed(base_weights, 1, 0.05)
-    turns = generator.turns(other)
+    turns = TurnsThread(other, generator.sampling)
     factory = RequestFactory(load_tokenizer(base), replace(generator.sampling, seed=7))
     prompts = [replace(prompt_of(n, "e"), answer=" ".join(SYMBOLS)) for n in range(1, 7)]
     requests = [r for i, prompt in enumerate(prompts) for r in factory.requests(i, (prompt, 0, 2))]
@@ -292,6 +294,7 @@ def test_an_evaluation_with_turns_is_sampled_by_its_weights_alone_and_again_the_
     trained = collect(generator, 7)
     evaluations.append(generator.evaluate(requests, base_weights, 0, turns))
     first, second = ([r for group in found.result(300) for r in group] for found in evaluations)
+    turns.close()
     models = models_of(base, [base_weights, updated])
     assert {v for r in [*first, *second] for v in r.version_T.tolist()} == {0}
     assert 1 in {v for r in trained for v in r.version_T.tolist()}
@@ -479,7 +482,7 @@ def restarted(own, served, base, base_weights):
 def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(own, restarted):
     rollouts = restarted.rollouts
     assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 61)]
-    assert len(own._pool.lost) == 1
+    assert own.restarts == 1
     assert 1 <= own.counters.restarted <= restarted.left
     assert own._servers[0].process.pid != restarted.pid
     assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}

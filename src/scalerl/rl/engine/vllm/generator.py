@@ -43,7 +43,7 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
     Times,
 )
-from scalerl.rl.engine.vllm.turns import Turns
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
 from scalerl.rl.model.out_of_memory import leave_share
 from scalerl.rl.types import Counters, Rollout, Weights
@@ -82,10 +82,12 @@ class VllmGenerator(Generator):
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
         self._counters = Counters()
-        self.cached = 0
-        """Tokens of prompts that were found in the prefix cache."""
         self.update_seconds: list[float] = []
         """Seconds of each update, from the pause to the end of it, in the order of installation."""
+        self.cached = 0
+        """Tokens of prompts that were found in the prefix cache."""
+        self.restarts = 0
+        """Servers that were lost and started again."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         try:
@@ -114,9 +116,13 @@ class VllmGenerator(Generator):
         self._shares = len(servers.gpus) == 1 and cuda.memory_allocated() > 0
         if self._shares:
             leave_share(settings.gpu_memory)
+        self._installed = [-1] * len(self._servers)
+        self._lost: set[int] = set()
+        """Servers that were lost, and do not take part again yet."""
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
         # A server may have cached these prompts for another run, by other weights of the same version.
         self._salt, self._evaluations = secrets.token_hex(4), count()
+        self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
             servers,
             sampling,
@@ -126,7 +132,7 @@ class VllmGenerator(Generator):
             weights,
             version,
             self._events.put,
-            Turns(environment, sampling) if environment else None,
+            self._environment,
         )
 
     # -- the interface ---------------------------------------------------------------------------------------
@@ -148,35 +154,31 @@ class VllmGenerator(Generator):
         requests: Sequence[Request],
         weights: Weights,
         version: int,
-        turns: Turns | None = None,
+        environment: TurnsThread | None = None,
     ) -> Future[list[tuple[Rollout, ...]]]:
         """Have completions sampled by `weights`, and by no others, beside those of training.
 
         They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
-        of training; their turns are answered by `turns`. The future has them by group and sample; it fails
-        with what ends the generator.
+        of training; `environment` answers their turns. The future has them by group and sample; it fails with
+        what ends the generator.
         """
         salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
-        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), turns=turns)
+        evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), environment=environment)
         self._pool.evaluate(evaluation, weights)
         return evaluation.done
 
-    def turns(self, environment: TaskEnvironment) -> Turns:
-        """Return what has `environment` answer the turns of evaluations; it ends with the generator."""
-        self._pool.polled.append(turns := Turns(environment, self.sampling))
-        return turns
-
     @property
     def evaluated_seconds(self) -> float:
-        """Seconds that all servers together have spent on evaluations."""
-        return sum(server.times.evaluated for server in self._servers) / len(self._servers)
+        """Seconds that servers have spent on evaluations, summed over them."""
+        return sum(server.times.evaluated for server in self._servers)
 
     @property
     def installed(self) -> int:
         """The version that every server has installed which takes part; -1 where all are lost."""
         self._receive(block=False)
         # A lost server installs nothing: if it counted, the others would have no more groups to sample.
-        return min((server.reported for server in self._servers if not server.rejoining), default=-1)
+        taking_part = [version for i, version in enumerate(self._installed) if i not in self._lost]
+        return min(taking_part, default=-1)
 
     @property
     def counters(self) -> Counters:
@@ -191,6 +193,16 @@ class VllmGenerator(Generator):
         )
         return sum_of([self._before, spent])
 
+    @property
+    def n_servers(self) -> int:
+        """Servers that there are, whether or not they take part."""
+        return len(self._servers)
+
+    @property
+    def alive(self) -> int:
+        """Servers that take part."""
+        return sum(version >= 0 for version in self._installed)
+
     def wait_until_started(self) -> None:
         """Wait until every server has the first weights.
 
@@ -203,10 +215,10 @@ class VllmGenerator(Generator):
     def close(self) -> None:
         """Stop the servers that were started by us; completions in flight are lost."""
         self._pool.close()
-        for turns in self._pool.polled:
-            turns.environment.close()
         if self._shares:
             leave_share(0.0)
+        if self._environment:
+            self._environment.close()
         self._remove_folder()
         atexit.unregister(self._remove_folder)
 
@@ -236,14 +248,20 @@ class VllmGenerator(Generator):
             self._count(read, len(event.token_T), event.cached, sampled)
             self._add(request.seq_no, rollout)
         elif isinstance(event, Installed):
-            self.update_seconds.append(event.seconds)
-            if event.arrives:
+            if self._installed[event.server] < 0:
                 self._record("arrived", event.server, f"takes part from version {event.version}")
+            self._installed[event.server] = event.version
+            # It takes part again with the newest weights, as any other.
+            self._lost.discard(event.server)
+            self.update_seconds.append(event.seconds)
         elif isinstance(event, LostTokens):
             self._count(event.prompt, event.tokens, 0, event.tokens)
         elif isinstance(event, Restarted):
+            self._installed[event.server] = -1
+            self._lost.add(event.server)
             # The groups stay assigned: the pool samples their completions anew, with the same seeds.
             self._counters.restarted += len(event.seq_nos)
+            self.restarts += 1
             self._record("lost", event.server, f"is lost: {event.why}")
         else:
             raise event

@@ -44,7 +44,7 @@ from scalerl.rl.engine.vllm.server_state import (
     ServerState,
     Times,
 )
-from scalerl.rl.engine.vllm.turns import Turns
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.engine.vllm.worker import serve
 from scalerl.rl.sync.vllm_weights import FileTransport, IpcTransport, NcclTransport, VllmTransport
 from scalerl.rl.types import Weights
@@ -76,15 +76,12 @@ class ServerPool(LoopPool[ServerState]):
         weights: Weights,
         version: int,
         report: Callable[[Event], None],
-        turns: Turns | None = None,
+        environment: TurnsThread | None = None,
     ) -> None:
         super().__init__(servers.states, servers.backend, serve)
         self._settings, self._gpus = servers.settings, servers.gpus
         self._sampling, self._required = sampling, required
-        self._salt, self._folder, self._report = salt, str(folder), report
-        self._turns = turns
-        self.polled = [turns] if turns else []
-        """Those of evaluations, too."""
+        self._salt, self._folder, self._report, self._environment = salt, str(folder), report, environment
         by_kind: dict[str, type[VllmTransport]] = {"ipc": IpcTransport, "nccl": NcclTransport}
         transport = servers.transport or by_kind.get(self._settings.transport)
         self._weights = transport() if transport else FileTransport(folder)
@@ -130,12 +127,6 @@ class ServerPool(LoopPool[ServerState]):
         self._queue.announce(evaluation)
 
     # -- in the loop -----------------------------------------------------------------------------------------
-
-    def poll(self, timeout: float) -> None:
-        """See `WorkerPool.poll`."""
-        super().poll(timeout)
-        for turns in self.polled:
-            turns.poll()
 
     def _stopped(self, error: BaseException | None) -> None:
         ended = WorkerError("generation by vLLM was stopped")
@@ -204,8 +195,8 @@ class ServerPool(LoopPool[ServerState]):
         completed = completed_of(server.name, answer, request, flight.marks)
         server.proven, server.losses = True, 0
         self._drops.pop(flight.key, None)
-        if turns := flight.evaluation.turns if flight.evaluation else self._turns:
-            found = await self._next_turn(turns, flight, completed)
+        if environment := flight.evaluation.environment if flight.evaluation else self._environment:
+            found = await self._next_turn(environment, flight, completed)
             if isinstance(found, Request):
                 flight.request = replace(found, server=server.number)
                 self._queue_again([flight])
@@ -218,14 +209,16 @@ class ServerPool(LoopPool[ServerState]):
         self._send_waiting()
         self._wake()
 
-    async def _next_turn(self, turns: Turns, flight: Flight, completed: Completed) -> Request | Completed:
+    async def _next_turn(
+        self, environment: TurnsThread, flight: Flight, completed: Completed
+    ) -> Request | Completed:
         """Have the environment answer a turn; its slot is another's meanwhile."""
         self._send_waiting()
         if flight.evaluation is None:
-            return await turns.next_turn(completed)
+            return await environment.next_turn(completed)
         flight.evaluation.answering += 1  # no server goes on to other weights
         try:
-            return await turns.next_turn(completed)
+            return await environment.next_turn(completed)
         finally:
             flight.evaluation.answering -= 1
 
@@ -366,9 +359,8 @@ class ServerPool(LoopPool[ServerState]):
         server.installed = version
         server.count_work()
         if server.trains:
-            arrives = server.rejoining or server.reported < 0
-            server.reported, server.rejoining = version, False  # in this order, for a reader in between
-            self._report(Installed(server.number, version, time.perf_counter() - started, arrives))
+            server.rejoining, server.reported = False, version
+            self._report(Installed(server.number, version, time.perf_counter() - started))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
         """Have the weights loaded; return the tokens of the completions that had started, by flight."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, groups_of
-from scalerl.rl.engine.vllm.turns import Turns
+from scalerl.rl.engine.vllm.turns import TurnsThread
 from scalerl.rl.sync.vllm_client import VllmClient
 from scalerl.rl.types import Rollout
 from scalerl.rl.workers.backend import WorkerLostError
@@ -37,8 +37,6 @@ class Installed:
     server: int
     version: int
     seconds: float
-    arrives: bool
-    """It did not take part before."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ class ServedEvaluation:
     """Training samples by this version, too."""
     weights: Any = None
     """Those of the version, as the transport holds them."""
-    turns: Turns | None = None
+    environment: TurnsThread | None = None
     answering: int = 0
-    """Completions that wait for the answer to a turn."""
+    """Completions that wait for its answer."""
     completed: list[Completed] = field(default_factory=list)
     done: Future[list[tuple[Rollout, ...]]] = field(default_factory=Future)
 
@@ -145,7 +143,7 @@ class ServerState(PoolWorker, VllmClient):
     trains: bool = False
     """Those of training, too."""
     reported: int = -1
-    """The newest version that training samples by here: it is sampled by none before it."""
+    """The newest version that was reported as installed: training is sampled by none before it."""
     rejoining: bool = False
     """It was lost, and does not take part again yet."""
     proven: bool = False

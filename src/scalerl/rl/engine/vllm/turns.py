@@ -1,39 +1,62 @@
 """Completions of several turns with vLLM: every turn is a request, and what it is answered begins the next.
 
-    a server completes a turn -> `TaskEnvironment` -> the tokens that follow -> the next request
+    a server completes a turn -> this thread: `TaskEnvironment` -> the tokens that follow -> the next request
 
-All of it is in the loop of the servers, where a step of the trainer holds up no answer. The decode slot of a
-turn is free while its answer is under way. The next request has the cache salt of the first, so that the
-server finds the KV cache of the turns before, as weights of then have made it; what was evicted meanwhile,
-the end of the last block and the answer are read by the weights of now.
+The decode slot of a turn is free while its answer is under way. The next request has the cache salt of the
+first, so that the server finds the KV cache of the turns before, as weights of then have made it; what was
+evicted meanwhile, the end of the last block and the answer are read by the weights of now.
 """
 
 import asyncio
-from dataclasses import replace
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.completions import Completed, turn_of
+from scalerl.rl.types import Prompt
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
+_MOMENT = 0.01
+"""Seconds for which answers are waited for, before turns that have ended meanwhile are seen to."""
 
-class Turns:
-    """Answers turns by an environment; its methods are called in the loop of the servers alone."""
+
+@dataclass(eq=False)
+class _EndedTurn:
+    prompt: Prompt
+    turns: list[np.ndarray]
+    answered: Future[np.ndarray | None] = field(default_factory=Future)
+    """See `TurnAnswer.result`."""
+    answer: TurnAnswer | None = None
+
+
+class TurnsThread:
+    """Answers turns by an environment, in a thread of its own: a step of the trainer holds up no answer."""
 
     def __init__(self, environment: TaskEnvironment, sampling: Sampling) -> None:
-        self.environment, self._sampling = environment, sampling
-        self._waiting: list[tuple[TurnAnswer, asyncio.Future[None]]] = []
+        self._environment, self._sampling = environment, sampling
+        self._inbox: queue.SimpleQueue[_EndedTurn | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
+        self._thread.start()
 
     async def next_turn(self, completed: Completed) -> Request | Completed:
-        """Return the request of the turn that follows, or the completion where this was the last."""
+        """Return the request of the turn that follows, or the completion where this was the last.
+
+        Raises:
+            ScalerlError: the processes of the environment do not start.
+        """
         request, most = completed.request, self._sampling.length.max_tokens
         turn, truncated = turn_of(completed, self._sampling)
         turns = [one.token_T[one.sampled_T] for one in (*request.turns, turn)]
-        if truncated or len(turns) >= self.environment.turns:
+        if truncated or len(turns) >= self._environment.turns:
             return completed
-        answer, there = self.environment.ask(request.prompt, turns), asyncio.Future[None]()
-        self._waiting.append((answer, there))
-        await there
-        answer_T = answer.result()
+        ended = _EndedTurn(request.prompt, turns)
+        # The environment is used by its own thread alone; the event loop only waits for the future.
+        self._inbox.put(ended)
+        answer_T = await asyncio.wrap_future(ended.answered)
         if answer_T is not None and not len(answer_T):
             return completed
         if answer_T is not None:
@@ -42,16 +65,36 @@ class Turns:
                 return replace(request, turns=(*request.turns, turn))
         return replace(completed, truncated=True)
 
-    def poll(self) -> None:
-        """Receive the answers that are there.
+    def close(self) -> None:
+        """Stop the processes of the environment."""
+        self._inbox.put(None)
+        self._thread.join()
+        self._environment.close()
 
-        Raises:
-            WorkerError: the processes of the environment do not start.
-        """
-        # Those whose server or run has ended meanwhile are not waited for any more.
-        self._waiting = [(answer, there) for answer, there in self._waiting if not there.done()]
-        if self._waiting:
-            self.environment.poll(0.0)
-        for answer, there in self._waiting:
-            if answer.done:
-                there.set_result(None)
+    def _run(self) -> None:
+        under_way: list[_EndedTurn] = []
+        try:
+            self._answer(under_way)
+        except Exception as error:
+            for ended in under_way:
+                ended.answered.set_exception(error)
+            # Later turns too, until the end: a completion whose future is never set would wait for ever.
+            while ended := self._inbox.get():
+                if ended.answered.set_running_or_notify_cancel():
+                    ended.answered.set_exception(error)
+
+    def _answer(self, under_way: list[_EndedTurn]) -> None:
+        """Answer turns until the thread is to end."""
+        while True:
+            # It blocks only with nothing under way: else the answers that arrive would wait for a new turn.
+            while not under_way or not self._inbox.empty():
+                if (ended := self._inbox.get()) is None:
+                    return
+                if ended.answered.set_running_or_notify_cancel():
+                    under_way.append(ended)
+                    ended.answer = self._environment.ask(ended.prompt, ended.turns)
+            self._environment.poll(_MOMENT)
+            for ended in list(under_way):
+                if ended.answer and ended.answer.done:
+                    under_way.remove(ended)
+                    ended.answered.set_result(ended.answer.result())
