@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
     unread += unfitted
     recipes = recipes_of(args, fitted)
     named = {name: [(data.path, data.record) for data, _ in runs] for name, runs in recipes.items()}
+    seeds = seeds_of(named) if args.paired else seeds_if_known(named)
     result = compare(
         {name: [fit for _, fit in runs] for name, runs in recipes.items()},
         base=args.base,
@@ -75,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
         level=args.level,
         # Within pairs the base models drop out.
         seed_prior=seed_prior([] if args.paired else (data.record for data, _ in fitted)),
-        blocks=seeds_of(named) if args.paired else None,
-        seeds=seeds_if_known(named),
+        blocks=seeds if args.paired else None,
+        seeds=seeds,
     )
     pairs = [(recipes[pair.base], recipes[pair.recipe]) for pair in result.pairs]
     prompts = [_paired_prompts(*pair, args.price) for pair in pairs]

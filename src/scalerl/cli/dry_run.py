@@ -68,7 +68,7 @@ def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     empty on a cluster."""
     gpus = gpus if recipe.cluster is None else ()
     slow = []
-    if gpus and recipe.engine == BUILT_IN and not is_made_here(recipe):
+    if gpus and recipe.engine == BUILT_IN and not is_made_here(recipe.model):
         there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
         how = "--set engine.kind=vllm" + ("" if recipe.apart else " --generators 1")
         slow = [

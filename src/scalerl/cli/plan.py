@@ -162,7 +162,7 @@ def _other_rates(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
         of = record.config["recipe"]["model"]
         other = of != recipe.model
     else:
-        other = is_made_here(recipe) and args.rates in names()
+        other = is_made_here(recipe.model) and args.rates in names()
     found = [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
     if not found and source in names() and recipe.engine == BUILT_IN:
         slow = "the recipe generates with the built-in engine, which is many times slower on a GPU"

@@ -14,9 +14,9 @@ from scalerl.rl.tasks.task import prompts_of
 _BUILT = ("chain-base", "smollm2")
 
 
-def is_made_here(recipe: Recipe) -> bool:
-    """Return whether the model is one of the small ones that need no hub."""
-    return recipe.model.partition(":")[0] in _BUILT
+def is_made_here(model: str) -> bool:
+    """Return whether a recipe's model is one of the small ones that need no hub."""
+    return model.partition(":")[0] in _BUILT
 
 
 def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
@@ -26,7 +26,7 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
         InputError: there is no such model, or it is of a form whose memory is not known.
     """
     name = str(model or recipe.model)
-    if name.partition(":")[0] in _BUILT:  # which may not be built yet: its config is made in memory
+    if is_made_here(name):  # which may not be built yet: its config is made in memory
         from scalerl.rl.model.named import model_shape
 
         return ModelShape.of(model_shape(recipe).config.to_dict(), name)  # pyright: ignore

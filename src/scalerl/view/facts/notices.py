@@ -166,7 +166,6 @@ MOVED = {
 }
 """Verdicts by their adverb."""
 _OF = {
-    "measured": "measured",
     "pass_rate_seen": "at the compute seen",
     "A": "ceiling A",
     "compute_to_own": "compute to 3/4 of its own gain",
