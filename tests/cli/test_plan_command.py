@@ -41,7 +41,7 @@ def test_the_table_says_speed_idle_time_staleness_and_bounds(rates, capsys):
     words = [*SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1", "--price", "2.5"]
     assert main(["plan", "demo", *rates, *words]) == 0
     out = capsys.readouterr().out
-    rows = dict(line.split("  ", 1) for line in out.splitlines()[:11])
+    rows = dict(line.split("  ", 1) for line in out.splitlines()[:12])
     shown = {name: text.strip() for name, text in rows.items()}
     assert shown["rates"] == "by hand"
     assert shown["speed"] == "240 steps/hour, 15 s a step"
@@ -49,9 +49,14 @@ def test_the_table_says_speed_idle_time_staleness_and_bounds(rates, capsys):
     assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33 %, wait 67 % for groups"
     assert shown["staleness"] == "mean 0.00, largest 0 (the bound is 0)"
+    assert shown["evaluations"] == "left out: its budget is not in steps (see --evaluate-every)"
     assert shown["cost"] == "5.00 dollars an hour"
     assert "in order" in out
     assert "100 %" in out
+    assert main(["plan", "demo", *rates, *words, "--evaluate-every", "20"]) == 0
+    # Completions of 10 tokens, 1,000 at once.
+    taken = "one of 4,000 completions every 20 steps takes 40 s, by one evaluator beside them"
+    assert taken in capsys.readouterr().out
 
 
 def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
@@ -67,6 +72,20 @@ def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
         assert capsys.readouterr().err == said
     assert main(["plan", "demo", *rates, *SMALL, *words]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_hub_is_asked_once_for_a_shape(rates, capsys, monkeypatch):
+    asked = []
+
+    def fetch(*what):
+        asked.append(what)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    monkeypatch.setenv("SCALERL_GPUS", "1x80")
+    assert main(["plan", "demo", *rates, *SMALL, "--set", "model=far/away", "--devices", "4"]) == 0
+    assert "memory is not checked: model far/away" in capsys.readouterr().err
+    assert asked == [("far/away", "config.json")]
 
 
 def test_large_numbers_are_readable(rates, capsys):

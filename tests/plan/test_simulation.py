@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.plan.bounds import TokenCounts, bounds, train_seconds
-from scalerl.plan.job import Lengths, PlannedJob, Truncation
+from scalerl.plan.job import Lengths, PlannedEvaluations, PlannedJob, Truncation
 from scalerl.plan.rates import (
     Decode,
     DriverRates,
@@ -139,7 +139,7 @@ def random_rates(seed):
 )
 @pytest.mark.parametrize("seed", range(6))
 def test_no_token_is_older_and_no_step_faster_than_it_can_be(schedule, seed):
-    asked = replace(job(schedule, prompts=3, samples=4, rows=5), evaluate_every=4)
+    asked = replace(job(schedule, prompts=3, samples=4, rows=5), evaluations=PlannedEvaluations(4))
     found = simulate(asked, random_rates(seed), 3, 2, seed=seed, steps=400)
     assert found.staleness_max <= schedule.max_staleness
     assert sum(found.staleness_histogram) == pytest.approx(1)
@@ -210,7 +210,7 @@ def test_weights_are_sent_one_version_after_the_other():
 
 
 def test_training_waits_where_evaluations_come_faster_than_they_are_made():
-    asked = replace(job(PipelineRL(0)), evaluate_every=2)
+    asked = replace(job(PipelineRL(0)), evaluations=PlannedEvaluations(2))
 
     def seconds(of_one):
         return simulate(asked, replace(SECOND, evaluate=of_one), 1, 1, steps=80)
@@ -221,13 +221,39 @@ def test_training_waits_where_evaluations_come_faster_than_they_are_made():
 
 
 def test_generators_that_evaluate_sample_nothing_else_meanwhile():
-    asked = replace(job(PipelineRL(0)), evaluate_every=2, evaluated_by_generators=True)
+    asked = replace(job(PipelineRL(0)), evaluations=PlannedEvaluations(2, by_generators=True))
 
     def seconds(of_one, generators):
         return simulate(asked, replace(SECOND, evaluate=of_one), generators, 1, steps=80).seconds_per_step
 
     assert seconds(100.0, 1) - seconds(0.0, 1) == pytest.approx(100 / 2)
     assert seconds(100.0, 2) - seconds(0.0, 2) == pytest.approx(100 / 2 / 2)
+
+
+@pytest.mark.parametrize(
+    ("by_generators", "expected"), [(False, 16 * 10 / 8 + 4 * 3 * 0.5), (True, 8 * 10 / 8 + 2 * 3 * 0.5)]
+)
+def test_an_evaluation_takes_what_its_completions_take_to_decode(by_generators, expected):
+    rates = replace(SECOND, decode=Decode(1.0, prompt=0.5))
+    asked = replace(job(PipelineRL(0)), evaluations=PlannedEvaluations(5, 4, 4, 8, by_generators))
+    assert simulate(asked, rates, 2, 1).evaluation_seconds == pytest.approx(expected)
+    assert simulate(asked, replace(rates, evaluate=9.0), 2, 1).evaluation_seconds == 9 / (1 + by_generators)
+    # The longest completion: with a slot for each there is nothing else.
+    alone = replace(asked, evaluations=PlannedEvaluations(5, 1, 1, 8, by_generators))
+    assert simulate(alone, SECOND, 2, 1).evaluation_seconds == pytest.approx(10)
+
+
+@pytest.mark.parametrize("k", [0, 8])
+def test_evaluations_that_are_rare_count_in_few_steps(k):
+    def seconds(seldom, of_one, by_generators):
+        asked = PlannedEvaluations(seldom, by_generators=by_generators)
+        rates = replace(SECOND, evaluate=of_one)
+        return simulate(replace(job(PipelineRL(k)), evaluations=asked), rates, 1, 1).seconds_per_step
+
+    without = seconds(100, 0.0, True)
+    assert seconds(100, 5000.0, True) == pytest.approx(without + 50, rel=0.05)
+    assert seconds(100, 5000.0, False) == pytest.approx(50, rel=0.12)
+    assert seconds(1e9, 5000.0, False) == pytest.approx(without, rel=1e-3)
 
 
 def test_the_best_split_is_where_both_roles_are_busy():

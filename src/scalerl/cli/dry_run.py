@@ -87,21 +87,15 @@ def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     return [f"{which}: --gpus {len(gpus)} alone splits all of them between the roles"]
 
 
-def planned_memory(recipe: Recipe, generators: int, trainers: int) -> list[DeviceMemory]:
-    """Return the memory of a device of each role, of so many devices like this machine's first GPU.
-
-    Empty where no GPU is known: `SCALERL_GPUS` stands for one.
-
-    Raises:
-        InputError: the shape of the model is not known.
-    """
-    gpus = visible_gpus()[:1] * (generators + trainers)
-    if not gpus:
-        return []
+def planned_memory(
+    recipe: Recipe, shape: ModelShape, gpu: Gpu, generators: int, trainers: int
+) -> list[DeviceMemory]:
+    """Return the memory of a device of each role, of so many devices like `gpu`."""
     cluster = recipe.cluster or Cluster()
     learner = Fsdp2() if trainers > 1 else OneProcess()
     cluster = replace(cluster, generators=generators, trainers=trainers, learner=learner)
-    return memory_of(replace(recipe, placement=Inline(), cluster=cluster), shape_of(recipe), gpus)
+    recipe = replace(recipe, placement=Inline(), cluster=cluster)
+    return memory_of(recipe, shape, [gpu] * (generators + trainers))
 
 
 def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ _WIDTH = 40  # characters of the longest bar
 HELP = "simulate a recipe on a cluster before renting it"
 ABOUT = "Simulate the training loop of a recipe on a cluster: speed, idle time, staleness, cost."
 EXAMPLES = """
-  scalerl plan scalerl --rates h100-8b --set decode_slots=64 --generators 64 --trainers 16
-  scalerl plan scalerl --rates h100-8b --set decode_slots=64 --devices 80 --price 2.5   # the best split
+  scalerl plan scalerl_8x80gb --rates h100-8b --generators 64 --trainers 16
+  scalerl plan scalerl_8x80gb --rates h100-8b --devices 80 --price 2.5   # the best split
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """
 
@@ -72,10 +73,11 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
+    memory, unchecked = _memory(recipe)
     record, rates = _rates(args)
     job = PlannedJob.of(recipe)
-    every = args.evaluate_every or (record and evaluated_every(record)) or job.evaluate_every
-    job = replace(job, evaluate_every=every)
+    every = args.evaluate_every or (record and evaluated_every(record)) or job.evaluations.every
+    job = replace(job, evaluations=replace(job.evaluations, every=every))
     tried: tuple[SimulationResult, ...] = ()
     from scalerl.cli.console import share_shown
 
@@ -83,11 +85,11 @@ def run(args: argparse.Namespace) -> None:
         how = {"steps": args.steps, "seed": args.seed, "watch": watch}
         if args.devices:
             tried = splits(job, rates, args.devices, **how)
-            fitting = [one for one in tried if all(device.fits for device in _memory(recipe, one)[0])]
+            fitting = [one for one in tried if all(device.fits for device in memory(one))]
             outcome = best(tuple(fitting) or tried)
         else:
             outcome = simulate(job, rates, args.generators, args.trainers, **how)
-    devices, unchecked = _memory(recipe, outcome)
+    devices = memory(outcome)
     print_warnings(_other_rates(recipe, args, record) + unchecked)
     hourly = None if args.price is None else outcome.devices * args.price
     target = None
@@ -111,14 +113,26 @@ def run(args: argparse.Namespace) -> None:
     check_memory(devices)
 
 
-def _memory(recipe: Recipe, outcome: SimulationResult) -> tuple[list[DeviceMemory], list[str]]:
-    """Return the memory of a device of each role, or a warning that it is not known."""
-    from scalerl.cli.dry_run import planned_memory
+def _memory(recipe: Recipe) -> tuple[Callable[[SimulationResult], list[DeviceMemory]], list[str]]:
+    """Return what gives the memory of a device of each role, of devices like this machine's first GPU.
 
+    It is not known where no GPU is (`SCALERL_GPUS` stands for one), nor, with a warning, for a model whose
+    shape is not known.
+    """
+    from scalerl.cli.dry_run import planned_memory
+    from scalerl.rl.config.devices import visible_gpus
+    from scalerl.rl.model.shape import shape_of
+
+    gpus, shape, unchecked = visible_gpus()[:1], None, list[str]()
     try:
-        return planned_memory(recipe, outcome.generators, outcome.trainers), []
+        shape = shape_of(recipe) if gpus else None
     except InputError as error:
-        return [], [f"memory is not checked: {error}"]
+        unchecked = [f"memory is not checked: {error}"]
+
+    def memory(one: SimulationResult) -> list[DeviceMemory]:
+        return planned_memory(recipe, shape, gpus[0], one.generators, one.trainers) if shape else []
+
+    return memory, unchecked
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -218,10 +232,20 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
         ("generators", f"{percent(outcome.generators_idle)} idle; {slots}"),
         ("trainers", f"train {percent(outcome.trainers_train)}" + (f", wait {shown}" if shown else "")),
+        ("evaluations", _evaluations(job, outcome)),
         ("staleness", f"{found} (the bound is {job.schedule.max_staleness})"),
         ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),
         ("bound by", outcome.bound_by),
     ]
+
+
+def _evaluations(job: PlannedJob, outcome: SimulationResult) -> str:
+    asked = job.evaluations
+    if not math.isfinite(asked.every):
+        return "left out: its budget is not in steps (see --evaluate-every)"
+    by = "by all generators" if asked.by_generators else "by one evaluator beside them"
+    of = f"one of {counted(asked.completions, 'completion')} every {asked.every:,.3g} steps"
+    return f"{of} takes {_readable(outcome.evaluation_seconds)} s, {by}"
 
 
 def _readable(value: float) -> str:

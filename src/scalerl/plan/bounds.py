@@ -53,13 +53,29 @@ def verify_seconds(job: PlannedJob, rates: Rates) -> float:
     return job.completions * rates.verify.completion / rates.verify.workers
 
 
+def evaluation_seconds(job: PlannedJob, rates: Rates, counts: TokenCounts, generators: int) -> float:
+    """Seconds of an evaluation by an evaluator with slots like a generator's, or by all generators: at the
+    least those of its tokens with all slots in use, and of its longest completion."""
+    asked, decode = job.evaluations, rates.decode
+    shared_by = generators if asked.by_generators else 1
+    if rates.evaluate is not None:
+        return rates.evaluate / shared_by
+    if not asked.completions:
+        return 0.0
+    slot, share = seconds_per_slot(rates, counts), asked.completions / shared_by
+    tokens = share * counts.completion * (decode.base / min(asked.slots, share) + slot)
+    prompts = asked.prompts / shared_by * rates.lengths.prompt * decode.prompt
+    return max(tokens + prompts, counts.longest * (decode.base + slot))
+
+
 def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dict[str, float]:
     """Seconds of a step if one thing alone bounded it:
 
-    generation     with all decode slots of all generators always in use
+    generation     with all decode slots of all generators always in use, and what they evaluate
     training       the trainers
     driver         what the driver does by itself
     verification   of the completions
+    evaluations    by an evaluator, one after the other
     broadcast      of the weights, one version after the other
     in order       the longest completion of a batch: a batch is admitted when the weights of k + 1 steps
                    before are there, so that the time of the longest, of the weights and of a step's
@@ -72,15 +88,17 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
     generation += job.prompts * rates.lengths.prompt * decode.prompt
     training = train_seconds(rates, trainers, used * counts.completion, counts.longest * (used >= 1))
     verification = verify_seconds(job, rates)
+    evaluating = evaluation_seconds(job, rates, counts, generators) / job.evaluations.every
     driver = job.completions * rates.driver.completion + rates.driver.step
     phase = job.steps_of_a_phase
     after = phase * (training + driver + verification) + weights.publish + weights.send + weights.update
     least = {
-        "generation": generation / generators,
+        "generation": generation / generators + evaluating * job.evaluations.by_generators,
         "training": training,
         "driver": driver + weights.publish / phase,
         "verification": verification,
         "broadcast": weights.send / phase,
+        "evaluations": evaluating * (not job.evaluations.by_generators),
     }
 
     def in_order(step: float) -> float:

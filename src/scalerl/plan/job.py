@@ -13,6 +13,7 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import AnySchedule
+from scalerl.rl.tasks.task import prompts_of
 
 if TYPE_CHECKING:
     from scalerl.rl.config.recipe import Recipe
@@ -71,6 +72,36 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class PlannedEvaluations:
+    """Evaluations on the held-out prompts; suites of other benchmarks are left out."""
+
+    every: float = math.inf
+    """Steps from one to the next."""
+    prompts: int = 0
+    samples: int = 1
+    slots: int = 1
+    """Completions that are decoded at once."""
+    by_generators: bool = False
+    """Whether all generators make them, in place of an evaluator (servers of vLLM)."""
+
+    @property
+    def completions(self) -> int:
+        """Completions of an evaluation."""
+        return self.prompts * self.samples
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> PlannedEvaluations:
+        """Make those of a recipe; none where a budget that is not in steps says when they are due."""
+        budget, own, task = recipe.budget, recipe.evaluation, recipe.task
+        every = budget.amount / recipe.evaluations if budget.kind == "steps" else own.every or math.inf
+        # What a data set holds out is known without a look at it, which may be a download.
+        held_out = getattr(task, "heldout", None)
+        prompts = len(prompts_of(task, "heldout")) if held_out is None else held_out
+        slots = recipe.decode_slots if recipe.vllm else own.slots_for(prompts)
+        return cls(max(every, 1.0), prompts, own.samples, slots, recipe.vllm is not None)
+
+
+@dataclass(frozen=True)
 class PlannedJob:
     """Batches of `prompts` groups of `samples` completions, by a schedule."""
 
@@ -79,15 +110,12 @@ class PlannedJob:
     decode_slots: int
     schedule: AnySchedule
     cut: Truncation
-    evaluate_every: float = math.inf
-    """Steps from one evaluation to the next."""
-    evaluated_by_generators: bool = False
-    """Whether all generators make the evaluations, in place of an evaluator (servers of vLLM)."""
+    evaluations: PlannedEvaluations = PlannedEvaluations()
     overlapped: bool = False
     """Whether groups are collected while the trainers step, as with a learner sharded over a cluster."""
 
     def __post_init__(self) -> None:
-        if min(self.prompts, self.samples, self.decode_slots) < 1 or not self.evaluate_every > 0:
+        if min(self.prompts, self.samples, self.decode_slots) < 1 or not self.evaluations.every > 0:
             raise InputError(
                 "prompts, samples, decode_slots and the steps between evaluations must be above 0"
             )
@@ -109,22 +137,18 @@ class PlannedJob:
 
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedJob:
-        """Make the job of a recipe. Evaluations are left out where a budget that is not in steps says
-        when they are due."""
+        """Make the job of a recipe."""
         cut = Truncation(recipe.context.sampled)
         if (control := recipe.length.interruption()) is not None:
             # The tokens of the phrase are guessed from its letters: there is no tokenizer here.
             phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN)
             cut = Truncation(recipe.context.sampled + phrase, control.bounds(recipe.context.thinking), phrase)
-        budget, evaluations = recipe.budget, recipe.evaluations
-        every = budget.amount / evaluations if budget.kind == "steps" else recipe.evaluation.every or math.inf
         return cls(
             recipe.batch.prompts,
             recipe.batch.samples,
             recipe.decode_slots,
             recipe.schedule,
             cut,
-            max(every, 1.0),
-            recipe.vllm is not None,
+            PlannedEvaluations.of(recipe),
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )

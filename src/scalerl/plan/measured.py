@@ -67,7 +67,7 @@ def rates_of(record: RunRecord) -> Rates:
         # With `inline` the generator updates its weights within the sync, which counts as its work.
         weights=WeightRates(publish=sync / max(len(syncs), 1) if recipe.apart else 0.0),
         evaluate=last["device_seconds"]["evaluate"]
-        / (devices_each if job.evaluated_by_generators else record.devices("evaluate", 1))
+        / (devices_each if job.evaluations.by_generators else record.devices("evaluate", 1))
         / max(len(record.evals), 1),
         devices_per_generator=max(round(devices_each), 1),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",

@@ -81,9 +81,9 @@ class Rates:
     verify: Verify = field(default_factory=Verify)
     driver: DriverRates = field(default_factory=DriverRates)
     weights: WeightRates = field(default_factory=WeightRates)
-    evaluate: float = 0.0
+    evaluate: float | None = None
     """Seconds of an evaluation by one evaluator, on devices of its own; by one generator, where generators
-    evaluate, which share it."""
+    evaluate, which share it. None: what its completions take to decode."""
     devices_per_generator: int = 1
     source: str = "given"
     """Source of the figures, a text."""
@@ -99,7 +99,7 @@ class Rates:
             raise ValueError("trainer.used must be above 0, and 1 at most")
         if self.verify.workers < 1:
             raise ValueError("verify.workers must be at least 1")
-        if self.devices_per_generator < 1 or not self.evaluate >= 0:
+        if self.devices_per_generator < 1 or not (self.evaluate or 0.0) >= 0:
             raise ValueError("devices_per_generator must be at least 1, and evaluate not negative")
 
     def to_json(self) -> dict[str, Any]:

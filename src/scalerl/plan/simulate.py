@@ -24,7 +24,14 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.plan.bounds import TokenCounts, bounds, seconds_per_slot, train_seconds, verify_seconds
+from scalerl.plan.bounds import (
+    TokenCounts,
+    bounds,
+    evaluation_seconds,
+    seconds_per_slot,
+    train_seconds,
+    verify_seconds,
+)
 from scalerl.plan.generator import SimulatedGenerator, SimulatedGroup
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
@@ -65,6 +72,8 @@ class SimulationResult:
     """Groups in flight at the end of a step, on average: not complete, or not next in order."""
     generated: float
     """Complete and next in order."""
+    evaluation_seconds: float
+    """Seconds of an evaluation."""
     at_least: dict[str, float]
     """Seconds of a step if one thing alone bounded it; see `bounds`."""
 
@@ -116,6 +125,9 @@ def simulate(
     # The first rounds fill the pipeline, and short completions end first: they are left out.
     first, n = 2 * in_flight, -(-steps // in_flight) * in_flight
     loop = Simulation(job, rates, generators, trainers, seed)
+    # Few or none would fall into these steps, so that there are more, which are shorter by as much.
+    if 4 * job.evaluations.every > n:
+        loop.evaluate_every = min(job.evaluations.every, max(first / (MAX_PENDING + 2), 1.0))
     loop.run(first, lambda done: watch(done / (first + n)))
     before, began = loop.spent(), loop.now
     loop.totals = Totals()
@@ -144,6 +156,7 @@ def simulate(
         staleness_histogram=tuple(staleness_A.tolist()),
         generating=totals.generating / n,
         generated=totals.generated / n,
+        evaluation_seconds=loop.evaluation_seconds,
         at_least=bounds(job, rates, generators, trainers),
     )
 
@@ -166,7 +179,8 @@ class Simulation:
         self._job, self._rates, self._trainers = job, rates, trainers
         self._rng = np.random.default_rng(seed)
         self._overlapped = job.overlapped or rates.driver.overlapped
-        slot = seconds_per_slot(rates, TokenCounts.of(job, rates))
+        counts = TokenCounts.of(job, rates)
+        slot = seconds_per_slot(rates, counts)
         prompt = rates.decode.prompt * rates.lengths.prompt
         self.generators = [
             SimulatedGenerator(job.decode_slots, rates.decode.base, slot, prompt) for _ in range(generators)
@@ -181,6 +195,9 @@ class Simulation:
         self._updated = 0
         self._link_free = 0.0
         self._evaluations = deque[float]()  # when those under way end
+        self.evaluation_seconds = evaluation_seconds(job, rates, counts, generators)
+        self.evaluate_every = job.evaluations.every
+        """Steps between evaluations; with fewer than the job's each is shorter by as much."""
         self._version = self._steps = 0
         self._batches = deque[list[SimulatedGroup]]()  # of the collection that is trained
         self._ahead: list[list[SimulatedGroup]] = []  # of the next one
@@ -340,13 +357,14 @@ class Simulation:
 
     def _wait_for_evaluations(self) -> float:
         """Request an evaluation if one is due; return the seconds until fewer than `MAX_PENDING` are left."""
-        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
+        every, under_way = self.evaluate_every, self._evaluations
+        seconds = self.evaluation_seconds * every / self._job.evaluations.every
         due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
         if not (due and seconds):
             return 0.0
-        if self._job.evaluated_by_generators:
+        if self._job.evaluations.by_generators:
             # Once they have the version; meanwhile they take no other, and admission holds training back.
-            self._at(max(self.now, self._link_free), self._evaluate, seconds / len(self.generators))
+            self._at(max(self.now, self._link_free), self._evaluate, seconds)
             return 0.0
         while under_way and under_way[0] <= self.now:
             under_way.popleft()

@@ -10,5 +10,5 @@
     mix.py        several tasks in one run
     shorthand.py  tasks in one line
 
-Imported by `cli`, `rl.config`, `rl.engine`, `rl.loop`, `rl.model`, `rl.verify`, `study`.
+Imported by `cli`, `plan`, `rl.config`, `rl.engine`, `rl.loop`, `rl.model`, `rl.verify`, `study`.
 """
