@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WriteError, brief
 
 _LONGEST_NAME_BYTES = 100
 _RETRY, _SELDOM = 1.0, 60.0
@@ -35,6 +35,14 @@ _NO_WAIT, _NO_LINK, _NOT_INHERITED = (getattr(os, name, 0) for name in _UNIX_ONL
 _BINARY = getattr(os, "O_BINARY", 0)
 """The flag with which Windows does not translate line ends."""
 _T = TypeVar("_T")
+
+
+def as_path(path: str | Path) -> Path:
+    """Return a path that a user gives; an InputError says so where it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise InputError(f"expected the path of a file or folder, found {brief(path)}") from None
 
 
 def open_input(path: Path) -> BinaryIO:

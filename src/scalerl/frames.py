@@ -47,7 +47,7 @@ def numbers_in(frame: Any, name: str) -> np.ndarray:
             f"{FRAME}: {what} named '{name}'; pass x=... for the compute, y=... for the pass rate; columns: "
             + ", ".join(names)
         )
-    column = frame[name]
+    column = frame.iloc[:, names.index(name)]
     values = column if column.dtype.kind in _TIMES else column.to_numpy(na_value=np.nan)
     return numbers_of(values, f"{FRAME}, column '{name}'")
 

@@ -24,6 +24,7 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline, Local, Steps
+from scalerl.rl.evaluate import evaluate
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 
@@ -171,6 +172,14 @@ def test_a_frozen_forecast_knows_only_what_was_run_before_it(run):
 
 def test_the_resolved_recipe_can_be_run_again(recipe, run):
     assert from_dict(run.config["recipe"]) == recipe
+
+
+def test_a_recipe_is_taken_by_its_path(run, model, recipe, tmp_path):
+    again = train(run.path, tmp_path / "again", model, until=1, evaluate_aside=False)
+    assert from_dict(again.config["recipe"]) == recipe
+    with pytest.raises(InputError, match=r"evaluate takes a recipe .*, found '.*; model="):
+        # The weights of the run, or those of its recipe: only `model` says which.
+        evaluate(str(run.path))  # type: ignore[arg-type]
 
 
 def test_a_run_has_as_many_threads_as_its_recipe_says(recipe, model, tmp_path):

@@ -82,6 +82,7 @@ def test_a_run_folder_and_a_log_are_loaded_as_the_commands_read_them(places, cap
         ("verl.jsonl", {"run": "other"}, "no run 'other'; there are "),
         ("runs/mine", {"metric": "reward"}, "a run folder has its own pass rates"),
         ("runs", {}, "runs"),
+        (None, {}, "expected the path of a file or folder, found None"),
     ],
 )
 def test_what_is_no_run_is_refused(places, path, options, message):
@@ -96,6 +97,10 @@ def test_a_table_is_fitted_by_its_points_or_its_frame(places):
     assert frame.axis == "gpu_hours"
     renamed = pd.read_csv("log.csv").rename(columns={"gpu_hours": "hours", "pass_rate": "acc"})
     assert scalerl.fit(renamed, x="hours", y="acc").median == points.median
+    numbered = renamed[["hours", "acc"]].set_axis([0, 1], axis=1)
+    bare = scalerl.fit(renamed[["hours", "acc"]], x="hours", y="acc").median
+    for x, y in ((0, 1), ("0", "1")):
+        assert scalerl.fit(numbered, x=x, y=y).median == bare  # type: ignore[arg-type]
 
 
 def test_a_run_comes_back_from_its_frame(fitted):
@@ -243,6 +248,11 @@ def test_what_is_no_number_is_refused_by_name(fitted):
         fitted.verdict("high", 16_000)
     with pytest.raises(scalerl.InputError, match="the number of devices must be a number, found 'abc'"):
         scalerl.load_run("log.csv", devices="abc")  # type: ignore[arg-type]
+    with pytest.raises(scalerl.InputError, match="at must be a number, found '6e11'"):
+        fitted.to_latex(at="6e11")
+    for read in (scalerl.read_table, scalerl.RunRecord.read):
+        with pytest.raises(scalerl.InputError, match="expected the path of a file or folder, found None"):
+            read(None)  # type: ignore[arg-type]
 
 
 def test_results_show_themselves_escaped_in_a_notebook(places):

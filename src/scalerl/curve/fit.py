@@ -177,7 +177,8 @@ def _answers(
 
 def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> Points:
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # a data frame, without an import of pandas
-        return Points.from_frame(data, x or "gpu_hours", y or "pass_rate", price)
+        named = {name: column for name, column in (("x", x), ("y", y)) if column is not None}
+        return Points.from_frame(data, **named, price=price)
     if y is not None:
         raise InputError(f"y={y!r} names a column of a data frame; runs and points have their pass rates")
     if isinstance(data, Points):

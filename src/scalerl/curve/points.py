@@ -179,6 +179,7 @@ class Points:
         Raises:
             InputError: a column is missing or holds something else than numbers, or a value is out of range.
         """
+        x, y = str(x), str(y)  # columns may be called by numbers
         # A column of dollars in the frame is what was paid, and needs no price.
         paid = x == "dollars" and x not in frame.columns
         rate_N = numbers_in(frame, y)

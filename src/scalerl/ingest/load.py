@@ -10,7 +10,7 @@ from typing import Self
 from scalerl import limits
 from scalerl.curve.points import Points
 from scalerl.errors import InputError, listed
-from scalerl.files import check_input, reading
+from scalerl.files import as_path, check_input, reading
 from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
 from scalerl.ingest.formats.format import Format, Unread, Wanted, unopened
@@ -289,7 +289,7 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
 
 def _records(path: str | Path, source: ReadOptions) -> tuple[FoundRuns | None, bool]:
     """Read the runs at a path (None: a table, or nothing), and say whether they are another trainer's."""
-    place = Path(path)
+    place = as_path(path)
     format = on_server(path, source.format)
     if format is None:
         with reading(path):

@@ -16,7 +16,7 @@ import numpy as np
 
 from scalerl._views import views
 from scalerl.errors import InputError, brief, counted, printable
-from scalerl.files import reading
+from scalerl.files import as_path, reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
 from scalerl.record.alarms import Alarm, read_alarms
@@ -60,7 +60,7 @@ class RunRecord:
         Raises:
             InputError: there is no such folder, it holds no evaluations, or a line cannot be read.
         """
-        path = Path(path)
+        path = as_path(path)
         with reading(path):  # a folder may not be entered, a name be too long
             if not (path / "evals.jsonl").is_file():
                 raise InputError(f"{path}: {why_no_run(path)}")

@@ -38,6 +38,9 @@ def evaluate(recipe: Recipe, model: str | Path | None = None, suites: Sequence[s
         InputError: there is no such model, it does not fit the recipe, or the run has no checkpoint; or there
             is no such suite.
     """
+    if not isinstance(recipe, Recipe):
+        what = f"a recipe (scalerl.rl.load_recipe(path)), found {brief(recipe)}"
+        raise InputError(f"evaluate takes {what}; model=... names a run or a model")
     there = [suite.name for suite in recipe.evaluation.downstream]
     if unknown := [name for name in suites if name not in there]:
         raise InputError(f"no suite {brief(unknown[0])}; there are: {', '.join(there) or 'none'}")

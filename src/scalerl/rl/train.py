@@ -18,7 +18,7 @@ from scalerl.record.activity import Activity
 from scalerl.record.folder import RunFolder, check_writable
 from scalerl.record.reader import RunRecord
 from scalerl.rl.checkpoint.best import Smooth
-from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.engine.vllm.launch import find_python
 from scalerl.rl.learner.load import load_learner
@@ -39,7 +39,7 @@ MOST_REWINDS = 5
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     run: str | Path | RunFolder | None = None,
     model: str | Path | None = None,
     *,
@@ -71,7 +71,8 @@ def train(
     meanwhile, the run makes a checkpoint where it is, and ends.
 
     Args:
-        recipe: what to train. The model `chain-base` is built at its first use, and cached.
+        recipe: what to train, or the name or path of it, as for `load_recipe`. The model `chain-base` is
+            built at its first use, and cached.
         run: the run folder, which must not exist unless it is resumed; runs/NAME-seedN of the recipe where it
             is not given. A `RunFolder` is locked already, and stays so.
         model: a model's folder or name, in place of the recipe's.
@@ -110,6 +111,8 @@ def train(
         KeyboardInterrupt: it was stopped; `resume` goes on.
     """
     check_main_guard()
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
     if recipe.evaluation.keep == "best" and smooth is None:
         how = "give train(..., smooth=scalerl.forecast.best.rates_by_step)"
         raise InputError(f"evaluation.keep: 'best' needs the smoothed pass rates: {how}")

@@ -25,6 +25,7 @@ from scalerl.curve.points import (
     with_doubts,
 )
 from scalerl.errors import InputError, brief, counted, listed, nearest
+from scalerl.files import as_path
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.formats.numbers import Numbers
 from scalerl.ingest.logs.log import as_number, finite_cell
@@ -211,7 +212,7 @@ def read_table(
     Raises:
         InputError: the file, a column or a cell is missing or wrong; it names the line.
     """
-    return parse_table(read_bytes(Path(path)), str(path), x, y, price, max_reward, min_reward)
+    return parse_table(read_bytes(as_path(path)), str(path), x, y, price, max_reward, min_reward)
 
 
 def parse_table(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from scalerl.curve.answers import check_compute
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.forecast.sides import all_described
@@ -285,6 +286,8 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
     Raises:
         InputError: `at` is negative or not finite.
     """
+    if at is not None:
+        check_compute(at, "at")
     named = fits if isinstance(fits, Mapping) else {"run": fits}
     recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in named.items()}
     every = [fit for own in recipes.values() for fit in own]
