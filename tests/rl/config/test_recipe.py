@@ -216,10 +216,21 @@ def test_a_recipe_is_what_it_says_over_its_base(tmp_path):
         own.write_text(f"base = {base}\n")
         with pytest.raises(InputError, match=message):
             load_recipe(own)
-    (tmp_path / "two.toml").write_text(f'base = "{own}"\n')
-    own.write_text('base = "demo"\n')
-    with pytest.raises(InputError, match="base"):  # a base has none of its own
-        load_recipe(tmp_path / "two.toml")
+
+
+def test_a_base_may_have_a_base_but_not_itself(tmp_path):
+    own, two = tmp_path / "own.toml", tmp_path / "two.toml"
+    own.write_text('base = "smollm2_lora"\nseed = 3\ntemperature = 0.5\n')
+    two.write_text(f'base = "{own}"\nseed = 4\n')
+    assert load_recipe(two) == replace(load_recipe("smollm2_lora"), seed=4, temperature=0.5)
+    own.write_text(f'base = "{two}"\n')
+    with pytest.raises(
+        InputError, match=r"two\.toml: .*own\.toml: base '.*two\.toml' has this one as its base"
+    ):
+        load_recipe(two)
+    own.write_text('base = "demo"\nsede = 3\n')
+    with pytest.raises(InputError, match="unknown key 'sede'"):
+        load_recipe(two)
 
 
 def test_smollm2_with_lora_is_smollm2_but_for_the_adapters():

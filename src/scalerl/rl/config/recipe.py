@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
+from scalerl.files import as_path
 from scalerl.jsonl import read_object
 from scalerl.kinds import Choice, choices_of, values_of
 from scalerl.own_code import absolute, beside
@@ -283,8 +284,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return from_dict(read_toml(source, overrides), str(source))
 
 
-def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the sparse values of a recipe, over those of the recipe that its `base` names, overridden.
+def read_toml(source: str | Path, overrides: Sequence[str] = (), above: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the sparse values of a recipe, over those of its `base` and of the base of that, overridden.
 
     Raises:
         InputError: no such recipe or base, bad TOML, or what `overridden` raises.
@@ -293,9 +294,12 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     base = values.pop("base", None)
     if base is not None and not isinstance(base, str):
         raise InputError(f"{source}: base must be the name of a recipe, a file or a run folder")
+    above = (*above, str(source))
+    if base in above:
+        raise InputError(f"{source}: base {base!r} has this one as its base; name another")
     if base is not None:
         try:
-            values = changed(_values(base), values)
+            values = changed(read_toml(base, above=above), values)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
     return overridden(values, overrides)
@@ -303,18 +307,17 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
 
 def _values(source: str | Path) -> dict[str, Any]:
     """Return what one file or run folder says itself, tasks in one line as their tables."""
-    path: Path | Traversable = Path(source)
+    path: Path | Traversable = as_path(source)
     if path.is_dir() and (path / "config.json").is_file():
         return recipe_of_run(path / "config.json")
     if not path.is_file():
         # A folder that is no run may have the name of a recipe: a study of smollm2 in the folder smollm2.
         known = packaged()
         if str(source) not in known:
+            why = f"no such file, and no recipe of that name (there are: {', '.join(known)})"
             if path.is_dir():
-                raise InputError(f"{source}: no config.json in this folder, so it is no run with a recipe")
-            raise InputError(
-                f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
-            )
+                why = "no config.json in this folder, so it is no run with a recipe"
+            raise InputError(f"{source}: {why}")
         path = known[str(source)]
     values = in_full(parse_toml(path, source))
     return beside(path.parent, values) if isinstance(path, Path) else values
@@ -327,11 +330,7 @@ def packaged() -> dict[str, Traversable]:
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
-    """Return the resolved values of the recipe in the config.json `path`.
-
-    Raises:
-        InputError: it cannot be read, or holds no recipe.
-    """
+    """Return the resolved values of the recipe in the config.json `path`; an InputError if it has none."""
     recipe = read_object(path).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{path}: holds no recipe (only runs of scalerl train do)")
