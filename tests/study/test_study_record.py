@@ -45,6 +45,20 @@ def test_rows_that_are_none_are_refused_in_a_line(studies, tmp_path, name, row):
         StudyRecord.read(path)
 
 
+def test_a_run_that_cannot_be_read_is_left_out_of_the_report(studies, tmp_path, capsys):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=3)
+    evals = path / "runs" / "x" / "seed1" / "evals.jsonl"
+    lines = evals.read_text().splitlines()
+    evals.write_text("\n".join([*lines[:2], "{torn", *lines[3:]]) + "\n")
+    assert main(["study", "report", str(path), "--json"]) == 0
+    base, x = json.loads(capsys.readouterr().out)["arms"]
+    assert [run["fit"] is None for run in x["runs"]] == [False, True, False]
+    assert "line 3" in x["runs"][1]["why"]
+    assert (base["measured"], x["measured"]["seeds"]) == (None, 2)
+    assert main(["study", "report", str(path)]) == 0
+    assert "warning: left out: x seed 1: " in capsys.readouterr().out
+
+
 def test_a_run_whose_evaluations_are_gone_is_no_finished_run(studies, tmp_path, capsys):
     """The report says what the others say."""
     path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=2)

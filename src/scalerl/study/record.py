@@ -72,12 +72,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A planned run and what became of it. `record` is None before its first evaluation."""
+    """A planned run and what became of it. `record` is None before its first evaluation, and where it cannot
+    be read: `unread` says why."""
 
     plan: PlannedRun
     outcome: Outcome
     record: RunRecord | None
     attempts: tuple[Attempt, ...] = ()
+    unread: str = ""
 
     @property
     def cause(self) -> str:
@@ -114,7 +116,7 @@ class StudyRecord:
 
     @classmethod
     def read(cls, path: str | Path) -> StudyRecord:
-        """Read the folder of a study, finished or not.
+        """Read the folder of a study, finished or not; a run that cannot be read is left out with a warning.
 
         Raises:
             InputError: the folder holds no study, or a file in it cannot be read.
@@ -129,6 +131,7 @@ class StudyRecord:
         runs = tuple(
             _read_run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
         )
+        warnings += [f"left out: {run.plan.key}: {run.unread}" for run in runs if run.unread]
         arms = tuple(ArmPlan(**row) for row in plan["arms"])
         return cls(path, plan, arms, runs, decisions, forecasts, tuple(warnings))
 
@@ -251,7 +254,10 @@ def _read_run(
         outcome = "failed"
     elif evaluated and plan.arm in stopped:
         outcome = "stopped"
-    return StudyRun(plan, outcome, RunRecord.read(folder) if evaluated else None, own)
+    try:
+        return StudyRun(plan, outcome, RunRecord.read(folder) if evaluated else None, own)
+    except InputError as error:
+        return StudyRun(plan, outcome, None, own, str(error))
 
 
 def attempts_of(run: str, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:

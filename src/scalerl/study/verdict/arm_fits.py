@@ -115,7 +115,7 @@ def fit_arms(
 
     def fitted(run: StudyRun) -> FittedRun:
         if run.record is None or not run.record.evals:
-            return FittedRun(run, run.cause or "no evaluation yet")
+            return FittedRun(run, run.unread or run.cause or "no evaluation yet")
         try:
             points = Points.from_record(run.record, axis, study.plan["price"])
         except InputError as error:
