@@ -236,7 +236,9 @@ def test_a_study_may_grow_and_not_become_another(tmp_path):
         write_plan(make_plan(replace(STUDY, seeds=5, arm=gspo)), tmp_path)
     slower = {**DAPO, "k1": {"schedule": {"k": 1}}, "slow": {"optimiser": {"lr": 1e-6}}}
     write_plan(make_plan(replace(STUDY, seeds=5, arm=slower)), tmp_path)  # with a rate of its own
-    with pytest.raises(InputError, match=r"holds a study with budgets .1500000000000.0., and here"):
+    with pytest.raises(
+        InputError, match=r"holds a study with budgets .1500000000000.0., and here .*; give .* -o"
+    ):
         write_plan(make_plan(replace(STUDY, budgets=(3e11,))), tmp_path)
 
 
@@ -331,6 +333,19 @@ def test_a_dry_run_prints_the_table_and_runs_nothing(tmp_path, capsys, monkeypat
     assert "--like RUN" in out
     assert err.startswith("warning: 2 seeds an arm")
     assert not (tmp_path / "studies").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, 'base = "demo"\nseeds = 2\n[arm.new]\nloss.kind = "dapo"')
+    before = make_plan(replace(STUDY, seeds=2))
+    write_plan(before, tmp_path / "old")
+    combined = {"decision": "combined", "arm": "both", "of": ["dapo", "k1"]}
+    (tmp_path / "old" / "decisions.jsonl").write_text(json.dumps(combined) + "\n")
+    for more in (["--dry-run"], []):
+        assert main(["study", str(file), "-o", "old", *more]) == 2
+        assert "old: holds arm dapo, which is not in this study; it may grow" in capsys.readouterr().err
+    assert StudyRecord.read(tmp_path / "old").arms[1].name == "dapo"
 
 
 def test_seeds_of_a_tracked_study_are_known_as_seeds(tmp_path):

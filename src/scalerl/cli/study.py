@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     if (source / "study.json").is_file():
         raise InputError(f"{source}: a study that was run; scalerl study report {source} shows its verdict")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from scalerl.study.plan import make_plan
+    from scalerl.study.plan import check_plan, make_plan
     from scalerl.study.spec import load_study
 
     plan = make_plan(load_study(source))
@@ -81,8 +81,10 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from scalerl.rl.config.settings import usable_cores
+    from scalerl.study.run.decisions import with_combined
     from scalerl.study.run.estimate import check_models, short_of_steps
 
+    check_plan(with_combined(plan, folder), folder)
     # Runs are placed on GPUs, or else on cores.
     cores = args.cores or torch.cuda.device_count() or usable_cores()
 

@@ -143,12 +143,10 @@ def write_plan(plan: Plan, folder: Path) -> None:
         InputError: the study in the folder is another one.
         WriteError: the file cannot be written.
     """
-    now = plain(plan.to_json())
-    if (folder / PLAN).exists():
-        _check_same(read_plan(folder), now, folder)
+    check_plan(plan, folder)
     with writing(folder / PLAN):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / PLAN, dumps(now, indent=2) + "\n")
+        write_atomically(folder / PLAN, dumps(plain(plan.to_json()), indent=2) + "\n")
 
 
 def with_rate(arm: Arm, lr: float) -> Arm:
@@ -257,26 +255,30 @@ def rate_in_words(plan: Plan) -> str:
 
 
 _MAY_CHANGE = ("target", "price", "retries", "warnings", "name", "learning_rate")
+_APART = "give this study another folder with -o"
+_GONE = f"which is not in this study; it may grow, not shrink: {_APART}"
 
 
-def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def check_plan(plan: Plan, folder: Path) -> None:
+    """Raise an InputError if the folder holds another study: one that is there may grow by arms and seeds."""
+    if not (folder / PLAN).exists():
+        return
+    before, now = read_plan(folder), plain(plan.to_json())
     for key in now:
         if key not in ("arms", "runs", *_MAY_CHANGE) and before.get(key) != now[key]:
             raise InputError(
-                f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}"
+                f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}; {_APART}"
             )
     recipes = {arm["name"]: arm["recipe"] for arm in now["arms"]}
     for arm in before["arms"]:
         if arm["name"] not in recipes:
-            raise InputError(
-                f"{folder}: holds arm {arm['name']}, which is not in this study; it may grow, not shrink"
-            )
+            raise InputError(f"{folder}: holds arm {arm['name']}, {_GONE}")
         for key, value in recipes[arm["name"]].items():
             if value != arm["recipe"].get(key):
                 raise InputError(
                     f"{folder}: holds arm {arm['name']} with {key} {arm['recipe'].get(key)}, and here it is "
-                    f"{value}; give the study another folder with -o"
+                    f"{value}; {_APART}"
                 )
     if gone := [run for run in before["runs"] if run not in now["runs"]]:
         was = f"arm {gone[0]['arm']} seed {gone[0]['seed']} of model {gone[0]['model']}"
-        raise InputError(f"{folder}: holds {was}, which is not in this study; it may grow, not shrink")
+        raise InputError(f"{folder}: holds {was}, {_GONE}")

@@ -121,7 +121,8 @@ def with_combined(plan: Plan, folder: Path) -> Plan:
     """Add the combination on record to the plan, where it is of two arms or more."""
     arms = {arm.name: arm for arm in plan.arms}
     for row in _of(folder, "combined"):
-        if len(row["of"]) > 1 and row["arm"] not in arms:
+        # Without one of them it is another study, which the check of the plan refuses.
+        if len(row["of"]) > 1 and row["arm"] not in arms and arms.keys() >= {*row["of"]}:
             plan = replace(plan, arms=(*plan.arms, combine(plan.base, [arms[name] for name in row["of"]])))
     return plan
 
