@@ -5,6 +5,7 @@ my_package.losses:Topr     a class of the user's own, by any name of `scalerl.ow
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from scalerl.errors import InputError, brief, in_one_line, nearest
 from scalerl.own_code import OWN, Group, find, is_own, name_of
 
+_LOG = logging.getLogger("scalerl")
 _Mark = TypeVar("_Mark")
 
 
@@ -43,7 +45,10 @@ class Choice:
         Raises:
             InputError: there is no such kind, it cannot be loaded, or does not satisfy the protocol.
         """
-        if not isinstance(kind, str) or kind in self.variants:
+        if not isinstance(kind, str):
+            return None
+        if kind in self.variants:
+            _warn_of_namesakes(kind, self.group)
             return None
         try:
             cls = find(kind, self.group)
@@ -121,6 +126,17 @@ class Choice:
         variants = handler(Annotated[self.built_in, Discriminator("kind")])
         one = core_schema.no_info_wrap_validator_function(validate, variants)
         return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
+
+
+@lru_cache
+def _warn_of_namesakes(kind: str, group: Group) -> None:
+    """Warn, once in a process, that a variant of the package is taken where others announce its kind, too."""
+    for entry in entry_points(group=f"scalerl.{group}", name=kind):
+        _LOG.warning(
+            "kind %s: scalerl's own; an installed package announces one, too: to have that, give kind %s",
+            kind,
+            entry.value,
+        )
 
 
 @dataclass(frozen=True)

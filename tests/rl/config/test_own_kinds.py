@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from extensions import write_extensions
 
-from scalerl import own_code
+from scalerl import kinds, own_code
 from scalerl.errors import InputError
 from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.loss import Cispo
@@ -201,23 +201,30 @@ def test_an_installed_package_announces_a_name(here, monkeypatch):
             load_recipe("demo", [f"loss.kind={unknown}"])
 
 
-def test_a_name_that_two_packages_announce_is_refused(here, monkeypatch):
+def test_a_name_that_two_packages_announce_is_refused(here, monkeypatch, caplog):
     """Which of them comes first is an accident of the installation."""
     (here / "theirs.py").write_text((here / "losses.py").read_text())
-    for name, kinds in {
+    for name, announced in {
         "one": "topr = losses:Topr",
         "other": "topr = theirs:Topr\ncispo = theirs:Topr",
     }.items():
         info = here / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[scalerl.losses]\n{kinds}\n")
+        (info / "entry_points.txt").write_text(f"[scalerl.losses]\n{announced}\n")
     monkeypatch.syspath_prepend(here)
     both = "topr: installed packages announce losses:Topr and theirs:Topr by it: name one of these"
     with pytest.raises(InputError, match=f"loss.kind: {both}; the kinds are .*, reinforce, topr, or your"):
         load_recipe("demo", ["loss.kind=topr"])
     assert load_recipe("demo", ["loss.kind=theirs:Topr"]).to_dict()["loss"]["kind"] == "theirs:Topr"
-    assert load_recipe("demo").loss == Cispo()  # no package changes what the names of this one stand for
+    kinds._warn_of_namesakes.cache_clear()
+    for _ in range(2):
+        # No package changes what the names of this one stand for.
+        assert load_recipe("demo", ["loss.kind=cispo"]).loss == Cispo()
+    kinds._warn_of_namesakes.cache_clear()
+    (warned,) = caplog.messages
+    assert warned.startswith("kind cispo: scalerl's own; an installed package announces one, too: ")
+    assert warned.endswith(" theirs:Topr")
     # The same one, of two packages: one replaces the other.
     (here / "other-1.0.dist-info" / "entry_points.txt").write_text(
         "[scalerl.losses]\ntopr = losses:Topr [extra]\n"
