@@ -214,3 +214,12 @@ def test_a_crowd_is_drawn_and_compared_with_the_base_that_was_named(tmp_path, ca
     assert [pair["recipe"] for pair in answer["comparison"]["pairs"]] == ["run 0"]
     # Two recipes of 4 runs each: two mean curves, each with its name.
     assert re.findall(r">(run \d+) \(4 seeds\)", figure.read_text()) == ["run 0", "run 4"]
+
+
+def test_a_page_that_cannot_be_written_beside_the_run_says_where_to_put_it(tmp_path, capsys):
+    run = tmp_path / "run"
+    write_run(run, "run")
+    (run / "report.html").mkdir()
+    assert main(["report", str(run)]) == 2
+    assert capsys.readouterr().err.endswith("report.html: Is a directory; give another file with -o\n")
+    assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0

@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
     if args.output or args.markdown or args.latex or not args.figure:
         document = runs_document(view)
         if args.output or not args.figure:
-            written.append(write_text(args.output or _page_of(view), document.html()))
+            advice = "" if args.output else "; give another file with -o"
+            written.append(write_text(args.output or _page_of(view), document.html(), advice))
         if args.markdown:
             written.append(write_text(args.markdown, document.markdown()))
         if args.latex:

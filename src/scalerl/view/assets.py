@@ -21,13 +21,13 @@ CHART = ("plotly-basic.min.js", "marks.js", "below.js", "chart.js", "start.js")
 """The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str, advice: str = "") -> Path:
     """Write one file, whole or not at all, its folder too, and return where it is.
 
     Raises:
-        WriteError: the disk does not take it.
+        WriteError: the disk does not take it; its text ends with `advice`.
     """
-    with writing(path):
+    with writing(path, advice):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return path
