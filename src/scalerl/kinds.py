@@ -128,10 +128,13 @@ class Choice:
         return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
 
 
+_announced = lru_cache(entry_points)  # 10 ms, once for all kinds of a recipe
+
+
 @lru_cache
 def _warn_of_namesakes(kind: str, group: Group) -> None:
     """Warn, once in a process, that a variant of the package is taken where others announce its kind, too."""
-    for entry in entry_points(group=f"scalerl.{group}", name=kind):
+    for entry in _announced().select(group=f"scalerl.{group}", name=kind):
         _LOG.warning(
             "kind %s: scalerl's own; an installed package announces one, too: to have that, give kind %s",
             kind,

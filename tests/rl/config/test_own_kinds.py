@@ -217,11 +217,14 @@ def test_a_name_that_two_packages_announce_is_refused(here, monkeypatch, caplog)
     with pytest.raises(InputError, match=f"loss.kind: {both}; the kinds are .*, reinforce, topr, or your"):
         load_recipe("demo", ["loss.kind=topr"])
     assert load_recipe("demo", ["loss.kind=theirs:Topr"]).to_dict()["loss"]["kind"] == "theirs:Topr"
-    kinds._warn_of_namesakes.cache_clear()
+    caches = kinds._warn_of_namesakes, kinds._announced
+    for cache in caches:
+        cache.cache_clear()
     for _ in range(2):
         # No package changes what the names of this one stand for.
         assert load_recipe("demo", ["loss.kind=cispo"]).loss == Cispo()
-    kinds._warn_of_namesakes.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     (warned,) = caplog.messages
     assert warned.startswith("kind cispo: scalerl's own; an installed package announces one, too: ")
     assert warned.endswith(" theirs:Topr")
