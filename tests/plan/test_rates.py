@@ -11,7 +11,7 @@ from scalerl.plan.measured import evaluated_every, rates_of
 from scalerl.plan.rates import load_rates, names
 from scalerl.plan.simulate import simulate
 from scalerl.record.reader import RunRecord
-from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.recipe import from_dict, load_recipe
 
 
 def test_a_run_shows_the_throughput_of_its_roles(tmp_path):
@@ -37,6 +37,16 @@ def test_a_run_that_is_simulated_keeps_its_generators_as_busy(tmp_path):
     full = rates.decode.base / 32 + rates.decode.slot
     assert full < 0.9 * GENERATE / (64 * 10)
     assert rates.decode.base == pytest.approx(32 * rates.decode.slot)
+
+
+def test_what_is_evaluated_is_known_without_the_data():
+    far = {"kind": "dataset", "path": "far/away", "heldout": 300}
+    near = {"kind": "chain", "heldout_per_length": 5, "k_max": 3, "skip": ()}
+    recipe = load_recipe("demo", ["budget.kind=steps", "budget.amount=600", "evaluation.every=50"])
+    task = {"kind": "mix", "tasks": {"far": far, "near": near}}
+    found = PlannedJob.of(from_dict(recipe.to_dict() | {"task": task}, "mixed")).evaluations
+    assert (found.prompts, found.samples, found.completions) == (315, 4, 1260)
+    assert (found.every, found.slots, found.by_generators) == (50, 1000, False)
 
 
 def test_trainers_of_a_run_are_those_that_its_config_tells_of(tmp_path):

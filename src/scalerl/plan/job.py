@@ -13,7 +13,8 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import AnySchedule
-from scalerl.rl.tasks.task import prompts_of
+from scalerl.rl.tasks.mix import Mix
+from scalerl.rl.tasks.task import Task, prompts_of
 
 if TYPE_CHECKING:
     from scalerl.rl.config.recipe import Recipe
@@ -92,13 +93,19 @@ class PlannedEvaluations:
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedEvaluations:
         """Make those of a recipe; none where a budget that is not in steps says when they are due."""
-        budget, own, task = recipe.budget, recipe.evaluation, recipe.task
+        budget, own = recipe.budget, recipe.evaluation
         every = budget.amount / recipe.evaluations if budget.kind == "steps" else own.every or math.inf
-        # What a data set holds out is known without a look at it, which may be a download.
-        held_out = getattr(task, "heldout", None)
-        prompts = len(prompts_of(task, "heldout")) if held_out is None else held_out
+        prompts = _held_out(recipe.task)
         slots = recipe.decode_slots if recipe.vllm else own.slots_for(prompts)
         return cls(max(every, 1.0), prompts, own.samples, slots, recipe.vllm is not None)
+
+
+def _held_out(task: Task) -> int:
+    """Return the held-out prompts of a task; of a data set, which may be a download, as many as it says."""
+    if isinstance(task, Mix):
+        return sum(_held_out(one) for one in task.tasks.values())
+    said = getattr(task, "heldout", None)
+    return len(prompts_of(task, "heldout")) if said is None else said
 
 
 @dataclass(frozen=True)
