@@ -28,6 +28,7 @@ from scalerl.errors import InputError, in_one_line
 __path__: list[str] = []  # makes this a package, which modules of files can be in
 _FILE = f"{__name__}."
 _MAIN = ("__main__", "__mp_main__")
+_loaded: dict[str, str] = {}  # the hash of each file as it was loaded
 OWN = "your own as module:Class or file.py:Class"
 
 Group = Literal[
@@ -170,8 +171,13 @@ def code_of(values: Any) -> dict[str, str]:
     source = named.rpartition(":")[0] if isinstance(named, str) else ""
     file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
     if file is not None and Path(file).is_file():
-        found[absolute(str(named))] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+        found[absolute(str(named))] = _hash(file)
     return found
+
+
+def changed_files() -> list[str]:
+    """Return the files of custom code that have changed since this process loaded them."""
+    return [file for file, code in _loaded.items() if Path(file).is_file() and _hash(file) != code]
 
 
 def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -182,6 +188,10 @@ def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
         for name, codes in (found.items() if isinstance(found, Mapping) else ())
         if isinstance(codes, list) and codes
     }
+
+
+def _hash(file: str) -> str:
+    return blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
 def _module(source: str) -> ModuleType:
@@ -217,6 +227,7 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
+        _loaded[self.path] = _hash(self.path)
         folder = str(Path(self.path).parent)
         # At its end, as in `_module`; and only once: an import in it may load another file of the folder.
         added = folder not in sys.path

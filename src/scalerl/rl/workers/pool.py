@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from scalerl.errors import ScalerlError, WorkerError
+from scalerl.own_code import changed_files
 from scalerl.rl.workers.backend import (
     CLOSING,
     STARTING,
@@ -364,6 +365,8 @@ class WorkerPool(ABC, Generic[W]):
         if self._events:
             self._events.event("lost", self.role, worker.name, node, why, error.at)
         _LOG.warning("%s%s", why, self._fate(work))
+        for file in changed_files():  # which the next process loads, and those that are left do not
+            _LOG.warning("%s has changed since the run began: the next process goes by the new code", file)
         self._reassign(worker, work)
 
     def _check_losses(self, worker: W, error: WorkerLostError) -> None:
