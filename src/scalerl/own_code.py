@@ -13,6 +13,7 @@ import importlib
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -177,7 +178,11 @@ def code_of(values: Any) -> dict[str, str]:
 
 def changed_files() -> list[str]:
     """Return the files of custom code that have changed since this process loaded them."""
-    return [file for file, code in _loaded.items() if Path(file).is_file() and _hash(file) != code]
+    changed = []
+    for file, code in _loaded.items():
+        with suppress(OSError):  # gone, or unreadable: the process that loads it next says so
+            changed += [file] * (_hash(file) != code)
+    return changed
 
 
 def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -23,11 +23,12 @@ def test_a_file_of_custom_code_that_was_edited_is_reported_where_a_lost_worker_l
     tmp_path, caplog
 ):
     """Its rewards, say, are then by the new code, and those of the other workers by the old one."""
-    own, same = tmp_path / "own.py", tmp_path / "same.py"
-    for file in (own, same):
+    own, same, gone = tmp_path / "own.py", tmp_path / "same.py", tmp_path / "gone.py"
+    for file in (own, same, gone):
         file.write_text("right = 1.0\n")
         load(f"{file}:right")
     own.write_text("right = 0.0\n")
+    gone.unlink()
     with closing(EchoPool([PoolWorker("worker 0", 0)], Processes(), echoing.echo, ["hello"])) as pool:
         pool.start()
         pool.wait_until_started()
@@ -36,4 +37,4 @@ def test_a_file_of_custom_code_that_was_edited_is_reported_where_a_lost_worker_l
         assert pool.wait_for(lambda: bool(pool.lost), 60)
     text = f"{own} has changed since the run began: the next process goes by the new code"
     assert [message for message in caplog.messages if "own.py" in message] == [text]
-    assert "same.py" not in caplog.text
+    assert "same.py" not in caplog.text and "gone.py" not in caplog.text
