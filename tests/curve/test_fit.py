@@ -214,7 +214,7 @@ def test_json_has_exactly_the_documented_keys():
     ("compute", "pass_rate", "message"),
     [
         ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.35, 0.37], "5 evaluations; a curve needs at least 6"),
-        ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "6 evaluations at only 4 computes"),
+        ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "6 evaluations at only 4 values of compute"),
     ],
 )
 def test_data_that_cannot_answer(compute, pass_rate, message):

@@ -283,7 +283,8 @@ def _choose(
             total = len(np.unique(points.compute_N))
             found = f"only {n} of {counted(total, 'evaluation')} {where}"
         elif (kept := int(keep_N.sum())) > n:
-            found = f"{kept} evaluations at only {counted(n, 'compute')} (give totals since the start)"
+            found = f"{kept} evaluations at only {counted(n, 'value')} of {points.axis}"
+            found += " (give totals since the start, or choose another column)"
         elif without := points.left_out.rows():
             found += f" ({'; '.join(without)})"
         raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")

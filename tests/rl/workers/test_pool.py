@@ -37,4 +37,4 @@ def test_a_file_of_custom_code_that_was_edited_is_reported_where_a_lost_worker_l
         assert pool.wait_for(lambda: bool(pool.lost), 60)
     text = f"{own} has changed since the run began: the next process goes by the new code"
     assert [message for message in caplog.messages if "own.py" in message] == [text]
-    assert "same.py" not in caplog.text and "gone.py" not in caplog.text
+    assert not any(name in caplog.text for name in ("same.py", "gone.py"))
