@@ -138,7 +138,7 @@ def test_a_run_folder(tmp_path, capsys):
         (["report", "{log}", "--target", ".5"], 2, "--target needs --budget"),
         (["report", "{folder}/nothing"], 2, "nothing: no such file"),
         (["report", "{log}", "{folder}/nothing"], 2, "nothing: no such file"),
-        (["fit", "{log}", "--min-compute", "7000"], 3, "a curve needs at least 6"),
+        (["fit", "{log}", "--min-compute", "7000"], 3, "a curve needs at least 4"),
         (
             ["fit", "{log}", "--min-compute", "auto", "--prior-from", "{log}"],
             2,

@@ -77,12 +77,12 @@ def test_a_pattern_each_and_pooled(three, capsys):
 
 
 def test_each_says_shortly_in_its_table_what_cannot_be_fitted(tmp_path, capsys):
-    log = verl_log(tmp_path / "verl.jsonl", math=rates(0.6), aime24=rates(0.4)[:5], gsm8k=[0.5] * len(STEPS))
+    log = verl_log(tmp_path / "verl.jsonl", math=rates(0.6), aime24=rates(0.4)[:3], gsm8k=[0.5] * len(STEPS))
     assert main(["fit", log, "--each"]) == 0
     out, err = capsys.readouterr()
     short, flat, _ = out.splitlines()[1:]
-    assert short.endswith("none: 5 evaluations")
-    assert f"warning: val-core/aime24/acc/mean@1: {log}: 5 evaluations; a curve needs" in err
+    assert short.endswith("none: 3 evaluations")
+    assert f"warning: val-core/aime24/acc/mean@1: {log}: 3 evaluations; a curve needs" in err
     assert flat.endswith("]  no")  # forecast, its ceiling not identified
     assert main(["fit", log, "--each", "--prior", "flat"]) == 0
     out, err = capsys.readouterr()

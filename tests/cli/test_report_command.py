@@ -40,7 +40,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert report(runs, *asked, "-o", page, "--markdown", tables) == 0
     out, err = capsys.readouterr()
     assert out.split() == [str(page), str(tables)]
-    assert "short: no curve: 5 evaluations; a curve needs" in err
+    assert "short: no curve: 3 evaluations; a curve needs" in err
     rows = rows_of(tables.read_text(), "Curves and forecasts")
     fits = {name: fit(RunRecord.read(runs / name)) for name in ("a0", "a1", "b", "flat")}
     own, forecast = fits["a0"], fits["a0"].forecast(16000)
@@ -53,7 +53,7 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert found[8].startswith(f"{chance.verdict} (chance {share}")
     assert rows["flat"][8].startswith("no-go")
     assert rows["flat"][-1].startswith("no (the data reach")
-    assert "no fit (5 evaluations; a curve" in rows["short"][-1]
+    assert "no fit (3 evaluations; a curve" in rows["short"][-1]
     health = rows_of(tables.read_text(), "Health")
     assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
     assert health["tab"][1:] == ["–", "–", "–", "–", "not checked"]

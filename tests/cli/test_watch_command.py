@@ -207,7 +207,7 @@ def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     with watching(run.path) as process:
         assert process.stderr.readline() == f"waiting: {run.path}: the run has no evaluation yet\n"
         run.grow()
-        assert "too early: 1 of 6 evaluations" in process.stdout.readline()
+        assert "too early: 1 of 4 evaluations" in process.stdout.readline()
 
 
 @pytest.mark.parametrize(

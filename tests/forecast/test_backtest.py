@@ -74,26 +74,26 @@ def test_a_run_is_counted_once():
 
 def test_what_cannot_be_answered_is_counted():
     flat = Points.from_arrays(np.arange(20.0), np.full(20, 0.5) + 0.001 * (np.arange(20) % 2), source="flat")
-    test = backtest([a_run(top=20_000.0, sd=0.002), flat], fractions=[1 / 8, 3 / 4])
+    test = backtest([a_run(top=20_000.0, sd=0.002), flat], fractions=[1 / 10, 3 / 4])
     fates = [(cut.source, cut.fraction, cut.outcome) for cut in test.cuts]
     assert fates == [
-        ("run", 1 / 8, "cannot answer"),
+        ("run", 1 / 10, "cannot answer"),
         ("run", 3 / 4, "forecast"),
-        ("flat", 1 / 8, "cannot answer"),
+        ("flat", 1 / 10, "cannot answer"),
         ("flat", 3 / 4, "too early"),
     ]
-    assert test.point_score(OURS, 1 / 8) is None
-    assert test.cuts[2].why.startswith("3 evaluations")
+    assert test.point_score(OURS, 1 / 10) is None
+    assert test.cuts[2].why.startswith("2 evaluations")
     text = str(test)
-    assert "first 1/8 of the compute: 0 forecast, 0 too early, 2 cannot answer" in text
-    assert "1 x cannot answer: 3 evaluations" in text
+    assert "first 1/10 of the compute: 0 forecast, 0 too early, 2 cannot answer" in text
+    assert "1 x cannot answer: 2 evaluations" in text
     json.dumps(test.to_json(), allow_nan=False)
 
 
 def test_what_a_log_left_out_is_no_reason_at_a_cut_before_it():
     left_out = LeftOut.of([Omitted("superseded", 20)])
-    (cut,) = backtest([replace(a_run(), left_out=left_out)], fractions=[1 / 8]).cuts
-    assert (cut.outcome, cut.why) == ("cannot answer", "4 evaluations; a curve needs at least 6")
+    (cut,) = backtest([replace(a_run(), left_out=left_out)], fractions=[1 / 10]).cuts
+    assert (cut.outcome, cut.why) == ("cannot answer", "3 evaluations; a curve needs at least 4")
 
 
 def test_too_early_is_apart_and_still_scored():
@@ -209,7 +209,7 @@ def test_the_command(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "0 forecast, 0 too early, 1 cannot answer" in out
     assert err.count("\n") == 1
-    assert "a curve needs at least 6" in err
+    assert "a curve needs at least 4" in err
 
 
 @pytest.mark.parametrize("at", ["2", "0", "1/0", "half", "", "1/2,1"])

@@ -57,7 +57,7 @@ def test_a_fit_calls_what_its_forecast_allows():
 
 
 def test_a_run_that_the_fit_refuses_is_counted_and_left_to_the_rivals():
-    few = Points.from_arrays(np.arange(9.0), np.linspace(0.3, 0.5, 9), source="few")
+    few = Points.from_arrays(np.arange(6.0), np.linspace(0.3, 0.5, 6), source="few")
     bank = Bank(
         backtest([a_run(0, source="a"), a_run(1, source="b"), few], fractions=[0.5], rivals=BANK_RIVALS)
     )

@@ -91,10 +91,10 @@ def test_garbage_leaves_all_as_it_was(row, what):
 def test_before_there_is_an_answer():
     forecaster = filled(3)
     forecaster.add(float(COMPUTE[2]), 0.5)  # a replicate is no new place on the curve
-    assert forecaster.line(2e4) == "too early: 3 of 6 evaluations"
-    with pytest.raises(CannotAnswerError, match="a curve needs at least 6"):
+    assert forecaster.line(2e4) == "too early: 3 of 4 evaluations"
+    with pytest.raises(CannotAnswerError, match="a curve needs at least 4"):
         forecaster.forecast(2e4)
-    assert Forecaster().line(1.0) == "too early: 0 of 6 evaluations"
+    assert Forecaster().line(1.0) == "too early: 0 of 4 evaluations"
     flat = Forecaster()
     for step in range(8):
         flat.add(step, 0.5 + 0.001 * (step % 2))
@@ -109,8 +109,8 @@ def test_the_line_and_the_callback():
         evaluated(compute, rate)
     lines = out.getvalue().splitlines()
     assert len(lines) == 17
-    assert lines[4] == "too early: 5 of 6 evaluations"
-    assert lines[5].endswith("; ceiling not identified yet")
+    assert lines[2] == "too early: 3 of 4 evaluations"
+    assert lines[3].endswith("; ceiling not identified yet")
     result = forecaster.fit
     assert result.identified
     forecast = result.forecast(20_000)

@@ -53,12 +53,12 @@ def test_a_start_that_lags_moves_the_answer():
 
 
 def test_a_cut_that_leaves_too_little_says_why():
-    found = sensitivity(points(), cuts=[0, 7500])
+    found = sensitivity(points(), cuts=[0, 7750])
     assert found.rows[1].A is None
-    assert found.rows[1].why.startswith("only 4 of 33 evaluations at or above --min-compute; a curve needs")
+    assert found.rows[1].why.startswith("only 3 of 33 evaluations at or above --min-compute; a curve needs")
     assert found.A_moves is None
     assert found.said == "fewer than two cuts can be fitted: nothing can be said of what the start changes"
-    assert "only 4 of 33 evaluations" in str(found).splitlines()[2]
+    assert "only 3 of 33 evaluations" in str(found).splitlines()[2]
     body = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert body["rows"][1]["A"] is None
     assert body["moves"] == {"A": None, "forecast": None}

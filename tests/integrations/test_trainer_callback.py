@@ -126,7 +126,7 @@ def grpo(tmp_path_factory):
 def test_in_grpo_a_forecast_is_what_the_importer_says(grpo, capsys):
     trainer, callback, folder = grpo
     rows = forecasts(trainer)
-    assert list(rows) == list(range(10, 31, 2))
+    assert list(rows) == list(range(6, 31, 2))
     rates = [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row]
     assert len(rates) == 16
     assert np.mean(rates[-3:]) > rates[0] + 0.4
@@ -180,7 +180,7 @@ def test_what_is_out_of_reach_is_stopped(tmp_path, capsys):
     assert (
         f"scalerl, step {last}: training is stopped: 0.75 is reached at 100 steps with probability " in said
     )
-    assert "step 4: too early: 1 of 6 evaluations" in said
+    assert "step 4: too early: 1 of 4 evaluations" in said
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{last}"]
     assert same(rows[last], imported(tmp_path), END, 0.75)
 
@@ -190,7 +190,7 @@ def test_what_is_in_reach_goes_on(tmp_path, capsys):
     trainer = trained(trainer_of(tmp_path, callback))
     assert trainer.state.global_step == END
     rows = forecasts(trainer)
-    assert list(rows) == list(range(6 * EVERY, END + 1, EVERY))
+    assert list(rows) == list(range(4 * EVERY, END + 1, EVERY))
     assert rows[END]["forecast/verdict"] == VERDICTS["go"] == 1.0
     assert rows[END]["forecast/low"] < float(TRUTH(np.array(400.0))) < rows[END]["forecast/high"]
     assert "training is stopped" not in capsys.readouterr().err
@@ -221,7 +221,7 @@ def test_a_run_that_is_resumed_has_its_past(tmp_path, capsys):
     trained(first)
     assert RunRecord.read(run).evals[-1].step == 40
     second = trained(trainer_of(out, ForecastCallback(run_folder=run), **saves), resume_from_checkpoint=True)
-    assert forecasts(second).keys() == set(range(24, END + 1, EVERY))
+    assert forecasts(second).keys() == set(range(16, END + 1, EVERY))
     second.evaluate()
     record, result = RunRecord.read(run), imported(out)
     assert [point.step for point in record.evals] == list(range(EVERY, END + 1, EVERY))
@@ -236,7 +236,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, capsys):
     RunWriter(run, {"name": "another"}).close()
     trainer = trained(trainer_of(tmp_path / "out", ForecastCallback(run_folder=run)))
     assert sorted(path.name for path in run.iterdir()) == ["config.json"]
-    assert len(forecasts(trainer)) == 20
+    assert len(forecasts(trainer)) == 22
     assert capsys.readouterr().err.count("exists already") == 1
 
 
@@ -351,7 +351,7 @@ def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):
     trainer = trainer_of(tmp_path, ForecastCallback())
     trainer.add_callback(Fragile())
     assert trained(trainer).state.global_step == END
-    assert len(forecasts(trainer)) == 20
+    assert len(forecasts(trainer)) == 22
     assert capsys.readouterr().err.count("ConnectionError: the tracker is gone") == 1
 
 

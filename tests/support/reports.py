@@ -16,7 +16,7 @@ def write_reported(folder):
     write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1, "health": {}})
     write_run(folder / "b", HOSTILE, 0.5, 2, recipe={"loss": "dapo"})
     write_run(folder / "flat", "flat", 0.3, 3, recipe={"loss": "none"})
-    write_run(folder / "short", "short", seed=4, n=5, recipe={"loss": "short"}, forecast=False)
+    write_run(folder / "short", "short", seed=4, n=3, recipe={"loss": "short"}, forecast=False)
     write_table(folder / "tab.csv", 30)
     return folder
 

@@ -47,7 +47,7 @@ def any_waits(rows):
 
 def logs_of_trl(folder):
     """Two logs of another trainer with a pass rate in percent, one that does not rise, and one too short."""
-    for name, scale, last in (("trl-0", 1.0, 24), ("trl-1", 0.9, 24), ("flat", 0.0, 24), ("short", 1.0, 5)):
+    for name, scale, last in (("trl-0", 1.0, 24), ("trl-1", 0.9, 24), ("flat", 0.0, 24), ("short", 1.0, 3)):
         rows = [
             {
                 "step": n,

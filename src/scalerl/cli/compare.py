@@ -123,7 +123,10 @@ def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], 
     unread: list[Unread] = []
     for data in read:
         try:
-            found.append((data, fit(data.points, **fit_options(args), level=args.level)))
+            fitted = fit(data.points, **fit_options(args), level=args.level)
+            if fitted.too_few:
+                raise CannotAnswerError(f"{data.points.source}: {fitted.too_few}")
+            found.append((data, fitted))
         except CannotAnswerError as error:
             errors.append(error)
             name = data.record.name if data.record is not None and data.foreign else ""

@@ -18,7 +18,7 @@ from scalerl.curve.points import Points, place_on
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.prior import FLAT, PRIORS, SD_RANGE, Prior
 from scalerl.curve.result import Fit
-from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
+from scalerl.curve.sample import MIN_TO_FIT, MIN_TO_JUDGE, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.curve.solver import TOLERANCE
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
@@ -69,7 +69,7 @@ def fit(
 
     Raises:
         InputError: an argument or the data are not valid.
-        CannotAnswerError: fewer than six evaluations; or a flat prior, and a curve that does not rise.
+        CannotAnswerError: fewer than four evaluations; under a flat prior fewer than six, or no rise.
     """
     if min_compute == "auto":
         if prior_from:
@@ -83,7 +83,9 @@ def fit(
     if chosen is None:
         raise InputError(f"no prior is named {prior!r}: {', '.join(PRIORS)}")
     given = None if r0 is None or r0 == "free" else float(r0)
-    points, keep_N = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
+    points = _points_of(data, x, y, price)
+    least = MIN_TO_JUDGE if chosen is FLAT else MIN_TO_FIT
+    points, keep_N = _choose(points, r0 is not None, min_compute, max_compute, least)
     kept = points.select(keep_N)
     sample = make_sample(kept, given)
     best = least_squares(sample, LOG_LOGISTIC)
@@ -264,7 +266,7 @@ def check_options(
 
 
 def _choose(
-    points: Points, without_start: bool, min_compute: float, max_compute: float
+    points: Points, without_start: bool, min_compute: float, max_compute: float, least: int
 ) -> tuple[Points, np.ndarray]:
     """Return the points by compute, and which are within the cuts, (N,); 0 is below no `min_compute`."""
     # By pass rate too: the order of the rows in a log must not change a digit of the answer.
@@ -274,7 +276,7 @@ def _choose(
         # A given R_0 takes the place of the evaluation at compute 0; "free" is meant to differ from it.
         keep_N &= points.compute_N > 0
     n = len(np.unique(points.compute_N[keep_N]))
-    if n < MIN_TO_FIT:
+    if n < least:
         found = counted(n, "evaluation")
         if min_compute > 0 or max_compute < math.inf:
             cuts = ["at or above --min-compute"] * (min_compute > 0)
@@ -287,7 +289,7 @@ def _choose(
             found += " (give totals since the start, or choose another column)"
         elif without := points.left_out.rows():
             found += f" ({'; '.join(without)})"
-        raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {MIN_TO_FIT}")
+        raise CannotAnswerError(f"{points.source}: {found}; a curve needs at least {least}")
     return points, keep_N
 
 

@@ -30,10 +30,10 @@ from scalerl.curve.families import Curve
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws, Posterior
-from scalerl.curve.sample import Sample
+from scalerl.curve.sample import MIN_TO_JUDGE, Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, identified_at, outlook, stop_at
-from scalerl.errors import InputError, number_of
+from scalerl.errors import InputError, counted, number_of
 from scalerl.numbers import amount_text, chance_text
 from scalerl.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.record.amounts import parse_amount
@@ -134,6 +134,12 @@ class FittedCurve:
         return self.metric.no_verdict or self.ending
 
     @property
+    def too_few(self) -> str:
+        """What is said where there are too few evaluations for a verdict or a comparison; else empty."""
+        n = len(np.unique(self.points.compute_N))
+        return f"{counted(n, 'evaluation')}; a verdict needs at least {MIN_TO_JUDGE}" * (n < MIN_TO_JUDGE)
+
+    @property
     def lack_of_fit(self) -> str | None:
         """The kind of `misfit`: peaked, jump, regime or residuals."""
         return self.misfit.kind if self.misfit else None
@@ -171,6 +177,7 @@ class FittedCurve:
         median, (least, most) = self.predicted(compute, at_Q)
         prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
+        low = min(low, self._may_have_fallen_to)
         # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
         paper, rerun = float(self.paper_curve(compute)), (rerun_low, rerun_high)
@@ -188,7 +195,14 @@ class FittedCurve:
         post, value = self.posterior, self.posterior.curve_at(compute)
         # The noise is normal and goes beyond [0, 1], where no evaluation can be.
         noisy_Q = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
+        noisy_Q[at_Q < 0.5] = np.minimum(noisy_Q[at_Q < 0.5], self._may_have_fallen_to)
         return float(weighted_quantiles(value, post.weight, np.array([0.5]))[0]), noisy_Q
+
+    @property
+    def _may_have_fallen_to(self) -> float:
+        """The newest pass rate where it is left out: as often as not the run stays there. Else infinite."""
+        within_N = self.excluded.compute_N <= self.max_compute
+        return float(self.excluded.pass_rate_N[within_N][-1]) if self.newest_failed else math.inf
 
     @functools.cached_property
     def _rerun(self) -> Draws:
@@ -253,8 +267,9 @@ class FittedCurve:
         or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
         the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
         reach `BENT` times C_mid and the run, as it has risen, would reach the target: nothing has shown yet
-        that it bends. And where no family describes the run, or the newest evaluations have no number or may
-        have failed; and for a budget beyond `FAR` times the compute, unless the ceiling is identified.
+        that it bends. And where no family describes the run, there are fewer than six evaluations, or the
+        newest have no number or may have failed; and for a budget beyond `FAR` times the compute, unless the
+        ceiling is identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
@@ -295,8 +310,8 @@ class FittedCurve:
     def doubt(self, budget: float) -> str:
         """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
         # Newest evaluations without a number outrank what the older ones say.
-        if self.reservation:
-            return self.reservation
+        if doubt := self.reservation or self.too_few:
+            return doubt
         if self.misfit:
             return self.misfit.why
         now = float(self.points.compute_N[-1])

@@ -39,7 +39,7 @@ from scalerl.curve.evidence import (
 from scalerl.curve.families import LOG_LOGISTIC, Curve, Family, Ramp
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points, place_on
-from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
+from scalerl.curve.sample import MIN_TO_JUDGE, Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute that a misfit needs."""
@@ -154,7 +154,7 @@ def find_fall(points: Points) -> str:
     order of compute.
     """
     rate_N = points.pass_rate_N
-    if len(rate_N) < MIN_TO_FIT:
+    if len(rate_N) < MIN_TO_JUDGE:
         return ""
     peak = int(np.argmax(rate_N))
     fall = float(rate_N[peak] - rate_N[-max(2, len(rate_N) // 8) :].max())
@@ -213,7 +213,7 @@ def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
     parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
     """
     n, compute_N = len(sample.y_N), np.exp(sample.log_c_N)
-    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_TO_FIT]
+    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_TO_JUDGE]
     parts = [replace(sample, **{k: getattr(sample, k)[:end] for k in _ROWS}) for end in ends]
     tries = []
     for end, found in zip(ends, least_squares_many(parts, null.curve.family), strict=True):
@@ -248,7 +248,7 @@ def _describe(
     peak, decline, error = _decline(null, *estimate)
     if decline > _SURE * error:
         at = float(compute_N[peak])
-        keep = (float(compute_N[0]), at) if peak + 1 >= MIN_TO_FIT else None
+        keep = (float(compute_N[0]), at) if peak + 1 >= MIN_TO_JUDGE else None
         said = "what came before can be fitted" if keep else "too little came before to be fitted"
         since = place_on(axis, at)
         why = f"the run has peaked: from {since} on it falls by {decline:.3f} +- {error:.3f}; {said}"
@@ -301,7 +301,7 @@ def _part_that_holds(compute_N: np.ndarray, first: int) -> tuple[tuple[float, fl
     if len(compute_N) - first >= MIN_POINTS:
         later = float(compute_N[first]), float(compute_N[-1])
         return later, "what follows is the run as it is now: fit that"
-    if first >= MIN_TO_FIT:
+    if first >= MIN_TO_JUDGE:
         return (float(compute_N[0]), float(compute_N[first - 1])), "too little follows: fit what came before"
     return None, "neither part is long enough to be fitted"
 
@@ -343,7 +343,7 @@ def _worst(points: Points, r0: float | None, curve: Curve) -> tuple[int, float, 
     # Half: the curve of all goes some way towards it.
     for i in (int(i) for i in suspects if apart_N[i] > 0.5 * _LEAST):
         others = points.select(np.arange(n) != i)
-        if len(np.unique(others.compute_N)) < MIN_TO_FIT:
+        if len(np.unique(others.compute_N)) < MIN_TO_JUDGE:
             continue
         without = least_squares(make_sample(others, r0), LOG_LOGISTIC).curve
         left_N = points.pass_rate_N - without(points.compute_N)

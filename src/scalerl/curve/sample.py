@@ -8,8 +8,10 @@ import numpy as np
 from scalerl.curve.families import log_compute
 from scalerl.curve.points import Points
 
-MIN_TO_FIT = 6
-"""Evaluations at distinct compute that a fit needs."""
+MIN_TO_FIT = 4
+"""Evaluations at distinct compute that a fit needs: the prior knows the rest, and intervals are wide."""
+MIN_TO_JUDGE = 6
+"""Those that a verdict, a comparison and a misfit need, and any fit under a flat prior."""
 MAX_ROWS = 400
 """Rows above this many are averaged in runs of consecutive evaluations, so that time stays linear."""
 

@@ -11,7 +11,7 @@ noise is that between evaluations of one run: their random numbers are shared, s
 sampling.
 
 It is asked after every evaluation of a run that keeps its best weights, from the first one on: `fit` has
-better curves, and needs six.
+better curves, and needs four.
 
 Shapes: N evaluations, J nodes of (B, C_mid), n draws of f.
 """

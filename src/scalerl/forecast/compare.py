@@ -21,7 +21,7 @@ from scalerl.curve.answers import check_level
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
-from scalerl.errors import InputError, number_of
+from scalerl.errors import CannotAnswerError, InputError, number_of
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.forecast.crossing import Crossing, find_crossing
 from scalerl.forecast.measured import MeasuredRates, holm, paired_differences, seeds_needed
@@ -91,6 +91,7 @@ def compare(
     Raises:
         InputError: fewer than two recipes, a recipe without runs or with one run twice, another axis, blocks
             that are not one for each run of a recipe, or an argument out of range.
+        CannotAnswerError: a run has fewer than six evaluations.
     """
     base = _checked(recipes, base, budget, target, level)
     if blocks is None:
@@ -260,6 +261,8 @@ def _checked(
     for name, fits in recipes.items():
         if not fits:
             raise InputError(f"recipe '{name}' has no runs")
+        if few := next((fit for fit in fits if fit.too_few), None):
+            raise CannotAnswerError(f"{few.points.source}: {few.too_few}")
     named = {fit.metric: name for name, fits in recipes.items() for fit in fits}
     (metric, name), *others = named.items()
     for other, another in others:

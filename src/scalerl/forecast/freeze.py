@@ -13,7 +13,7 @@ def freeze(run: RunRecord, axis: str, target_compute: float) -> dict[str, Any]:
     """Fit the run so far and forecast it at `target_compute`, with the curve and its band up to there.
 
     Raises:
-        CannotAnswerError: the run has fewer than six evaluations.
+        CannotAnswerError: the run has fewer than four evaluations.
         InputError: the counters behind `axis` are missing.
     """
     result = fit(run, x=axis)

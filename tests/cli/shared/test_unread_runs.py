@@ -150,7 +150,7 @@ def test_a_comparison_of_run_folders_goes_on_with_the_rest(tmp_path, monkeypatch
     assert "warning: left out: runs/torn: " in err
     assert "warning: left out: runs/begun: the run has no evaluation yet" in err
     assert "runs/young: " in err
-    assert "a curve needs at least 6" in err
+    assert "a curve needs at least 4" in err
 
 
 def test_fewer_than_two_are_no_comparison_and_a_path_that_is_nowhere_is_an_error(

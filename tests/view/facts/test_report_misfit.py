@@ -162,8 +162,8 @@ def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
 
 
 def test_a_run_that_cannot_be_fitted_has_its_page_and_its_reason(make_run):
-    text = words(report_html(make_run(n_evals=5, steps=False)))
-    assert "No curve is fitted: 5 evaluations; a curve needs at least 6." in text
+    text = words(report_html(make_run(n_evals=3, steps=False)))
+    assert "No curve is fitted: 3 evaluations; a curve needs at least 4." in text
 
 
 def test_a_flat_run_is_forecast_and_its_ceiling_is_said_to_be_unknown(make_run):

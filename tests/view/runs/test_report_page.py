@@ -180,13 +180,13 @@ def test_a_figure_that_is_zero_at_every_step_is_said_and_not_drawn(make_run):
     assert "holds no steps.jsonl" not in text
 
 
-@pytest.mark.parametrize("n_evals", [1, 2, 5])
+@pytest.mark.parametrize("n_evals", [1, 2, 3])
 def test_too_few_evaluations_for_a_fit(make_run, n_evals):
     text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
     assert "No curve is fitted: " in text
     assert "Frozen forecasts" not in text
     count = "1 evaluation" if n_evals == 1 else f"{n_evals} evaluations"
-    assert f"No curve is fitted: {count}; a curve needs at least 6" in text
+    assert f"No curve is fitted: {count}; a curve needs at least 4" in text
     assert "holds no steps.jsonl" in text
 
 

@@ -160,8 +160,8 @@ def test_a_log_of_another_trainer_is_told_as_far_as_it_says(browser, original, t
     logs_of_trl(folder)
     with server(folder) as (_, address), opened(browser, address) as page:
         why = row(page, "short").locator('[data-label="forecast"] .why')
-        playwright.expect(why).to_have_text("too early: 5 evaluations", timeout=60_000)
-        assert "a curve needs at least 6" in why.get_attribute("title")
+        playwright.expect(why).to_have_text("too early: 3 evaluations", timeout=60_000)
+        assert "a curve needs at least 4" in why.get_attribute("title")
         flat = row(page, "flat")
         playwright.expect(flat.locator('[data-label="forecast"]')).to_contain_text(
             "at 48 steps", timeout=60_000

@@ -4,7 +4,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -122,6 +122,8 @@ def fit_arms(
             return FittedRun(run, str(error).removeprefix(f"{run.record.evals_file}: "))
         # All that is there: a run that failed late has said most of what it had to say.
         shown = ShownRun(f"{run.plan.arm} seed {run.plan.seed}", points, run.record).fitted_with(level=level)
+        if shown.fit and (few := shown.fit.too_few):
+            shown = replace(shown, fit=None, reason=few)
         return FittedRun(run, shown.reason, shown)
 
     found: dict[str, tuple[FittedRun, ...]] = {arm.name: () for arm in study.arms}

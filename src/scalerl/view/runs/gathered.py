@@ -143,8 +143,10 @@ def compared(
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
     view = replace(view, groups={name: [run.name for run in members] for name, members in recipes.items()})
-    fitted = {name: [run.fit for run in runs if run.fit] for name, runs in recipes.items()}
-    fits = {name: found for name, found in fitted.items() if found}
+    able = {
+        name: [run for run in members if run.fit and not run.fit.too_few] for name, members in recipes.items()
+    }
+    fits = {name: [run.fit for run in members if run.fit] for name, members in able.items() if members}
     if base is not None and base not in fits:
         return replace(view, not_compared=f"Nothing is compared: no run of {base} could be fitted.")
     if len(fits) < 2:
@@ -152,7 +154,7 @@ def compared(
         return replace(view, not_compared=why)
     target = view.target if view.target is not None and 0 < view.target < 1 else None
     prior = seed_prior(run.record for members in recipes.values() for run in members)
-    shown = {name: [(run.name, run.record) for run in recipes[name] if run.fit] for name in fits}
+    shown = {name: [(run.name, run.record) for run in able[name]] for name in fits}
     found = compare(
         fits,
         base=base,
