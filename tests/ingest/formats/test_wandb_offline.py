@@ -112,6 +112,34 @@ def test_a_count_under_two_names_is_one(logged, tmp_path):
     assert "the step is 'eval/global_step', and not W&B's count of calls" in run.warnings
 
 
+def test_updates_of_verl_are_no_steps(logged, tmp_path):
+    # Its fully asynchronous trainer: four updates to a version of the weights, at which all else is logged.
+    rows = [{"val-core/math/acc/mean@4": 0.1, "rollouter/validate_time": 9.0}]
+    for n in range(1, 7):
+        rows.append({"timing_s/step": 100.0, "perf/total_num_tokens": 50, "training/global_step": 4 * n})
+        rows[-1] |= {"val-core/math/acc/mean@4": 0.1 * n} if n % 2 == 0 else {}
+    (run,) = read_source(logged(tmp_path, rows, list(range(7)))).runs
+    assert [(point.step, point.device_seconds.train, point.tokens.generated) for point in run.evals] == [
+        (0, 0, 0),
+        (2, 200, 100),
+        (4, 400, 200),
+        (6, 600, 300),
+    ]
+
+
+def test_updates_of_slime_are_no_steps(logged, tmp_path):
+    rows = [{"eval/aime": 0.1, "eval/step": 0}]
+    for n in range(6):
+        rows += [{"rollout/raw_reward": 0.3, "rollout/step": n}]
+        rows += [{"train/pg_loss": 0.1, "train/step": 2 * n + update} for update in range(2)]
+        rows += [{"perf/step_time": 100.0, "rollout/step": n}]
+        rows += [{"eval/aime": 0.1 * n, "eval/step": n}] if n % 2 else []
+    (run,) = read_source(logged(tmp_path, rows)).runs
+    found = [(point.step, point.device_seconds.train) for point in run.evals]
+    assert found == [(0, 0), (1, 100), (3, 300), (5, 500)]
+    assert any(note.startswith("the step is 'eval/step', and not W&B's count") for note in run.warnings)
+
+
 @pytest.mark.parametrize(
     "rows",
     [

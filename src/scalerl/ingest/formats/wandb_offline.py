@@ -29,10 +29,16 @@ _FOLDERS = ("", "wandb", ".wandb", "wandb/wandb")
 _PATTERNS = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
 
 # The trainer's own count of its steps, the surest name first; names of one expression are one count.
+# `training/global_step` is verl's, which gives W&B its steps: its fully asynchronous trainer counts several
+# updates of the optimizer in each.
+_ROLLOUTS = re.compile(r"(?:rollout|eval)/step")
+"""How slime counts rollouts, beside its updates, of which a rollout may have several: the last one counts."""
+_UPDATES = "train/step"
 _OWN_STEPS = (
-    re.compile(r"(?:.*/)?global_steps?"),
+    re.compile(r"(?!training/)(?:.*/)?global_steps?"),
     re.compile(r"(?:.*/)?training_step"),
     re.compile(r"(?:.*/)?train(?:er)?_step"),
+    _ROLLOUTS,
     re.compile(r"train(?:er|ing)?/step"),
     re.compile(r"step"),
 )
@@ -186,7 +192,10 @@ def _own_steps(
         if not names or not all(has_own_R[one.first : one.stop].any() for one in filled):
             continue
         step_R = _carried(own_R, has_own_R)
-        lost = sum(one.lost(row_V, step_R, has_own_R) for one in filled for row_V in kept.values())
+        is_known_R = has_own_R.copy()
+        if pattern is _ROLLOUTS and "rollout/step" in names and _UPDATES in cells:
+            is_known_R[cells[_UPDATES].row_V] = True
+        lost = sum(one.lost(row_V, step_R, is_known_R) for one in filled for row_V in kept.values())
         if lost > _MOST_LOST * sum(map(len, kept.values())):
             continue
         if (call_R != step_R).any():
