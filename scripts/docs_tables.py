@@ -20,6 +20,7 @@ MEANINGS = {
     "eval_reward": "reward, held out",
     "reward_parts": "reward of each function, held out",
     "spreads": "spread of these rewards",
+    "set_seconds": "seconds of an evaluation on one of several sets",
     "train_reward": "reward of training, where nothing is held out",
     "step_seconds": "seconds of a step",
     "evaluation_seconds": "of those, seconds of evaluations",

@@ -51,6 +51,19 @@ def metric_of(found, **asked):
     return run_of(found, ReadOptions(**asked)).metric
 
 
+def test_rewards_of_several_sets_in_rows_of_their_own_are_refused():
+    builder = LogBuilder("log", "test", "run", lambda name: True)  # as TensorBoard has them: a row a value
+    for step in range(0, 200, 20):
+        for name, rate in (("math", 0.6), ("gsm8k", 0.3)):
+            builder.add(step, math.nan, {f"eval/{name}_runtime": 9.0})
+            builder.add(step, math.nan, {"eval/rewards/accuracy_reward/mean": rate + step / 1000})
+            builder.add(step, math.nan, {f"eval/{name}_accuracy": rate})
+    for named in (None, "eval/rewards/accuracy_reward/mean"):
+        with pytest.raises(InputError, match="is logged for each of math, gsm8k, and nothing tells which"):
+            run_of(builder.build(), ReadOptions(trainer="trl", metric=named))
+    assert metric_of(builder.build(), trainer="trl", metric="eval/math_accuracy").name == "eval/math_accuracy"
+
+
 @pytest.mark.parametrize("name", ["accuracy_reward", "correctness_reward_func", "is_correct", "exact_match"])
 def test_the_part_that_is_named_for_correctness_is_the_pass_rate(name):
     run = run_of(trl({name: (RIGHT, 1.0), "format_reward": (FORMAT, 0.2)}), ReadOptions())

@@ -19,7 +19,7 @@ from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import n_samples, prompts_of, shares_of
-from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, wildcard
+from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, timed_set, wildcard
 from scalerl.record.left_out import APART, NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import (
     Kind,
@@ -62,6 +62,13 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[Candid
         InputError: there is none, or it is not certain which, or what is named is none; with the choices.
     """
     found = candidates(log, vocabulary, asked)
+    sets = [one for one in map(timed_set, log.metrics) if one]
+    made = [one.name for one in found if is_of_evaluation(one.name)]
+    if len(sets) > 1 and made and not any(part in name for name in made for part in sets):
+        raise InputError(
+            f"{log.source}: '{made[0]}' is logged for each of {listed(sets)}, and nothing tells which "
+            "value is of which: read trainer_state.json or W&B's files, whose rows do"
+        )
     if asked.pooled:
         return _pooled(log, found, asked)
     sets = {part for one in found for part in (one.name, one.metric.dataset)}
@@ -148,7 +155,7 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     series = log.metrics[name]
     rate_N, how, why_not = shares_of(series.value_N, name, log, vocabulary, asked)
     samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples")
-    dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.eval_reward])
+    dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.reward_parts, *vocabulary.eval_reward])
     prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts")
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)

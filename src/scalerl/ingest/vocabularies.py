@@ -59,6 +59,8 @@ class Vocabulary:
     """Held-out reward of every reward function, where `eval_reward` is their weighted sum."""
     spreads: tuple[str, ...] = ()
     """Standard deviation of the rewards of `reward_parts`."""
+    set_seconds: tuple[str, ...] = ()
+    """Seconds of an evaluation on one of several sets, whose rewards are logged without the set's name."""
     train_reward: tuple[str, ...] = ()
     """Mean reward over the prompts of training: what is left where nothing is held out."""
     entropy: tuple[str, ...] = ()
@@ -173,6 +175,12 @@ def set_of(name: str, patterns: Iterable[str]) -> str:
     return ""
 
 
+@functools.lru_cache(2**16)
+def timed_set(name: str) -> str:
+    """Return the evaluation set whose seconds a metric is, by its name; else nothing."""
+    return set_of(name, _SET_SECONDS)
+
+
 def tell(names: Iterable[str]) -> Vocabulary | None:
     """Return the trainer most of whose signs are among the names; None without any."""
     names = list(names)
@@ -196,6 +204,7 @@ ANY = VOCABULARIES[-1]
 BY_TRAINER = {vocabulary.trainer: vocabulary for vocabulary in VOCABULARIES}
 CONSOLES = {one.trainer: one.console for one in VOCABULARIES if one.console is not None}
 """Rows of consoles, by trainer."""
+_SET_SECONDS = tuple(itertools.chain(*(one.set_seconds for one in VOCABULARIES)))
 _CONSOLE_SIGNS = {trainer: re.compile(console.signs.encode()) for trainer, console in CONSOLES.items()}
 _OF_TRAINING = (
     *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),

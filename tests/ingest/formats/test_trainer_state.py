@@ -8,7 +8,7 @@ from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings
 from read_logs import read_logs
 
-from scalerl import InputError
+from scalerl import InputError, load_run
 from scalerl.ingest.formats.trainer_state import FORMAT
 
 
@@ -123,6 +123,32 @@ def test_a_file_that_is_cut_off_is_told_so(tmp_path):
     with pytest.raises(InputError) as error:
         FORMAT.read(write(tmp_path, text.replace("10", "1O", 1)), everything)
     assert "cut off" not in str(error.value)
+
+
+def test_metrics_of_several_evaluation_sets_are_told_apart_by_their_rows(tmp_path):
+    # TRL logs all sets under the same names, beside what the Trainer names after the set.
+    rows = []
+    for step in range(0, 80, 10):
+        rows += [{"step": step, "reward": 0.5, "completions/mean_length": 100.0}] if step else []
+        for name, share in (("math", 0.6), ("gsm8k_hard", 0.3)):
+            row = {"eval_reward": share + 0.2, "eval_rewards/accuracy_reward/mean": share + step / 1000}
+            rows.append({"step": step, f"eval_{name}_loss": 0.0, f"eval_{name}_runtime": 9.0, **row})
+    path = write(tmp_path, state(70, rows))
+    run = load_run(path, metric="eval_math_rewards/accuracy_reward/mean")
+    assert run.metric.dataset == "math"
+    assert [point.pass_rate for point in run.evals] == pytest.approx([0.6 + n / 100 for n in range(8)])
+    unasked = load_run(path)
+    assert unasked.metric.name == "eval_gsm8k_hard_rewards/accuracy_reward/mean"
+    assert any("takes another of eval_math_rewards/accuracy_reward/mean" in one for one in unasked.warnings)
+    assert len(unasked.evals) == 8
+    assert "left_out" not in unasked.config
+    assert "eval_reward" not in read_logs(FORMAT, path, everything)[0].names
+    # A number that is no set's, and one of a single set, keep their names.
+    rows = [{"step": n, "eval_math_runtime": 9.0, "eval_reward": 0.5} for n in range(3)]
+    assert list(read_logs(FORMAT, write(tmp_path / "one", state(3, rows)), everything)[0].metrics) == [
+        "eval_math_runtime",
+        "eval_reward",
+    ]
 
 
 def test_several_runs(tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
-from scalerl.ingest.logs.order import Cells, LogRows, Restart, Series, Uncounted, arrange, code_of
+from scalerl.ingest.logs.order import Cells, LogRows, Restart, Series, Uncounted, arrange, by_set, code_of
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
 from scalerl.record.metric import is_of_evaluation
 
@@ -208,7 +208,10 @@ class LogBuilder:
             step_R: the steps of the rows, where others than those that were given count.
             unwanted: metrics whose values are left out; their names are still listed.
         """
-        cells = {name: one for name, one in self.cells().items() if name not in unwanted}
+        logged = {name: one for name, one in self.cells().items() if name not in unwanted}
+        cells = by_set(logged)
+        names = [name for name in self.names if name in cells or name not in logged]
+        names += [name for name in cells if name not in logged]
         step_R = np.frombuffer(self._steps) if step_R is None else step_R
         line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
         rows = LogRows(step_R, np.frombuffer(self._times), line_R, self._streams)
@@ -222,7 +225,7 @@ class LogBuilder:
             self._format,
             self.name,
             values,
-            tuple(self.names),
+            tuple(names),
             self.config,
             tuple(notes),
             omitted,

@@ -14,10 +14,11 @@ Shapes: R rows, V values of a metric, N those that count, W values of the one th
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from scalerl.ingest.vocabularies import is_of_training
+from scalerl.ingest.vocabularies import is_of_training, timed_set
 from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEATED, SUPERSEDED
 from scalerl.record.metric import is_of_evaluation
 
@@ -66,6 +67,34 @@ class Cells:
     """NaN and infinities included."""
     text_V: np.ndarray
     """Positions of the values that were no number at all."""
+
+    def of(self, is_in_V: np.ndarray) -> Self:
+        """Return some of the values alone."""
+        is_text_V = np.zeros(len(self.row_V), dtype=bool)
+        is_text_V[self.text_V] = True
+        return type(self)(self.row_V[is_in_V], self.value_V[is_in_V], np.flatnonzero(is_text_V[is_in_V]))
+
+
+def by_set(cells: Mapping[str, Cells]) -> Mapping[str, Cells]:
+    """Give what is logged under one name for several evaluation sets the name of the set whose row it is in.
+
+    Values in rows without the seconds of a set, such as those of formats with a row for every value, stay.
+    """
+    rows = {timed_set(name): one.row_V for name, one in cells.items() if timed_set(name)}
+    if len(rows) < 2:
+        return cells
+    sets = list(rows)
+    set_R = np.full(1 + max(int(one.row_V.max(initial=0)) for one in cells.values()), -1)
+    for n, row_V in enumerate(rows.values()):
+        set_R[row_V] = n
+    found: dict[str, Cells] = {}
+    for name, one in cells.items():
+        start, rest = name[:5], name[5:]
+        set_V = set_R[one.row_V] if start in ("eval_", "eval/") else np.full(len(one.row_V), -1)
+        for n in np.unique(set_V).tolist():
+            has_set = n < 0 or rest.startswith(f"{sets[n]}_")
+            found[name if has_set else f"{start}{sets[n]}_{rest}"] = one.of(set_V == n)
+    return found
 
 
 @dataclass(frozen=True)
