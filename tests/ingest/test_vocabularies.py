@@ -137,6 +137,37 @@ STEPS = {
         train/entropy_loss train/pg_clipfrac train/ppo_kl train/kl_loss train/grad_norm train/lr-pg_0
         train/global_batch_size train/step eval/aime eval/aime/response_len/mean eval/aime/truncated_ratio
         eval/aime-truncated_ratio eval/aime-pass@1 eval/aime-pass@2 eval/gpqa eval/step""",
+    "areal": """
+        ppo_actor/correct_n_seqs ppo_actor/n_seqs ppo_actor/n_tokens ppo_actor/correct_seq_len/avg
+        ppo_actor/advantages/avg ppo_actor/kl_rewards/avg ppo_actor/final_reward/avg
+        ppo_actor/no_eos_ratios/avg ppo_actor/task_reward/avg ppo_actor/task_reward/max
+        ppo_actor/prompt_len/avg ppo_actor/seq_len/avg ppo_actor/eps_clip ppo_actor/update/n_tokens
+        ppo_actor/update/importance_weight/avg ppo_actor/update/approx_kl/avg ppo_actor/update/entropy/avg
+        ppo_actor/update/actor_loss/avg ppo_actor/update/clip_ratio/avg ppo_actor/update/update_successful
+        ppo_actor/update/version_stats/sample_staleness_theta_avg ppo_actor/update/version_stats/v_theta
+        ppo_actor/update/grad_norm ppo_actor/update/lr rollout/reward rollout/accepted rollout/rejected
+        eval-rollout/reward timeperf/rollout timeperf/recompute_logp timeperf/train_step
+        timeperf/update_weights timeperf/eval timeperf/save""",
+    "roll": """
+        time/step_total time/step_stop_server time/step_model_update time/step_generate time/val_step
+        time/step_train time/step_val val_correct/all/mean val_correct/math500/mean system/samples system/tps
+        system/actor_infer/tps_gpu token/prompt_length/mean token/response_length/mean
+        token/total_response_length/clip critic/entropy/mean critic/correct/mean critic/score/mean
+        critic/score/max critic/rewards/mean critic/advantages/mean critic/returns/mean critic/kl
+        critic/kl_coef math_rule/critic/score/mean actor/ppo_ratio_high_clipfrac actor/ppo_ratio_clipfrac
+        actor/clipfrac actor/pg_loss actor/kl_loss actor/total_loss actor/approxkl actor/lr
+        val/score/mean val/score/max val/SimpleSokoban/score/mean val/env/SimpleSokoban/success
+        rollout/score/mean rollout/response_length/mean tokens/response_length/mean""",
+    "tinker-cookbook": """
+        step progress/batch progress/done_frac optim/lr optim/entropy optim/kl_sample_train_v1
+        optim/kl_sample_train_v2 kl_policy_base env/all/ac_tokens_per_turn env/all/turns_per_episode
+        env/all/total_episodes env/all/total_turns env/all/total_ac_tokens env/all/total_ob_tokens
+        env/all/reward/total env/all/format env/all/correct env/all/by_group/frac_mixed
+        env/all/by_group/frac_all_good env/all/by_group/frac_all_bad test/env/all/total_episodes
+        test/env/all/total_ac_tokens test/env/all/reward/total test/env/all/format test/env/all/correct
+        test/env/all/by_group/frac_mixed test/env/gsm8k/correct test/env/gsm8k/reward/total
+        eval/math500/score eval/math500/num_correct eval/math500/num_examples time/run_evals
+        time/sample_async:total time/total""",
 }
 
 # What each role is of them, the most fitting first; roles that are not here have none.
@@ -299,6 +330,41 @@ ROLES_OF = {
         "loss": "train/pg_loss",
         "lr": "train/lr-pg_0",
         "step_seconds": "perf/step_time",
+    },
+    "areal": {
+        "eval_reward": "eval-rollout/reward",
+        "train_reward": "rollout/reward ppo_actor/task_reward/avg",
+        "entropy": "ppo_actor/update/entropy/avg",
+        "truncated": "ppo_actor/no_eos_ratios/avg",
+        "ratio_clipped": "ppo_actor/update/clip_ratio/avg",
+        "staleness_mean": "ppo_actor/update/version_stats/sample_staleness_theta_avg",
+        "grad_norm": "ppo_actor/update/grad_norm",
+        "loss": "ppo_actor/update/actor_loss/avg",
+        "lr": "ppo_actor/update/lr",
+        "samples": "ppo_actor/n_seqs",
+    },
+    "roll": {
+        "pass_rate": "val_correct/all/mean val_correct/math500/mean val/env/SimpleSokoban/success",
+        "eval_reward": "val/score/mean val/SimpleSokoban/score/mean",
+        "train_reward": "critic/correct/mean critic/score/mean critic/rewards/mean",
+        "entropy": "critic/entropy/mean",
+        "ratio_clipped": "actor/ppo_ratio_clipfrac",
+        "mean_length": "token/response_length/mean tokens/response_length/mean",
+        "kl": "critic/kl actor/kl_loss",
+        "loss": "actor/pg_loss",
+        "lr": "actor/lr",
+        "step_seconds": "time/step_total",
+        "evaluation_seconds": "time/val_step",
+    },
+    "tinker-cookbook": {
+        "pass_rate": "test/env/all/correct test/env/gsm8k/correct",
+        "eval_reward": "test/env/all/reward/total test/env/gsm8k/reward/total eval/math500/score",
+        "train_reward": "env/all/correct env/all/reward/total",
+        "entropy": "optim/entropy",
+        "kl": "kl_policy_base",
+        "lr": "optim/lr",
+        "tokens": "env/all/total_ac_tokens",
+        "samples": "env/all/total_episodes",
     },
 }
 
