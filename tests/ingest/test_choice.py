@@ -51,6 +51,20 @@ def metric_of(found, **asked):
     return run_of(found, ReadOptions(**asked)).metric
 
 
+def test_a_number_of_right_answers_is_no_share():
+    rates = {"eval/gsm8k/num_correct": 1319 * RIGHT, "eval/gsm8k/score": RIGHT}  # as tinker-cookbook has it
+    run = run_of(log(rates | {"env/all/reward/total": RIGHT}), ReadOptions())
+    assert run.config["source"]["trainer"] == "tinker-cookbook"
+    assert (run.metric.name, run.metric.dataset) == ("eval/gsm8k/score", "gsm8k")
+
+
+def test_successes_in_training_are_held_out_of_nothing():
+    found = log({"rewards": 2 * RIGHT, "successes": RIGHT})  # as torchtune logs
+    with pytest.raises(InputError, match="no metric is held out: 'rewards' is a training reward"):
+        run_of(found, ReadOptions())
+    assert metric_of(found, metric="successes").split == "training"
+
+
 def test_rewards_of_several_sets_in_rows_of_their_own_are_refused():
     builder = LogBuilder("log", "test", "run", lambda name: True)  # as TensorBoard has them: a row a value
     for step in range(0, 200, 20):
@@ -296,6 +310,8 @@ def test_kinds_by_name():
         "solve_rate",
         "is_correct",
         "pass_rate",
+        "eval_rewards/MathAccuracy/mean",
+        "AccuracyReward",
     ]
     assert all(map(is_named_for_correctness, right))
     others = [
@@ -306,6 +322,8 @@ def test_kinds_by_name():
         "format_reward",
         "surpass",
         "pass_at_16",
+        "PassAt8Reward",
+        "CopyrightReward",
         "score",
     ]
     assert not any(map(is_named_for_correctness, others))

@@ -20,14 +20,17 @@ _RIGHT = (
     r"exact_?match"
 )
 _CORRECTNESS = re.compile(
-    rf"(?:^|[/_.\-@ ])(?:{_RIGHT}|pass(?!(?:@|\^|_at_|_)[\dk])|right)(?=[/_.\-@ ]|$)", re.IGNORECASE
+    rf"(?:^|[/_.\-@ ]|(?-i:(?<=[a-z])(?=[A-Z])))(?:{_RIGHT}|pass(?!(?:@|\^|_at_|_|at)[\dk])|right)"
+    r"(?=[/_.\-@ ]|$|(?-i:[A-Z]))",
+    re.IGNORECASE,
 )
+"""Words of their own, also of a name in camel case: MathAccuracy."""
 _SHARE_OF_RIGHT = re.compile(
     rf"(?:^|[/_.\-@ ])(?:{_RIGHT}|success_?rate)"
     r"(?:[/_.\- ](?:mean|avg|rate|percent|pct|%))?(?:(?:@|_at_)\d+)?$",
     re.IGNORECASE,
 )
-_OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr", re.IGNORECASE)
+_OF_ELSE = re.compile(r"train|token|format|best|maj|std|stderr|(?<![a-z])(?:num|n)_|count", re.IGNORECASE)
 _TRAINING = re.compile(r"(?:train|training)(?=[/_.\- ]|$)|rewards?/", re.IGNORECASE)
 _REWARD = re.compile(r"(?:^|[/_.\-@ ])(?:rewards?|returns?)(?=[/_.\-@ ]|$)", re.IGNORECASE)
 _SCORE = re.compile(r"(?:^|[/_.\-@ ])scores?(?=[/_.\-@ ]|$)", re.IGNORECASE)
