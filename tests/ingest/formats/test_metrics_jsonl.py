@@ -127,6 +127,21 @@ def test_names_of_steps_and_times(tmp_path, key, time):
     assert log.metrics["loss"].time_N.tolist() == [1.7e9 + n for n in range(4)]
 
 
+@pytest.mark.parametrize("key", ["global_step/max_steps", "iteration"])
+def test_steps_of_ms_swift(tmp_path, key):
+    rows = []
+    for n in range(1, 9):
+        rows += [{"loss": 0.1, "reward": 0.5, "completions/mean_length": 9.0, key: f"{10 * n}/400"}]
+        rows += [{"eval_rewards/MathAccuracy/mean": n / 10, "eval_reward": n / 5, key: f"{10 * n}/400"}]
+    rows += [{"train_runtime": 99.0, "last_model_checkpoint": "out/checkpoint-80"}]
+    path = write(tmp_path, dumped(rows), "logging.jsonl")
+    assert FORMAT.recognises(path)
+    run = load_run(path)
+    assert run.metric.name == "eval_rewards/MathAccuracy/mean"
+    assert [(point.step, point.pass_rate) for point in run.evals] == [(10 * n, n / 10) for n in range(1, 9)]
+    assert any("1 row passed over, without a" in warning for warning in run.warnings)
+
+
 def test_nested_rows(tmp_path):
     rows = [{"train": {"global_step": n, "loss": n}, "time": 1e9, "eval": {"a": {"b": 1}}} for n in (1, 2)]
     path = write(tmp_path, dumped(rows))

@@ -9,7 +9,7 @@ from typing import Any
 from scalerl.errors import InputError, brief, listed
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, head_rows, lines, name_of, subfolders
-from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader, time_of
+from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader, step_in, time_of
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat, parse_lines
 from scalerl.record.evaluation import AXES
@@ -52,7 +52,7 @@ def _recognises_file(path: Path) -> bool:
         rows = head_rows(path)
     if any(_is_own(row) or _tops(row) == {"step", "data"} for row in rows):  # the latter: verl's
         return False
-    return any(not math.isnan(finite(row.get(name))) for row in rows for name in STEPS)
+    return any(not math.isnan(step_in(row.get(name))) for row in rows for name in STEPS)
 
 
 def _is_own(row: Mapping[str, Any]) -> bool:

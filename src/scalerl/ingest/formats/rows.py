@@ -1,6 +1,7 @@
 """Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
 
 import math
+import re
 from array import array
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,8 +19,10 @@ from scalerl.record.metric import is_named_for_correctness
 
 _OF_PARTS = ("train/global_step", "eval/global_step")
 """One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
-STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step")
+STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "global_step/max_steps", "_step")
 """Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
+_OF_ALL = re.compile(r"(\d{1,15})/\d{1,15}")
+"""A step of all steps, 20/1000, as ms-swift writes it into logging.jsonl (swift/trainers/patcher.py)."""
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run", "run_name")
 """Names of the run, in tables that hold several."""
@@ -56,9 +59,9 @@ class RowReader:
         if isinstance(row.get("metric"), str) and "value" in row:  # a metric a row, as melted tables are
             row[row.pop("metric")] = row.pop("value")
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
-            self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
+            self._step = next((name for name in STEPS if not math.isnan(step_in(row.get(name)))), None)
         names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
-        found = [finite(row.pop(name, None)) for name in names if name is not None]
+        found = [step_in(row.pop(name, None)) for name in names if name is not None]
         step = next((step for step in found if not math.isnan(step)), math.nan)
         if math.isnan(step):
             self._passed += 1
@@ -116,6 +119,12 @@ class RowReader:
                     "data set, the last of a step: if they are not, keep the rows of one"
                 )
         return [builder.build() for builder in self._builders.values()]
+
+
+def step_in(cell: Any) -> float:
+    """Return the step in a cell, a number or the first of two; NaN for all else."""
+    found = _OF_ALL.fullmatch(cell) if isinstance(cell, str) else None
+    return float(found[1]) if found else finite(cell)
 
 
 def time_of(row: Mapping[str, Any]) -> tuple[str, float]:
