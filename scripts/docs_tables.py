@@ -23,6 +23,7 @@ MEANINGS = {
     "set_seconds": "seconds of an evaluation on one of several sets",
     "train_reward": "reward of training, where nothing is held out",
     "step_seconds": "seconds of a step",
+    "row_seconds": "seconds since the row before",
     "evaluation_seconds": "of those, seconds of evaluations",
     "devices": "number of devices",
     "tokens": "tokens of a step",

@@ -61,6 +61,12 @@ def test_a_trainer_that_logs_every_tenth_step_logs_means():
     assert made.warnings == ("the number of devices is not logged: compute is for one device (--devices N)",)
 
 
+def test_seconds_of_a_row_are_no_mean_of_its_steps():
+    rows = [(2 * n, math.nan, {"perf/step_time": 100.0}) for n in range(4)]  # slime, two updates a rollout
+    made = counters(log(rows), BY_TRAINER["slime"])
+    assert [made.device_seconds.at(step) for step in (0, 2, 6)] == [0, 100, 300]
+
+
 def test_devices_are_taken_from_the_config_and_the_user_has_the_last_word():
     rows = [(1, math.nan, {"seconds": 1.0})]
     config = {"nodes": 2, "gpus_per_node": 8, "prompts": 16, "n": 4}

@@ -329,7 +329,7 @@ ROLES_OF = {
         "grad_norm": "train/grad_norm",
         "loss": "train/pg_loss",
         "lr": "train/lr-pg_0",
-        "step_seconds": "perf/step_time",
+        "row_seconds": "perf/step_time",
     },
     "areal": {
         "eval_reward": "eval-rollout/reward",

@@ -80,7 +80,7 @@ def _device_seconds(
     seconds = spent or _seconds(log, vocabulary, warnings)
     if seconds is None or spent is not None:
         return spent
-    for name in vocabulary.matches("step_seconds", log.metrics)[:1]:
+    for name in _named_seconds(log, vocabulary)[:1]:
         if LONGEST_STEP < (each := float(np.median(log.metrics[name].value_N))) < MOST:
             warnings.append(
                 f"a step takes {each:,.0f} s by '{name}': if these are milliseconds, GPU-hours and C_mid are "
@@ -121,10 +121,11 @@ def _flops(
 
 def _seconds(log: Log, vocabulary: Vocabulary, warnings: list[str]) -> Counter | None:
     """Count wall-clock seconds of training by the seconds of steps, else by the time of day."""
-    for name in vocabulary.matches("step_seconds", log.metrics):
+    for name in _named_seconds(log, vocabulary):
         series = log.metrics[name]
         window_N = _window(series.step_N)
-        spent_N = series.value_N * window_N
+        is_of_row = name in vocabulary.matches("row_seconds", log.metrics)
+        spent_N = series.value_N * (np.minimum(window_N, 1) if is_of_row else window_N)
         how = name
         # The seconds of a step contain its evaluation, which is recorded but is no training compute.
         for evaluation in vocabulary.matches("evaluation_seconds", log.metrics)[:1]:
@@ -141,6 +142,12 @@ def _seconds(log: Log, vocabulary: Vocabulary, warnings: list[str]) -> Counter |
         warnings.append("rows were written at once, not in training: their times make no GPU-hours")
         return None
     return _by_the_clock(times)
+
+
+def _named_seconds(log: Log, vocabulary: Vocabulary) -> list[str]:
+    """Return the metrics that are seconds of a step or of a row, the most fitting first."""
+    roles = ("step_seconds", "row_seconds")
+    return [name for role in roles for name in vocabulary.matches(role, log.metrics)]
 
 
 def _window(step_N: np.ndarray) -> np.ndarray:

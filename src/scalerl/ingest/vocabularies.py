@@ -78,6 +78,8 @@ class Vocabulary:
     lr: tuple[str, ...] = ()
     step_seconds: tuple[str, ...] = ()
     """Wall-clock seconds of one step."""
+    row_seconds: tuple[str, ...] = ()
+    """The same, since the row before: however many steps lie between."""
     evaluation_seconds: tuple[str, ...] = ()
     """Seconds of evaluations that are included in those of a step."""
     devices: tuple[str, ...] = ()
@@ -208,7 +210,7 @@ _SET_SECONDS = tuple(itertools.chain(*(one.set_seconds for one in VOCABULARIES))
 _CONSOLE_SIGNS = {trainer: re.compile(console.signs.encode()) for trainer, console in CONSOLES.items()}
 _OF_TRAINING = (
     *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),
-    *("step_seconds", "tokens", "samples"),
+    *("step_seconds", "row_seconds", "tokens", "samples"),
 )
 """Roles that an evaluator does not log; lengths, entropies and counters so far it may."""
 _OF_EITHER = re.compile(r"(?:.*/)?(?:accuracy|acc|success_rate|scores?)", re.DOTALL)
