@@ -111,8 +111,8 @@ class _ChartRun:
     def build(self, step: str) -> Log:
         """Return its log; `step` says which column that was."""
         notes = self.builder.notes
-        if step != "Step":
-            notes.append(f"the step is {step}")
+        calls = "W&B's Step, which counts calls of log where the trainer gives no step, as of TRL"
+        notes.append(f"the step is {calls if step == 'Step' else step}")
         if self._averaged:
             notes.append(f"{self._averaged} values are means of several that differ, as charts have them")
         if self._rounded:
