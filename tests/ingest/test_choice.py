@@ -13,7 +13,7 @@ from scalerl.ingest.imported import as_run
 from scalerl.ingest.load import run_of
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.shares import as_share, n_samples, prompts_of
+from scalerl.ingest.shares import as_share, completions_of, n_samples
 from scalerl.ingest.vocabularies import BY_TRAINER, VOCABULARIES
 from scalerl.record.metric import is_named_for_correctness, kind_of
 
@@ -218,6 +218,16 @@ def test_of_several_data_sets_the_one_with_most_prompts_is_taken_and_that_is_sai
     assert (only.dataset, only.n_prompts, only.n_samples, only.is_ambiguous) == ("aime25", 30, 16, False)
 
 
+def test_completions_are_not_called_prompts():
+    found = log({"eval/aime-pass@1": AIME, "eval/math-pass@1": MATH, "rollout/raw_reward": RIGHT})  # slime
+    run = run_of(found, ReadOptions())
+    assert (run.metric.dataset, run.metric.n_prompts, run.metric.n_samples) == ("math", 0, 0)
+    assert str(run.metric) == "eval/math-pass@1, held-out pass rate of math"
+    assert any("that with most completions is taken" in text for text in run.warnings)
+    with pytest.raises(InputError, match=r"--pooled weights by prompts, and those of .* not logged"):
+        run_of(found, ReadOptions(pooled=True))
+
+
 def test_data_sets_are_pooled_by_their_prompts():
     found = verl(aime24=AIME, math500=MATH)
     run = run_of(found, ReadOptions(pooled=True))
@@ -247,17 +257,17 @@ def test_steps_that_only_one_of_the_pooled_data_sets_has_are_reported():
     )
 
 
-def test_prompts_are_told_by_the_fractions_only_where_that_is_certain():
+def test_completions_are_told_by_the_fractions_only_where_that_is_certain():
     rng = np.random.default_rng(0)
-    assert prompts_of(rng.integers(200, 900, 12) / 1319, 1) == 1319
-    assert prompts_of(rng.integers(50, 400, 12) / 480, 16) == 30
-    assert prompts_of(rng.integers(100, 400, 30) / 500, 1) == 500
+    assert completions_of(rng.integers(200, 900, 12) / 1319) == 1319
+    assert completions_of(rng.integers(50, 400, 12) / 480) == 480
+    assert completions_of(rng.integers(100, 400, 30) / 500) == 500
     rounded = np.round(rng.random(24), 3)
     for first in (0.2682, 8 / 30, 400 / 1319, 0.5):  # a first evaluation with all its digits
-        assert prompts_of(np.append(first, rounded), 1) == 0
-        assert prompts_of(np.append(first, np.round(rounded, 2)), 1) == 0
+        assert completions_of(np.append(first, rounded)) == 0
+        assert completions_of(np.append(first, np.round(rounded, 2))) == 0
     for values in (rng.random(50), np.round(rng.random(50), 3), np.round(rng.random(50), 4), np.zeros(20)):
-        assert prompts_of(values, 1) == 0
+        assert completions_of(values) == 0
 
 
 @pytest.mark.parametrize(

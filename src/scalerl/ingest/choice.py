@@ -18,7 +18,7 @@ from scalerl.errors import InputError, listed, printable
 from scalerl.ingest.logs.log import Log, Series
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
-from scalerl.ingest.shares import n_samples, prompts_of, shares_of
+from scalerl.ingest.shares import completions_of, n_samples, shares_of
 from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, timed_set, wildcard
 from scalerl.record.left_out import APART, NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import (
@@ -48,6 +48,8 @@ class Candidate:
     """Number of evaluations, those without a value included."""
     left_out: LeftOut = NONE
     """The evaluations of a mean over data sets that do not count."""
+    n_completions: int = 0
+    """Completions of each, by the fractions that the values are; 0 where not certain."""
 
     @property
     def name(self) -> str:
@@ -160,8 +162,9 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
-    metric = Metric(name, kept, dataset, prompts or prompts_of(series.value_N, samples), samples)
-    return Candidate(metric, series, rate_N, how, why_not, made)
+    completions = completions_of(series.value_N)  # of how many prompts, only the completions of each tell
+    metric = Metric(name, kept, dataset, prompts or (completions // samples if samples else 0), samples)
+    return Candidate(metric, series, rate_N, how, why_not, made, n_completions=completions)
 
 
 def _unasked(
@@ -226,10 +229,12 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
 
 
 def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]) -> Candidate:
-    """Return the candidate with most prompts, or evaluations where no prompts are known; warn of others."""
-    chosen = max(found, key=lambda one: (one.metric.n_prompts, one.n_made))  # the first of several
+    """Return the candidate with most prompts, or else completions, or evaluations; warn of others."""
+    # The first of several.
+    chosen = max(found, key=lambda one: (one.metric.n_prompts, one.n_completions, one.n_made))
     if others := [one.name for one in found if one is not chosen]:
         by = "the first, as the prompts of none are known,"
+        by = "that with most completions" if chosen.n_completions else by
         by = "that with most prompts" if chosen.metric.n_prompts else by
         warnings.append(
             f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.naming('NAME')} takes "

@@ -146,12 +146,11 @@ def check_spread(log: Log, name: str, value_N: np.ndarray, unit: float) -> tuple
     return f"'{name}' does not consist of rewards of 0 and {unit:g}: {found}", ""
 
 
-def prompts_of(value_N: np.ndarray, samples: int) -> int:
-    """Return the number of prompts behind shares, by the fractions that they are; 0 where not certain.
+def completions_of(value_N: np.ndarray) -> int:
+    """Return the number of completions behind shares, by the fractions that they are; 0 where not certain.
 
-    Shares of n k completions are multiples of 1 / (n k): the smallest such n k that fits every value is the
-    number of completions, or a divisor of it. Only values with all their digits, different from one another,
-    are fractions beyond chance.
+    Shares of n completions are multiples of 1 / n: the smallest n that fits every value is that number, or a
+    divisor of it. Only values with all their digits, different from one another, are fractions beyond chance.
     """
     distinct = {value for value in value_N.tolist() if 0 < value < 1}
     if len(distinct) < _FEWEST_VALUES:
@@ -168,10 +167,10 @@ def prompts_of(value_N: np.ndarray, samples: int) -> int:
     # MATH-500, would need every one of those with d digits to be even, or a multiple of 5.
     digits = next((d for d in range(1, 5) if 10**d % total == 0), 0)
     if not digits:
-        return 0 if _n_decimal(distinct, 4) > len(distinct) / 4 else total // max(samples, 1)
+        return 0 if _n_decimal(distinct, 4) > len(distinct) / 4 else total
     if total == 10**digits or len(distinct) - _n_decimal(distinct, digits - 1) < _FEWEST_DECIMAL:
         return 0
-    return total // max(samples, 1)
+    return total
 
 
 def _n_decimal(values: Collection[float], digits: int) -> int:
