@@ -58,11 +58,15 @@ def test_a_number_of_right_answers_is_no_share():
     assert (run.metric.name, run.metric.dataset) == ("eval/gsm8k/score", "gsm8k")
 
 
-def test_successes_in_training_are_held_out_of_nothing():
+def test_successes_and_scores_of_training_are_not_held_out():
     found = log({"rewards": 2 * RIGHT, "successes": RIGHT})  # as torchtune logs
     with pytest.raises(InputError, match="no metric is held out: 'rewards' is a training reward"):
         run_of(found, ReadOptions())
     assert metric_of(found, metric="successes").split == "training"
+    # TRL's experimental PPO, whose other names open-instruct has, too; and its online DPO.
+    for beside in ("policy/clipfrac_avg", "rewards/margins"):
+        scores = log({"objective/scores": RIGHT, "objective/rlhf_reward": RIGHT, beside: 0 * RIGHT})
+        assert metric_of(scores, metric="objective/scores").split == "training"
 
 
 def test_rewards_of_several_sets_in_rows_of_their_own_are_refused():
