@@ -127,6 +127,12 @@ def test_names_of_steps_and_times(tmp_path, key, time):
     assert log.metrics["loss"].time_N.tolist() == [1.7e9 + n for n in range(4)]
 
 
+def test_the_steps_of_open_instruct_are_not_its_completions(tmp_path):
+    rows = [{"_step": n, "global_step": 512 * n, "training_step": n, "loss": 0.5} for n in range(4)]
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped(rows), "x.jsonl"), everything)
+    assert log.metrics["loss"].step_N.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("key", ["global_step/max_steps", "iteration"])
 def test_steps_of_ms_swift(tmp_path, key):
     rows = []
@@ -286,7 +292,7 @@ def test_what_is_recognised(tmp_path):
         (b'{"step": 1}\n{"a": "\xff"}\n', "line 2: not JSON"),
         (b'{"step": 1}\n\0\n', "line 2: a binary file"),
         (dumped(TRAINER).encode("utf-16"), "UTF-16"),
-        ('{"a": 1}\n', "no row has a step, a number called step, global_step"),
+        ('{"a": 1}\n', "no row has a step, a number called step, training_step"),
         ("", "no row has a step"),
         ("[" * 100_000 + "\n", "line 1: more than 100 levels of nesting"),
         ('{"step": ' + "1" * 5000 + "}\n", "line 1: not JSON"),

@@ -106,7 +106,7 @@ def test_a_metric_a_row(tmp_path):
 
 def test_errors(tmp_path):
     path = tmp_path / "x.parquet"
-    with pytest.raises(InputError, match=r"no column of steps, step, global_step, .*; columns: a, b"):
+    with pytest.raises(InputError, match=r"no column of steps, step, training_step, .*; columns: a, b"):
         read_logs(FORMAT, write(path, {"a": [1], "b": [2]}), everything)
     with pytest.raises(InputError, match="no row has a step"):
         read_logs(FORMAT, write(path, {"step": ["x"], "b": [2]}), everything)

@@ -127,6 +127,17 @@ def test_updates_of_verl_are_no_steps(logged, tmp_path):
     ]
 
 
+def test_completions_of_open_instruct_are_no_steps(logged, tmp_path):
+    rows = []
+    for n in range(1, 7):
+        rows.append({"training_step": n, "global_step": 512 * n, "episode": 512 * n, "time/total": 100.0})
+        rows[-1] |= {"val/num_step_tokens": 50, "eval/pass_at_1": 0.1 * n} if n % 2 == 0 else {}
+    (run,) = read_source(logged(tmp_path, rows, list(range(1, 7)))).runs
+    assert run.config["source"]["trainer"] == "open-instruct"
+    found = [(point.step, point.device_seconds.train, point.samples) for point in run.evals]
+    assert found == [(2, 200, 1024), (4, 400, 2048), (6, 600, 3072)]
+
+
 def test_updates_of_slime_are_no_steps(logged, tmp_path):
     rows = [{"eval/aime": 0.1, "eval/step": 0}]
     for n in range(6):

@@ -19,8 +19,9 @@ from scalerl.record.metric import is_named_for_correctness
 
 _OF_PARTS = ("train/global_step", "eval/global_step")
 """One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
-STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "global_step/max_steps", "_step")
-"""Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
+STEPS = ("step", "training_step", "global_step", *_OF_PARTS, "iteration", "global_step/max_steps", "_step")
+"""Names of the step, the most telling first: a tracker's own counter, of calls, is the last. open-instruct's
+steps are `training_step`, and its `global_step` counts completions."""
 _OF_ALL = re.compile(r"(\d{1,15})/\d{1,15}")
 """A step of all steps, 20/1000, as ms-swift writes it into logging.jsonl (swift/trainers/patcher.py)."""
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")

@@ -29,14 +29,15 @@ _FOLDERS = ("", "wandb", ".wandb", "wandb/wandb")
 _PATTERNS = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
 
 # The trainer's own count of its steps, the surest name first; names of one expression are one count.
+# open-instruct logs its steps as `training_step`, and completions as `global_step`.
 # `training/global_step` is verl's, which gives W&B its steps: its fully asynchronous trainer counts several
 # updates of the optimizer in each.
 _ROLLOUTS = re.compile(r"(?:rollout|eval)/step")
 """How slime counts rollouts, beside its updates, of which a rollout may have several: the last one counts."""
 _UPDATES = "train/step"
 _OWN_STEPS = (
-    re.compile(r"(?!training/)(?:.*/)?global_steps?"),
     re.compile(r"(?:.*/)?training_step"),
+    re.compile(r"(?!training/)(?:.*/)?global_steps?"),
     re.compile(r"(?:.*/)?train(?:er)?_step"),
     _ROLLOUTS,
     re.compile(r"train(?:er|ing)?/step"),
