@@ -33,7 +33,7 @@ RUNS = {
 }
 
 
-def write(path, with_ids=True, cell=lambda row: json.dumps(row).encode()):
+def write(path, with_ids=True, cell=lambda row: json.dumps(row).encode(), runs=RUNS):
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     kind = "run_id TEXT NOT NULL," if with_ids else ""
@@ -41,8 +41,8 @@ def write(path, with_ids=True, cell=lambda row: json.dumps(row).encode()):
         database.execute(f"CREATE TABLE metrics ({METRICS.format(id=kind)})")
         database.execute(f"CREATE TABLE configs ({CONFIGS.format(id=kind)})")
         columns, marks = ("run_id, ", "?, ") if with_ids else ("", "")
-        for step in range(3):  # the runs at one time
-            for key, (name, rows) in RUNS.items():
+        for step in range(9):  # the runs at one time
+            for key, (name, rows) in runs.items():
                 if step < len(rows):
                     ids = [key] if with_ids else []
                     database.execute(
@@ -60,6 +60,17 @@ def write(path, with_ids=True, cell=lambda row: json.dumps(row).encode()):
             ],
         )
     return path
+
+
+def test_steps_of_the_hugging_face_trainer(tmp_path):
+    rows = [{"eval/reward": 0.1, "train/global_step": 0}]  # it gives trackio no step, which counts calls
+    for step in (10, 20, 30):
+        rows.append({"train/reward": step / 100, "train/step_time": 9.0, "train/global_step": step})
+        rows += [{"eval/reward": step / 100, "train/global_step": step}] if step != 30 else []
+    (log,) = read_logs(FORMAT, write(tmp_path / "p.db", runs={"id3": ("b", rows)}), everything)
+    assert log.metrics["train/step_time"].step_N.tolist() == [10, 20, 30]
+    assert log.metrics["eval/reward"].step_N.tolist() == [0, 10, 20]
+    assert log.notes == ("the step is 'train/global_step', and not trackio's count of calls",)
 
 
 def test_runs_of_a_project(tmp_path):

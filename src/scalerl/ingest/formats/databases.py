@@ -20,6 +20,7 @@ from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, first_bytes
 from scalerl.ingest.formats.mlflow import as_logged, parameter
 from scalerl.ingest.formats.rows import unix_seconds
+from scalerl.ingest.formats.wandb_offline import Segment, build_log, is_own_step
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat, parse_json, why_not_json
 
@@ -262,9 +263,9 @@ def _read_trackio(database: Database) -> list[Log]:
         builder = builders.get(str(key))
         if builder is None:
             limits.FOUND.check(len(builders) + 1, path)
-            builder = LogBuilder(
-                str(path), "trackio", f"{database.prefix}{name}", database.wanted, database.room
-            )
+            # Without a step, trackio counts calls, as W&B does: so it is of TRL.
+            keeps = lambda one: database.wanted(one) or is_own_step(one)  # noqa: E731
+            builder = LogBuilder(str(path), "trackio", f"{database.prefix}{name}", keeps, database.room)
             builders[str(key)] = builder
         row = flat(_object(text, path), separator="/", where=str(path))
         builder.add(finite(step), unix_seconds(time), row, line)
@@ -273,7 +274,10 @@ def _read_trackio(database: Database) -> list[Log]:
             if str(key) in builders:
                 config = flat(_object(text, path), where=str(path)).items()
                 builders[str(key)].config.update(one for one in config if not one[0].startswith("_"))
-    return [builder.build() for builder in builders.values()]
+    return [
+        build_log(one, [Segment(0, one.n_rows, has_own_steps=True)], database.wanted, "trackio")
+        for one in builders.values()
+    ]
 
 
 def _object(text: Any, path: Path) -> Mapping[str, Any]:

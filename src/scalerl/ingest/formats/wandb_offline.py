@@ -120,11 +120,11 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     return build_log(builder, segments, wanted)
 
 
-def build_log(builder: LogBuilder, segments: Sequence[Segment], wanted: Wanted) -> Log:
+def build_log(builder: LogBuilder, segments: Sequence[Segment], wanted: Wanted, tracker: str = "W&B") -> Log:
     """Return the log of all rows, at the trainer's own steps if these are among the metrics kept."""
     cells = builder.cells()
     kept = {name: one.row_V for name, one in cells.items() if wanted(name)}
-    own_R = _own_steps(cells, kept, segments, builder)
+    own_R = _own_steps(cells, kept, segments, builder, tracker)
     if not builder.names and not cells:
         builder.notes.append("no numbers were logged")
     step_R = _calls(segments, builder) if own_R is None else own_R
@@ -177,6 +177,7 @@ def _own_steps(
     kept: Mapping[str, np.ndarray],
     segments: Sequence[Segment],
     builder: LogBuilder,
+    tracker: str,
 ) -> np.ndarray | None:
     """Return the trainer's own count of steps in every row, or None if none fits the rows."""
     call_R = builder.steps()
@@ -202,7 +203,7 @@ def _own_steps(
         if (call_R != step_R).any():
             guessed = int((~has_own_R).sum())
             more = f"; {guessed} rows without it are at the one before them" if guessed else ""
-            builder.notes.append(f"the step is '{names[0]}', and not W&B's count of calls{more}")
+            builder.notes.append(f"the step is '{names[0]}', and not {tracker}'s count of calls{more}")
         return step_R
     return None
 
