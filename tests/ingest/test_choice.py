@@ -58,6 +58,14 @@ def test_a_number_of_right_answers_is_no_share():
     assert (run.metric.name, run.metric.dataset) == ("eval/gsm8k/score", "gsm8k")
 
 
+def test_a_held_out_reward_that_is_not_known_is_offered():
+    found = log(
+        {"critic/score/mean": RIGHT, "val/avg_reward": RIGHT}
+    )  # as rLLM logs over verl, asynchronously
+    with pytest.raises(InputError, match="name what is held out of val/avg_reward"):
+        run_of(found, ReadOptions())
+
+
 def test_successes_and_scores_of_training_are_not_held_out():
     found = log({"rewards": 2 * RIGHT, "successes": RIGHT})  # as torchtune logs
     with pytest.raises(InputError, match="no metric is held out: 'rewards' is a training reward"):

@@ -215,7 +215,7 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     known = [name for name in training if _kind_of_named(name, vocabulary) == "training reward"]
     # What may be held out, as far as its name says.
     others = [name for name in log.names if is_of_evaluation(name) or is_named_for_correctness(name)]
-    others = _likely([name for name in others if _kind_of_named(name, vocabulary) == "pass rate"])
+    others = _likely([name for name in others if _kind_of_named(name, vocabulary) != "training reward"])
     if known:
         beside = f"; name what is held out of {listed(others)}" if others else ""
         return (
