@@ -16,7 +16,7 @@ Beside the five, by SciPy (`pip install '.[bench]'`):
 Printed for every method: runs answered, and of the evaluation at the end the median absolute error, coverage,
 mean width, interval score and CRPS of 95 % intervals, the coverage at all later evaluations, and the calls of
 go and no-go on targets .05 below and above the end that were right and wrong. `--each` adds
-the runs one by one.
+the runs one by one. Of a FOLDER all is printed again without the cuts after which a run fell by .1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.backtest import backtest
-from scalerl.forecast.backtest_result import OURS, Backtest
+from scalerl.forecast.backtest_result import OURS, Backtest, Cut
 from scalerl.forecast.bank import Bank
 from scalerl.forecast.baselines import require
 from scalerl.forecast.rivals import BANK_RIVALS, Predicted, Rival, Seen, normal
@@ -304,6 +304,13 @@ def runs_of(args: argparse.Namespace) -> list[Points]:
     return found
 
 
+def fell(cut: Cut) -> bool:
+    """Whether the run ended more than .1 below its last evaluation before the cut."""
+    later = cut.later
+    last_M = None if later is None else later.point_M.get("last value, other runs")
+    return later is not None and last_M is not None and bool(later.pass_rate_M[-1] < last_M[-1] - 0.1)
+
+
 def each(test: Backtest) -> None:
     """Our forecast of the end of every run, and whether it held."""
     print("\n| run | cut | evaluations | outcome | forecast | 95 % interval | measured | |")
@@ -354,6 +361,11 @@ def main(words: Sequence[str] | None = None) -> None:
         kinds(test)
         cuts = tuple(cut for cut in test.cuts if not cut.source.startswith("decline"))
         print(f"\nwithout the declines, which no saturating curve has\n{Bank(replace(test, cuts=cuts))}")
+    else:
+        cuts = tuple(cut for cut in test.cuts if not fell(cut))
+        left_out = f"{len(test.cuts) - len(cuts)} of {len(test.cuts)} cuts"
+        print(f"\nwithout {left_out}, after which the run fell by more than .1")
+        print(Bank(replace(test, cuts=cuts)))
     if args.each:
         each(test)
     print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
