@@ -186,6 +186,10 @@ def test_a_run_given_twice_is_no_second_seed(base, higher):
     copy = fit(base.points.select(np.arange(len(base.points))[::-1]))
     with pytest.raises(InputError, match="recipe 'base': points and points have the same evaluations"):
         compare({"base": [base, higher, copy], "higher": [higher]})
+    # A folder that was copied while its run went on is no second seed either.
+    earlier = fit(base.points.select(np.arange(len(base.points) - 9)))
+    with pytest.raises(InputError, match="which are no two seeds: give the run once"):
+        compare({"base": [earlier, base], "higher": [higher]})
     # Seeds that all stay where they are agree in every evaluation, and are seeds all the same.
     flat = [fit(Points.from_arrays(base.points.compute_N, np.full(30, 0.4), axis="gpu_hours"))] * 2
     assert compare({"flat": flat, "base": [base]}).runs == {"flat": 2, "base": 1}

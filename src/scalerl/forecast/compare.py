@@ -95,7 +95,7 @@ def compare(
     """
     base = _checked(recipes, base, budget, target, level)
     if blocks is None:
-        _check_copies(recipes)
+        check_copies(recipes)
     else:
         _check_blocks(recipes, blocks)
     # Every pair asks for the same posteriors given a family, and for the same tau.
@@ -278,22 +278,28 @@ def _checked(
     return names[0] if base is None else base
 
 
-def _check_copies(recipes: Recipes) -> None:
+def check_copies(recipes: Recipes) -> None:
+    """Raise an InputError where a recipe has one run twice."""
     for name, fits in recipes.items():
         # Where one run is a misfit nothing is claimed of the recipe, and nothing to protect.
         runs = [] if any(fit.misfit for fit in fits) else [fit.points for fit in fits]
         for one, other in itertools.combinations(runs, 2):
-            if _is_copy(one, other):
+            if is_copy(one, other):
                 which = f"{one.source} and {other.source} have the same evaluations"
                 raise InputError(f"recipe '{name}': {which}, which are no two seeds: give the run once")
 
 
-def _is_copy(one: Points, other: Points) -> bool:
-    """Return whether two runs have the same evaluations, and these too many values to agree by chance."""
+def is_copy(one: Points, other: Points) -> bool:
+    """Return whether two runs have the same evaluations, and these too many values to agree by chance.
+
+    The longer one may have gone on: it is then a run, and the shorter one what it was at some time.
+    """
+    n = min(len(one), len(other))
     same = all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("compute_N", "pass_rate_N")
+        np.array_equal(getattr(one, name)[:n], getattr(other, name)[:n])
+        for name in ("compute_N", "pass_rate_N")
     )
-    return same and len(np.unique(one.pass_rate_N)) >= _FEWEST_VALUES
+    return same and len(np.unique(one.pass_rate_N[:n])) >= _FEWEST_VALUES
 
 
 def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:

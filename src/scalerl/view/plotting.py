@@ -80,7 +80,7 @@ class DrawnCurve(RunGroup):
 
     def label(self, ceiling: bool) -> str:
         """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
-        curves, n = self.curves, len(self.runs)
+        curves, n = self.curves, len(self.fits)
         name = f"{self.name} ({n} seeds)" if n > 1 else self.name
         if self.band is None and self.misfits:
             of = f" ({len(self.misfits)} of {n})" if n > 1 else ""

@@ -1,5 +1,7 @@
 """Runs of a chart in groups, with mean curves; and what they logged, for the lines below."""
 
+from dataclasses import replace
+
 import docs_logs
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ from scalerl.ingest.formats import numbers
 from scalerl.ingest.formats.table import read_table
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.shown import ShownRun
+from scalerl.view.plotting import key_of
+from scalerl.view.runs.answer import sentence_of
 from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.overlay import overlay
+from scalerl.view.runs.page import runs_document
 from scalerl.view.runs.panels import logged
 
 
@@ -60,6 +65,24 @@ def test_the_mean_curve_of_a_group_lies_among_those_of_its_runs(runs):
     assert group["curve"]["compute"][-1] == 1.5 * BUDGET
     assert group["A"][1] < 0.6 < group["A"][2]
     assert data["groupings"][0]["groups"][2]["fit"] is None  # a run by itself has its own curve
+
+
+def test_a_copy_of_a_run_is_shown_and_is_no_further_seed(runs):
+    a0, a1 = runs[:2]
+    earlier = a0.points.select(np.arange(len(a0.points) - 5))
+    copy = replace(a0, name="backup", points=earlier, fit=fit(earlier))
+    with_copy, without = (
+        overlay(some, budget=1.5 * BUDGET)["groupings"][0]["groups"][0] for some in ([copy, a0, a1], [a0, a1])
+    )
+    assert with_copy["runs"] == ["backup", "a0", "a1"]
+    assert with_copy["fit"]["A"] == without["fit"]["A"]
+    assert with_copy["fit"]["curve"]["high"][-1] == without["fit"]["curve"]["high"][-1]
+    view = RunsView((copy, a0), groups={"a": ["backup", "a0"]})
+    alone = sentence_of(RunsView((a0,))).partition(")")[2]
+    assert alone in sentence_of(view)
+    assert "seeds" not in sentence_of(view)
+    assert "backup: A copy." in runs_document(view).markdown()
+    assert "a (" not in " ".join(key_of(runs_figures(view)["overlay"].axes[0])[1])
 
 
 def test_given_groups_are_those_of_the_chart_and_of_the_figure(runs):

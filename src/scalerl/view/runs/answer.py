@@ -58,8 +58,7 @@ def _verdicts(view: RunsView, target: float) -> str:
 def _word(view: RunsView, group: RunGroup, target: float) -> str:
     """Return the verdict on a recipe in a word: that of its run, or of its mean curve over seeds."""
     if group.draws is None:
-        first, *others = group.runs
-        sound = first.fit if first.fit and not first.fit.misfit and not others else None
+        sound = first if (first := _only_fit(group)) and not first.misfit else None
         verdict = sound.chance(target, view.end).verdict if sound else "no curve"
         return _WORDS.get(verdict, verdict)
     if any(one.doubt(view.end) for one in group.fits):
@@ -77,9 +76,9 @@ def _recipe_chance(view: RunsView, group: RunGroup, target: float) -> float:
 def _answer(view: RunsView, group: RunGroup) -> str:
     """Return what a recipe is forecast to reach over its seeds, in one clause; of one run what it is."""
     if group.draws is None:
-        first, *others = group.runs
         missing = "Not answered over its seeds, as not each has a curve: the table has them."
-        return missing if others else run_answer(view, first)
+        longest = max(group.runs, key=lambda run: run.compute)
+        return run_answer(view, longest) if len(group.runs) == 1 or _only_fit(group) else missing
     band = group.mean_curve(np.array([view.end]), view.level)
     low, high = band.lo_M.item(), band.hi_M.item()
     about = f"about {rate(band.median_M.item())} {rate_interval((low, high))}"
@@ -87,6 +86,12 @@ def _answer(view: RunsView, group: RunGroup) -> str:
     if view.target is not None:
         chance = f"; chance of {rate(view.target)}: {chance_text(_recipe_chance(view, group, view.target))}"
     return f"At {view.unit.show(view.end)} ({view.where}) {about} over {len(group.fits)} seeds{chance}."
+
+
+def _only_fit(group: RunGroup) -> Fit | None:
+    """Return the fit of a recipe of one run, and of copies of it; None where a run has none."""
+    fits = group.fits
+    return fits[0] if len(fits) == 1 and all(run.fit for run in group.runs) else None
 
 
 def _moved(pair: Pair) -> str:

@@ -137,6 +137,12 @@ def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
 def _cautions(view: RunsView) -> list[Pair]:
     """Return what a reader must know before any number; of many runs, that of a few."""
     found: list[Pair] = []
+    for group in view.recipe_groups:
+        seeds = group.fits
+        for run in group.runs:
+            if run.fit is not None and not any(run.fit is fit for fit in seeds):
+                text = f"Its evaluations are those of another run of {group.name}: it is no further seed."
+                found.append((f"{run.name}: A copy.", text))
     for run in view.runs:
         name = "" if len(view.runs) == 1 else f"{run.name}: "
         said = alarm_notices(run.record.alarms) if run.record is not None else []
