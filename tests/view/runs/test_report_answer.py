@@ -55,6 +55,20 @@ def test_a_recipe_gets_no_verdict_that_its_seeds_do_not_get():
     assert sentence_of(replace(near, budget=5e4)).endswith("? Too early: A.")
 
 
+def test_the_highest_of_several_runs_is_told_by_what_they_are_ordered_by(shown, run):
+    """Not by what each froze: that is for the end of its own budget, and of an earlier time."""
+    ended = replace(shown, record=run)
+    assert sentence_of(view_of(ended)).startswith("Forecast at half of the compute: ")
+    lower = replace(
+        shown, name="two", points=replace(shown.points, pass_rate_N=shown.points.pass_rate_N - 0.1)
+    )
+    view = RunsView((ended, lower.fitted_with()), groups={"one": ["one"], "two": ["two"]})
+    said = sentence_of(view)
+    assert said.startswith(
+        f"Of 2 runs one is forecast highest: At {view.unit.show(view.end)} ({view.where}) "
+    )
+
+
 def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
     view = RunsView(tuple(replace(shown, name=f"run {n}", record=None) for n in range(8)), 0.95, 6000.0, 0.5)
     ((_, items, _),) = answers_of(view)

@@ -164,7 +164,8 @@ def run_answer(view: RunsView, run: ShownRun) -> str:
     if fit is None:
         return f"No curve is fitted: {run.reason}."
     cut = view.max_compute < math.inf
-    if view.budget is None and view.target is None and not cut and (frozen := _frozen(run)):
+    alone = len(view.runs) == 1 and view.budget is None and view.target is None
+    if alone and not cut and (frozen := _frozen(run)):
         return frozen
     if fit.misfit is not None:
         why = misfit_in_words(fit.lack_of_fit)
