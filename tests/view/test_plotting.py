@@ -208,7 +208,8 @@ def test_what_cannot_be_drawn_is_named(recipes, runs):
     for fits, options, message in (
         ({"a": fit, "b": steps}, {}, "'a' is on gpu_hours, 'b' on steps"),
         (fit, {"x": "flops"}, "the fits are on gpu_hours, not on flops"),
-        ({}, {}, "nothing to plot"),
+        ({}, {}, "there is nothing to show: give a fit"),
+        ([fit, fit], {}, "have the same evaluations, which are no two seeds"),
         ({"a": []}, {}, "recipe 'a' has no fits"),
         ({"a": fit}, {"label": "b"}, "label is for a single recipe"),
         ("log.csv", {}, "fit takes a run"),
@@ -216,6 +217,23 @@ def test_what_cannot_be_drawn_is_named(recipes, runs):
         with pytest.raises(InputError, match=message):
             scalerl.plot(fits, **options)  # type: ignore[arg-type]
     assert plt.get_fignums() == []
+
+
+def test_what_cannot_be_one_table_is_named(recipes, runs):
+    fit = recipes["b"][0]
+    steps = scalerl.fit(runs["b-seed0"], x="steps")
+    narrow = scalerl.fit(runs["b-seed0"], level=0.8)
+    for fits, message in (
+        (None, "fit takes a run .* found NoneType"),
+        ({"a": "log.csv"}, "fit takes a run .* found str"),
+        ({}, "there is nothing to show: give a fit"),
+        ([], "recipe 'run' has no fits"),
+        ({"a": fit, "b": steps}, "'a' is on gpu_hours, 'b' on steps"),
+        ([fit, fit], "have the same evaluations, which are no two seeds"),
+        ({"a": fit, "b": narrow}, r"intervals of one level, found 0\.8, 0\.95"),
+    ):
+        with pytest.raises(InputError, match=message):
+            scalerl.latex(fits)  # type: ignore[arg-type]
 
 
 def test_a_comparison_draws_its_fits_to_the_budget(comparison, recipes):

@@ -19,6 +19,7 @@ import numpy as np
 from scalerl.curve.fit import fit as fit_curve
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
+from scalerl.forecast.compare import check_copies
 from scalerl.numbers import rate
 from scalerl.record.evaluation import unit_of
 from scalerl.view.facts.frozen import Band
@@ -131,10 +132,13 @@ def plot(
         The axes. Compute is in the unit of the axis.
 
     Raises:
-        InputError: nothing is given, fits are on different axes, also those drawn on `ax` before, or a
-            compute of `forecast` is no number of 0 or more.
+        InputError: nothing is given, a run is given twice, fits are on different axes, also those drawn on
+            `ax` before, or a compute of `forecast` is no number of 0 or more.
     """
-    recipes = _recipes(fits, x, label)
+    if label is not None and isinstance(fits, Mapping):
+        raise InputError("label is for a single recipe; the names of the dict are the labels of several")
+    one = "fitted curve" if label is None else label
+    recipes = fitted_recipes(fits if isinstance(fits, Mapping) else {one: fits}, x)
     at: list[Any] = list(cast(Sequence[float], forecast)) if np.ndim(forecast) else [forecast]
     asked = {name: [fit.forecast(compute) for fit in own for compute in at] for name, own in recipes.items()}
     # On axes of a user's own his settings hold.
@@ -176,11 +180,12 @@ def fit_svg(fit: Fit) -> str:
     return inline_svg(figure, "fit", described, themed=False)
 
 
-def _recipes(fits: Any, x: str | None, label: str | None) -> dict[str, tuple[Fit, ...]]:
-    """Return the fits of every recipe by name, at least one each, on one axis."""
-    named = fits if isinstance(fits, Mapping) else {"fitted curve" if label is None else label: fits}
-    if label is not None and isinstance(fits, Mapping):
-        raise InputError("label is for a single recipe; the names of the dict are the labels of several")
+def fitted_recipes(named: Mapping[Any, Any], x: str | None = None) -> dict[str, tuple[Fit, ...]]:
+    """Return the fits of every recipe by name, at least one each, on one axis; runs are fitted.
+
+    Raises:
+        InputError: there is none, a run is given twice, or fits are on different axes.
+    """
     found: dict[str, tuple[Fit, ...]] = {}
     for name, own in named.items():
         listed = own if isinstance(own, Sequence) and not isinstance(own, str) else [own]
@@ -188,7 +193,7 @@ def _recipes(fits: Any, x: str | None, label: str | None) -> dict[str, tuple[Fit
         if not found[str(name)]:
             raise InputError(f"recipe '{name}' has no fits")
     if not found:
-        raise InputError("nothing to plot: give a fit, a list of fits, or a dict of them by recipe")
+        raise InputError("there is nothing to show: give a fit, a list of fits, or a dict of them by recipe")
     axes = {fit.axis: name for name, own in found.items() for fit in own}
     if len(axes) > 1:
         (axis, name), (other, another) = list(axes.items())[:2]
@@ -196,6 +201,7 @@ def _recipes(fits: Any, x: str | None, label: str | None) -> dict[str, tuple[Fit
     (axis,) = axes
     if x is not None and x != axis:
         raise InputError(f"the fits are on {axis}, not on {x}: fit the runs again, with x={x!r}")
+    check_copies(found)
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from scalerl.curve.answers import check_compute
 from scalerl.curve.result import Fit
+from scalerl.errors import InputError, listed
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
@@ -32,6 +33,7 @@ from scalerl.view.facts.notices import (
 )
 from scalerl.view.facts.shown import ShownRun
 from scalerl.view.formats import latex_document
+from scalerl.view.plotting import fitted_recipes
 from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.table import (
@@ -284,13 +286,16 @@ def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: flo
         at: a compute in the unit of the axis, as the budget.
 
     Raises:
-        InputError: `at` is negative or not finite.
+        InputError: `at` is negative or not finite, nothing is given, a run is given twice, or fits are on
+            different axes or have intervals of different levels.
     """
     if at is not None:
         check_compute(at, "at")
-    named = fits if isinstance(fits, Mapping) else {"run": fits}
-    recipes = {name: list(own) if isinstance(own, Sequence) else [own] for name, own in named.items()}
+    recipes = fitted_recipes(fits if isinstance(fits, Mapping) else {"run": fits})
     every = [fit for own in recipes.values() for fit in own]
+    if len(levels := sorted({fit.intervals.level for fit in every})) > 1:
+        found = listed([f"{level:g}" for level in levels])
+        raise InputError(f"all fits need intervals of one level, found {found}: fit them with one level=...")
     unit = unit_for(every[0].axis, max(at or 0.0, *(fit.median.C_mid for fit in every)))
     headers = ["recipe", "A", "B", f"C_mid ({unit.name})", *([] if at is None else [f"at {unit.show(at)}"])]
     rows = []
