@@ -219,6 +219,11 @@ def test_what_cannot_be_drawn_is_named(recipes, runs):
     assert plt.get_fignums() == []
 
 
+def test_a_name_that_begins_with_an_underscore_is_in_the_key(recipes):
+    ax = scalerl.plot({"_base": recipes["b"], "a": recipes["a"]})
+    assert [text.split(":")[0].strip("\u200b") for text in texts(ax)[:2]] == ["_base", "a (2 seeds)"]
+
+
 def test_what_cannot_be_one_table_is_named(recipes, runs):
     fit = recipes["b"][0]
     steps = scalerl.fit(runs["b-seed0"], x="steps")

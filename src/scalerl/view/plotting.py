@@ -82,7 +82,8 @@ class DrawnCurve(RunGroup):
     def label(self, ceiling: bool) -> str:
         """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
         curves, n = self.curves, len(self.fits)
-        name = f"{self.name} ({n} seeds)" if n > 1 else self.name
+        name = f"\u200b{self.name}" if self.name.startswith("_") else self.name  # a key leaves `_name` out
+        name += f" ({n} seeds)" * (n > 1)
         if self.band is None and self.misfits:
             of = f" ({len(self.misfits)} of {n})" if n > 1 else ""
             return f"{name}: {misfit_in_words(self.misfits[0].lack_of_fit)}{of}"
