@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from growing import TRUTH, Growing
 from serve_client import logs_of_trl, serving, settled
 
 from scalerl.view.facts.standing import StandingQuery
+from scalerl.view.serve import app
 from scalerl.view.serve.store import RunStore
 
 
@@ -52,6 +54,21 @@ def test_only_what_has_changed_is_told_again(runs):
                 break
             time.sleep(0.05)
         assert before["c"]["id"] not in ids
+
+
+def test_the_first_answer_after_a_rest_is_of_the_folder_as_it_is(runs, monkeypatch):
+    """A script that asks every minute would else get the runs of the minute before."""
+    monkeypatch.setattr(app, "_IDLE", 0.5)
+    with serving(runs) as client:
+        before = settled(client)
+        time.sleep(1.5)
+        shutil.rmtree(runs / "b" / "b-0")
+        Growing(runs / "new", 12)
+        found = client.get("/api/runs").json()["runs"]
+        assert [row["path"] for row in found] == ["a/a-0", "a/a-1", "new"]
+        time.sleep(1.5)
+        shutil.rmtree(runs / "a" / "a-0")
+        assert client.get(f"/run/{before['a/a-0']['id']}").status_code == 404
 
 
 def test_a_broken_run_is_listed_with_its_error_and_comes_back(runs):

@@ -52,7 +52,7 @@ _DIGITS = 20
 """Most digits of a version."""
 _MOST_STREAMS = 100
 _FIRST_LOOK = 1.0
-"""Seconds that the list waits for the first look at the folder to be done."""
+"""Seconds that an answer waits for the first look at the folder, or the first after a rest, to be done."""
 _IDLE = 20.0
 """Seconds after the last request from which on the folder is not looked at."""
 
@@ -91,6 +91,7 @@ class Looker(threading.Thread):
         """Look and fit until it is stopped."""
         while not self.stopped.is_set():
             if not self.streams and time.monotonic() - self.asked > _IDLE:
+                self.store.looked.clear()  # the next request waits for what has changed meanwhile
                 self.stopped.wait(_TICK)
                 continue
             try:
@@ -122,6 +123,7 @@ def make_app(
 
         def respond(request: Request) -> Response:
             looker.asked = time.monotonic()
+            store.looked.wait(_FIRST_LOOK)
             ids = request.path_params.get("ids") or request.query_params.get("runs", "")
             try:
                 return answer(

@@ -104,7 +104,7 @@ class RunStore:
         self._fits, self._answers = Fits(asked), Kept[Hashable, Any](_ANSWERS)
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self.looked = threading.Event()
-        """Whether the folder was looked at once."""
+        """Whether the folder was looked at since the server started, or rested."""
 
     def refresh(self, seconds: float = math.inf) -> bool:
         """Look at the folder, unless that was done a moment ago, and read what has changed.
