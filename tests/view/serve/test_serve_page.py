@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import time
 
 import pytest
 from browser_tools import needs_axe, serious
@@ -108,6 +109,21 @@ def test_the_time_to_go_is_the_one_that_the_server_forecasts(browser, original):
         page.route("**/api/runs?*", later)
         page.reload()
         playwright.expect(row(page, "a-0")).to_contain_text("83 min to go", timeout=60_000)
+
+
+def test_the_time_to_go_runs_out_where_a_run_is_killed(browser, original):
+    def later(route):
+        answer = route.fetch()
+        told = answer.json()
+        for run in told["runs"]:
+            run |= {"eta": 15.0, "as_of": time.time()}
+        route.fulfill(response=answer, json=told)
+
+    with server(original) as (_, address), opened(browser, address) as page:
+        page.route("**/api/runs?*", later)
+        page.reload()
+        playwright.expect(row(page, "a-0")).to_contain_text("to go", timeout=60_000)
+        playwright.expect(row(page, "a-0")).not_to_contain_text("to go", timeout=60_000)
 
 
 def test_runs_are_chosen_overlaid_and_compared(browser, served):
@@ -287,6 +303,26 @@ def test_a_run_has_a_page_of_its_own_that_is_live(browser, original, tmp_path):
         until(page, f"{points} === 12")
         growing.grow()
         until(page, f"{points} === 13")
+
+
+def test_the_page_of_a_run_says_when_the_run_or_the_server_is_gone(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    with server(folder) as (process, address):
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(address)
+        row(page, "a-0").locator("a").click()
+        page.wait_for_selector("#chart[data-drawn]")
+        assert page.locator("#state").count() == 0
+        moved = (folder / "a" / "a-0").rename(tmp_path / "a-0")
+        playwright.expect(page.locator("#state")).to_contain_text(
+            "A run of this page is gone", timeout=60_000
+        )
+        moved.rename(folder / "a" / "a-0")
+        playwright.expect(page.locator("#state")).to_have_count(0, timeout=60_000)
+        process.terminate()
+        playwright.expect(page.locator("#state")).to_contain_text("does not answer", timeout=60_000)
+        page.close()
 
 
 def test_what_stands_around_a_live_chart_is_renewed(browser, original, tmp_path):

@@ -74,7 +74,7 @@
       forecast(run),
       cell("ceiling A", ceiling(run), "wide"),
       state(run),
-      cell("last line", age(run)),
+      last(run),
     ];
   }
 
@@ -86,8 +86,9 @@
       node("small", { title: [what, ...run.metric.others].join("\n") }, clipped(what)));
   }
 
-  function age(run) {
-    return run.updated ? `${duration(Date.now() / 1000 - run.updated)} ago` : "–";
+  function last(run) {
+    const age = run.updated ? `${duration(Date.now() / 1000 - run.updated)} ago` : "–";
+    return node("td", { "data-label": "last line" }, age);
   }
 
   /* Of one evaluation at the budget; where nobody says when a run ends, at twice the compute so far. */
@@ -284,7 +285,7 @@
     draw();
   });
   setInterval(() => { for (const { run, line: shown } of rows.values()) {
-    if (known(run.evaluations)) shown.lastElementChild.textContent = age(run);
+    if (known(run.evaluations)) [...shown.cells].slice(-2).forEach((cell, n) => cell.replaceWith(n ? last(run) : state(run)));
   } }, 10000);
   changed();
   follow();

@@ -6,14 +6,23 @@
 
   const renew = scalerlMarks.oneAtATime(async () => {
     try {
-      const text = await (await fetch(location.href)).text();
-      show(new DOMParser().parseFromString(text, "text/html"));
-    } catch { /* the server is gone: this is what it said last */ }
+      const answer = await fetch(location.href);
+      if (answer.ok) show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      else tell(answer.status === 404 ? "A run of this page is gone; this is what it was last." : (await answer.json()).error);
+    } catch { lost(); }
   }, 1000);
+
+  const lost = () => tell("The server does not answer; this is what it said last.");
+
+  /* Stands until the page is renewed. */
+  function tell(text) {
+    const note = document.getElementById("state") || scalerlMarks.node("p", { id: "state", class: "note", role: "status" });
+    note.textContent = text;
+    document.querySelector("header").append(note);
+  }
 
   function show(page) {
     const found = page.getElementById("runs");
-    if (!found) return;
     const open = new Set(folds().filter((one) => one.open).map(called));
     const sorted = [...document.querySelectorAll("th[aria-sort]")].map((head) => [nth(head), head.ariaSort]);
     const focused = [...document.querySelectorAll(REACHED)].indexOf(document.activeElement);
@@ -48,5 +57,7 @@
     if (chart.id !== "chart") around(chart, other);
   }
 
-  new EventSource("../events").onmessage = renew;
+  const events = new EventSource("../events");
+  events.onmessage = renew;
+  events.onerror = lost;
 })();
