@@ -274,6 +274,22 @@ def test_recipes_are_compared_with_their_runs_as_seeds(client):
     assert "that takes two recipes with a fit" in client.get(f"/run/{alone}").text
 
 
+def test_runs_of_different_metrics_are_shown_and_not_ordered(runs):
+    logs_of_trl(runs)
+    with serving(runs) as client:
+        rows = settled(client)
+        ids = f"{rows['a/a-0']['id']},{rows['trl-0']['id']}"
+        overlay = client.get(f"/api/overlay?runs={ids}").json()
+        assert len(overlay["runs"]) == 2
+        assert overlay["sentence"].startswith("These runs are of different metrics")
+        page = client.get(f"/run/{ids}")
+        assert page.status_code == 200
+        assert "Nothing is compared: runs of different metrics are not compared" in page.text
+        answer = client.get(f"/api/compare?runs={ids}")
+        assert answer.status_code == 422
+        assert "'a-0' has pass_rate" in answer.json()["error"]
+
+
 def test_files_of_wandb_are_listed_with_the_link_that_is_in_them(runs):
     wandb = pytest.importorskip("wandb")
     settings = wandb.Settings(mode="offline", silent=True, console="off", x_disable_stats=True)

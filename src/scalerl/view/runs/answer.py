@@ -31,6 +31,8 @@ def sentence_of(view: RunsView) -> str:
     if view.comparison is not None:
         moved = "; ".join(map(_moved, view.comparison.pairs[:MOST]))
         return f"Compared with {view.comparison.base}: {moved}."
+    if not all(one.is_comparable(view.metrics[0]) for one in view.metrics):
+        return view.not_compared or "These runs are of different metrics, so none is said to be the highest."
     fitted = [run for run in view.runs if run.fit is not None and run.fit.misfit is None]
     if not fitted:
         return view.not_compared or f"{len(view.runs)} runs; none has a curve yet."

@@ -228,7 +228,10 @@ class RunStore:
             lambda run: run.record,
             lambda run: self._plain(str(run.record.path if run.record else run.points.source)),
         )
-        return compared(view, recipes, budget=chosen.budget)
+        try:
+            return compared(view, recipes, budget=chosen.budget)
+        except InputError as error:  # of different metrics, or one run twice: each is shown by itself
+            return replace(view, not_compared=f"Nothing is compared: {self._plain(str(error))}.")
 
     def _view(self, chosen: _Chosen) -> RunsView:
         """Runs as a page shows them; with a target the budget is that of all of them."""
