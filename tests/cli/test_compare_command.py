@@ -118,6 +118,16 @@ def test_tables_are_recipes_unless_grouped(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"] == {"both": 2, "c": 1}
 
 
+def test_runs_of_a_group_are_given_by_patterns_and_may_have_commas_in_their_names(tmp_path, capsys):
+    names = ("new-0", "new-1", "old,0", "old,1", "old[2]", "o" * 200, "p" * 200)
+    paths = {name: write_table(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(names)}
+    new, old = f"new={tmp_path}/new-*.csv", f"old={','.join(paths[name] for name in names[2:])}"
+    assert main(["compare", "--group", new, "--group", old, "--x", "hours", "--y", "accuracy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == {"new": 2, "old": 5}
+    assert main(["compare", "--group", f"new={tmp_path}/none-*.csv", paths["new-0"]]) == 2
+    assert "none-*.csv: no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,7 +46,7 @@ def add(compare: argparse.ArgumentParser) -> None:
         "a server, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN (one recipe each)",
         nargs="*",
     )
-    option(compare, "--group", "treat these runs as the seeds of one recipe")
+    option(compare, "--group", "treat these runs as the seeds of one recipe; NAME='runs/a-*' takes all")
     option(compare, "--base", "recipe to compare the others with (default: first group, else first run)")
     option(compare, "--paired", "compare seed by seed: equal seeds share their base model, prompts and order")
     add_data_arguments(compare, several=True)

@@ -1,8 +1,10 @@
 """Arguments and output of the commands: the parser, types of values, shared options, warnings, JSON."""
 
 import argparse
+import glob
 import itertools
 import math
+import os
 import re
 import shlex
 import sys
@@ -190,7 +192,16 @@ def amounts(text: str) -> tuple[Amount, ...]:
 
 def _group(text: str) -> tuple[str, list[str]]:
     name, equals, runs = text.partition("=")
-    paths = [part for part in runs.split(",") if part]
+    parts = [part for part in runs.split(",") if part]
+    paths: list[str] = []
+    exists = os.path.exists  # where names are too long, Path.exists raises
+    while parts:
+        # A file may have a comma in its name, or be called like a pattern.
+        n = next((n for n in range(len(parts), 1, -1) if exists(",".join(parts[:n]))), 1)
+        path = ",".join(parts[:n])
+        found = [] if exists(path) else sorted(glob.glob(path))  # noqa: PTH207
+        paths += found or [path]
+        del parts[:n]
     if not (name and equals and paths):
         raise argparse.ArgumentTypeError(f"expected NAME=RUN,RUN, found {text!r}")
     return name, paths
