@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
@@ -213,7 +214,8 @@ def _close(record: RunRecord, as_json: bool) -> None:
     else:
         print_closing(record, report=report)
     if failed is not None:
-        raise failed
+        hint = f"scalerl report {shlex.quote(str(record.path))} -o FILE writes the page elsewhere"
+        raise WriteError(f"{failed}; {hint}") from failed
 
 
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
