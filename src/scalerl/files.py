@@ -145,7 +145,9 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
         OSError: `path` cannot be written, or is a device, a pipe or a socket.
     """
     # The rename would put a file in the place of a device: of /dev/null, or of the link /dev/stdout, for all.
-    is_other = path.exists() and not (path.is_file() or path.is_dir())
+    if path.is_dir():  # of `.` there is no file beside it
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    is_other = path.exists() and not path.is_file()
     if is_other or os.path.realpath(path.parent) == "/dev":
         raise OSError(errno.EINVAL, "a device, a pipe or a socket; expected the name of a file")
     aside = path.with_name(f".{os.urandom(8).hex()}.part")

@@ -223,3 +223,6 @@ def test_a_page_that_cannot_be_written_beside_the_run_says_where_to_put_it(tmp_p
     assert main(["report", str(run)]) == 2
     assert capsys.readouterr().err.endswith("report.html: Is a directory; give another file with -o\n")
     assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0
+    for folder in (".", ""):
+        assert main(["report", str(run), "-o", folder]) == 2
+        assert capsys.readouterr().err == "scalerl: .: Is a directory\n"
