@@ -150,6 +150,7 @@ def test_rows_without_a_pass_rate_are_left_out_and_counted(places):
         ),
         (lambda f: f.assign(gpu_hours=-f.gpu_hours), {}, "data frame, row 1: gpu_hours -400 is negative"),
         (lambda f: "log.csv", {}, "found str"),
+        (lambda f: f.to_dict("list"), {"y": "pass_rate"}, "of arrays scalerl.Points.from_arrays(x, y)"),
         (lambda f: scalerl.load_run("runs/mine"), {"y": "acc"}, "y='acc' names a column of a data frame"),
     ],
 )

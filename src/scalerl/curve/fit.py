@@ -181,18 +181,19 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # a data frame, without an import of pandas
         named = {name: column for name, column in (("x", x), ("y", y)) if column is not None}
         return Points.from_frame(data, **named, price=price)
+    if not isinstance(data, Points | RunRecord):
+        raise InputError(
+            "fit takes a run (scalerl.load_run(path)), points (scalerl.read_table(path), of arrays "
+            "scalerl.Points.from_arrays(x, y)) or a pandas data frame (of polars frame.to_pandas()), "
+            f"found {type(data).__name__}"
+        )
     if y is not None:
         raise InputError(f"y={y!r} names a column of a data frame; runs and points have their pass rates")
-    if isinstance(data, Points):
-        if x not in (None, data.axis):
-            raise InputError(f"{data.source}: the points are on '{data.axis}', not on '{x}': leave out x")
-        return data
     if isinstance(data, RunRecord):
         return Points.from_record(data, x or data.default_axis, price)
-    raise InputError(
-        "fit takes a run (scalerl.load_run(path)), points (scalerl.read_table(path)) or a pandas data frame, "
-        f"found {type(data).__name__}"
-    )
+    if x not in (None, data.axis):
+        raise InputError(f"{data.source}: the points are on '{data.axis}', not on '{x}': leave out x")
+    return data
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prior: Prior) -> Posterior:
