@@ -222,27 +222,30 @@ def test_data_that_cannot_answer(compute, pass_rate, message):
         fit(Points.from_arrays(list(compute), pass_rate))
 
 
+def short_run(seed, n):
+    """The first n of eight evaluations, and the pass rate of the last."""
+    rng, compute_N = np.random.default_rng(seed), np.arange(8.0)
+    truth = Curve(LOG_LOGISTIC, rng.uniform(0.4, 0.8), rng.uniform(1, 2), rng.uniform(1, 7), 0.2)
+    rate_N = truth(compute_N) + rng.normal(0, 0.01, 8)
+    return Points.from_arrays(compute_N[:n], rate_N[:n]), float(rate_N[-1])
+
+
 def test_four_evaluations_have_a_forecast_and_six_a_verdict():
     held, targets = 0, (0.2, 0.9)
     for seed in range(60):
-        rng = np.random.default_rng(seed)
-        compute_N = np.arange(8.0)
-        mean_N = Curve(LOG_LOGISTIC, rng.uniform(0.4, 0.8), rng.uniform(1, 2), rng.uniform(1, 7), 0.2)(
-            compute_N
-        )
-        rate_N = mean_N + rng.normal(0, 0.01, 8)
-        few = fit(Points.from_arrays(compute_N[:4], rate_N[:4]))
+        points, end = short_run(seed, 4)
+        few = fit(points)
         low, high = few.forecast(7).prediction
-        held += low <= rate_N[-1] <= high
+        held += low <= end <= high
         assert {few.verdict(target, 7) for target in targets} == {"too early"}
         assert few.reasons(0.2, 7) == "4 evaluations; a verdict needs at least 6"
-    assert held >= 53  # of 57; at least 53 with probability .98
-    six = fit(Points.from_arrays(compute_N[:6], rate_N[:6]))
+    assert held >= 53  # of 57 expected; at least 53 with probability .98
+    six = fit(short_run(0, 6)[0])
     assert [six.verdict(target, 7) for target in targets] == ["go", "no-go"]
     with pytest.raises(CannotAnswerError, match="4 evaluations; a verdict needs at least 6"):
-        scalerl.compare({"old": [six], "new": [few]})
+        scalerl.compare({"old": [six], "new": [fit(short_run(1, 4)[0])]})
     with pytest.raises(CannotAnswerError, match="5 evaluations; a curve needs at least 6"):
-        fit(Points.from_arrays(compute_N[:5], rate_N[:5]), prior="flat")
+        fit(short_run(0, 5)[0], prior="flat")
 
 
 def test_a_failed_evaluation_is_left_out_and_named():
