@@ -11,7 +11,7 @@ Shapes: M later evaluations, K knots of compute, Q probabilities.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -84,12 +84,13 @@ def backtest(
     ]
     distinct, dropped = _distinct(points)
     kept = [run.select(np.argsort(run.compute_N, kind="stable")) for run in distinct]
+    options = {"r0": r0, "min_compute": min_compute, "level": level, "prior": prior}
     cuts: dict[tuple[int, float], Cut] = {}
     for fraction in cut_at:
         parts = [_part(run, fraction) for run in kept]
         for i, part in enumerate(parts):
             others = parts[:i] + parts[i + 1 :]
-            cuts[i, fraction] = _cut(part, fraction, others, r0, min_compute, level, prior, rivals)
+            cuts[i, fraction] = _cut(part, fraction, others, rivals, **options)
             if watch:
                 watch(len(cuts), len(kept) * len(cut_at))
     sources = tuple(run.source for run in kept)
@@ -119,29 +120,22 @@ def _part(run: Points, fraction: float) -> Part:
 
 
 def _cut(
-    part: Part,
-    fraction: float,
-    others: Sequence[Part],
-    r0: float | Literal["free"] | None,
-    min_compute: float,
-    level: float,
-    prior: Literal["default", "flat"],
-    rivals: Mapping[str, Rival],
+    part: Part, fraction: float, others: Sequence[Part], rivals: Mapping[str, Rival], **options: Any
 ) -> Cut:
-    early = part.early
+    early, r0 = part.early, options["r0"]
     try:
-        result = fit(early, r0=r0, min_compute=min_compute, level=level, prior=prior)
+        result = fit(early, **options)
     except CannotAnswerError as error:
         result, outcome, why = None, "cannot answer", _reason(error, early)
-        n_fitted = len(early)
     else:
         # An unidentified fit forecasts as well: its answers, which no decision should use, are scored apart.
-        outcome, why, n_fitted = "forecast" if result.identified else "too early", result.why, result.n_points
-    chosen = early.select(early.kept_from(min_compute) & ((r0 is None) | (early.compute_N > 0)))
+        outcome, why = "forecast" if result.identified else "too early", result.why
+    chosen = early.select(early.kept_from(options["min_compute"]) & ((r0 is None) | (early.compute_N > 0)))
     known = chosen.select(np.lexsort((chosen.pass_rate_N, chosen.compute_N)))
     given = None if r0 is None or r0 == "free" else float(r0)
-    why_not = "" if result else why
-    later = _later(Seen(known, part.compute, given, result, why_not, others), part.rest, level, rivals)
+    seen = Seen(known, part.compute, given, result, "" if result else why, others)
+    later = _later(seen, part.rest, options["level"], rivals)
+    n_fitted = result.n_points if result else len(early)
     return Cut(early.source, fraction, part.compute, n_fitted, outcome, why, later)
 
 
