@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,22 +44,12 @@ _FEWEST_VALUES = 4  # seeds that stay at 0, or learn to the same end at once, ag
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
 
 
-@dataclass(frozen=True)
-class _Question:
-    """A quantity by name, the verdicts when the recipe has more and less of it."""
-
-    name: str
-    more: Verdict
-    less: Verdict
-    of_ceiling: bool = False
-    """Needs ceilings that are identified."""
-
-
-_QUESTIONS = (
-    _Question("pass_rate_seen", "higher at the compute seen", "lower at the compute seen"),
-    _Question("A", "higher ceiling", "lower ceiling", of_ceiling=True),
-    _Question("compute_to_own", "reaches it later", "reaches it sooner"),
-)
+_QUESTIONS: dict[str, tuple[Verdict, Verdict]] = {
+    "pass_rate_seen": ("higher at the compute seen", "lower at the compute seen"),
+    "A": ("higher ceiling", "lower ceiling"),
+    "compute_to_own": ("reaches it later", "reaches it sooner"),
+}
+"""The quantities that are asked about, and the verdicts when the recipe has more and less of one."""
 
 
 def compare(
@@ -103,9 +93,9 @@ def compare(
     sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
     known = [quantities(budget, target, side.seen) for side in sides]
     asked = [
-        (side.comparing(question.name), question, of[question.name])
+        (side.comparing(name), name, of[name])
         for side, of in zip(sides, known, strict=True)
-        for question in _QUESTIONS
+        for name in _QUESTIONS
     ]
     # What is withheld still counts as a test: leaving it out would correct the others for less.
     p = [1.0 if side.misfit else side.p(quantity) for side, _, quantity in asked]
@@ -172,13 +162,7 @@ def _of_all(metric: Metric, metrics: Sequence[Metric]) -> Metric:
 
 
 def _claim(
-    side: Sides,
-    question: _Question,
-    quantity: Quantity,
-    p: float,
-    adjusted: float,
-    level: float,
-    tests: int,
+    side: Sides, name: str, quantity: Quantity, p: float, adjusted: float, level: float, tests: int
 ) -> Claim:
     """Give the verdict on one question, and the seeds that would detect the difference."""
     if side.misfit:
@@ -188,8 +172,9 @@ def _claim(
     # A further run is taken to be worth what these are.
     n_base, n_recipe = (len(fits) for fits in side.fits)
     variance = n_base * float(base_n.var()) + n_recipe * float(recipe_n.var())
-    why = _vague(side) if question.of_ceiling else ""
-    verdict = question.more if difference > 0 else question.less
+    why = _vague(side) if name == "A" else ""  # which needs ceilings that are identified
+    more, less = _QUESTIONS[name]
+    verdict: Verdict = more if difference > 0 else less
     if why:
         verdict = "inconclusive"
     elif adjusted > 1 - level:
