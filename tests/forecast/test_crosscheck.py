@@ -7,7 +7,7 @@ import pytest
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError
-from scalerl.forecast.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
+from scalerl.forecast.crosscheck import _replicates, bootstrap, cross_check, profile
 from scalerl.numbers import percent
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -115,13 +115,6 @@ def test_known_noise_bounds_the_profile_from_below():
     exact = Points.from_arrays(np.linspace(0, 8000, 21), TRUTH(np.linspace(0, 8000, 21)), noise_sd=0.004)
     low, high = profile(fit(exact)).interval
     assert (low, high) == (pytest.approx(0.59, abs=0.015), pytest.approx(0.63, abs=0.015))
-
-
-@pytest.mark.parametrize(
-    ("degrees", "t", "within"), [(3, 3.182, 0.013), (5, 2.571, 0.003), (10, 2.228, 0.001), (30, 2.042, 0.001)]
-)
-def test_quantile_of_t_is_that_of_the_tables(degrees, t, within):
-    assert math.sqrt(_t_squared(0.95, degrees)) == pytest.approx(t, rel=within)
 
 
 def test_a_profile_needs_more_evaluations_than_parameters():
