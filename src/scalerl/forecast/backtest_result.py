@@ -1,7 +1,7 @@
 """The answer of a backtest: its cuts and their scores, as text, JSON and a data frame."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -228,13 +228,12 @@ class Backtest:
         Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
         `high` (the fit's prediction interval), `crps`, and the forecast of each of `methods` under its name.
         """
-        of_cut, of_later = (
-            ("source", "fraction", "cut", "outcome"),
-            ("compute", "measured", "low", "high", "crps"),
-        )
+        names = ("source", "fraction", "cut", "outcome", "compute", "measured", "low", "high", "crps")
         rows: list[dict[str, Any]] = []
         for cut in self.cuts:
-            head = dict(zip(of_cut, (cut.source, cut.fraction, cut.compute, cut.outcome), strict=True))
+            head: dict[str, Any] = dict(
+                zip(names, (cut.source, cut.fraction, cut.compute, cut.outcome), strict=False)
+            )
             if (later := cut.later) is None:
                 rows.append(head)
                 continue
@@ -245,7 +244,7 @@ class Backtest:
                 head | {name: float(value_M[i]) for name, value_M in columns.items()}
                 for i in range(len(later.compute_M))
             ]
-        return columns_of(rows, (*of_cut, *of_later, *self.methods))
+        return columns_of(rows, (*names, *self.methods))
 
     def _repr_html_(self) -> str:
         return views().backtest_html(self)
@@ -263,15 +262,11 @@ class Backtest:
 
     def _pooled(self, fraction: float) -> dict[str, Any]:
         def scores(end: bool, outcome: Outcome | None = None) -> dict[str, Any]:
-            scores = {"errors": self.point_score, "intervals": self.interval_score}
-            of_methods = {
-                what: {name: score(name, fraction, outcome, end) for name in self.methods}
-                for what, score in scores.items()
-            }
-            return {
-                what: {name: asdict(one) if one else None for name, one in found.items()}
-                for what, found in of_methods.items()
-            }
+            def of_methods(score: Callable[..., Any]) -> dict[str, Any]:
+                found = {name: score(name, fraction, outcome, end) for name in self.methods}
+                return {name: one and asdict(one) for name, one in found.items()}
+
+            return {"errors": of_methods(self.point_score), "intervals": of_methods(self.interval_score)}
 
         return {
             "fraction": fraction,
@@ -295,9 +290,13 @@ class Backtest:
             lines += ["", self.outcomes(fraction)]
             lines += [f"  {count} x {why}" for why, count in reasons.most_common()]
             for title, rows in self.tables(fraction):
-                for label, cells in [(title, COLUMNS), *rows]:
-                    lines.append(f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells))
+                lines += [table_line(label, cells) for label, cells in [(title, COLUMNS), *rows]]
         return "\n".join(lines)
+
+
+def table_line(label: str, cells: Iterable[str]) -> str:
+    """Return a line of a table of scores."""
+    return f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells)
 
 
 def _lists(of_method: Mapping[str, np.ndarray]) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.forecast.backtest_result import ANSWERED, OURS, Backtest
+from scalerl.forecast.backtest_result import ANSWERED, OURS, Backtest, table_line
 from scalerl.forecast.scores import covered
 
 COLUMNS = ("runs", "|error|", "inside", "width", "score", "CRPS", "later", "right", "wrong")
@@ -43,12 +43,10 @@ class BankRow:
 
     def cells(self) -> list[str]:
         """Return the cells of a table, in the order of `COLUMNS`."""
-        shares = [f"{self.runs}/{self.runs + sum(self.refused.values())}", _cell(self.error, 4)]
-        shares += [
-            _cell(self.coverage, 3),
-            *(_cell(value, 4) for value in (self.width, self.score, self.crps)),
-        ]
-        return [*shares, _cell(self.later, 3), f"{self.right}", f"{self.wrong}"]
+        scores = ((self.error, 4), (self.coverage, 3), (self.width, 4), (self.score, 4), (self.crps, 4))
+        shown = ["" if value is None else f"{value:.{n}f}" for value, n in (*scores, (self.later, 3))]
+        asked = self.runs + sum(self.refused.values())
+        return [f"{self.runs}/{asked}", *shown, f"{self.right}", f"{self.wrong}"]
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,17 @@ class Bank:
     def __str__(self) -> str:
         lines = self.test.heads()
         for fraction in self.test.fractions:
-            identified, outside = self.missed(fraction)
-            ends = (
-                f"  ends forecast with an identified ceiling: {identified}, outside of the interval {outside}"
-            )
-            lines += ["", self.test.outcomes(fraction), ends]
+            ends = "  ends forecast with an identified ceiling: {}, outside of the interval {}"
+            lines += ["", self.test.outcomes(fraction), ends.format(*self.missed(fraction))]
             rows = self.rows(fraction)
             tables = [("the end", rows)]
             if 0 < rows[0].runs < max(row.runs for row in rows):
                 tables.append((f"of the {rows[0].runs} with scalerl", self.rows(fraction, answered=True)))
             for title, of_table in tables:
-                lines += [_line(title, COLUMNS), *(_line(row.method, row.cells()) for row in of_table)]
-            for row in rows:
-                lines += [
-                    f"  {count} x {row.method} cannot answer: {why}" for why, count in row.refused.items()
-                ]
+                lines.append(table_line(title, COLUMNS))
+                lines += [table_line(row.method, row.cells()) for row in of_table]
+            refused = ((row.method, why, n) for row in rows for why, n in row.refused.items())
+            lines += [f"  {n} x {method} cannot answer: {why}" for method, why, n in refused]
         return "\n".join(lines)
 
 
@@ -135,11 +129,3 @@ def _row(test: Backtest, method: str, fraction: float) -> BankRow:
 def _json(row: BankRow) -> dict[str, Any]:
     refused = [{"reason": why, "runs": count} for why, count in row.refused.items()]
     return {name: value for name, value in vars(row).items() if name != "fraction"} | {"refused": refused}
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _line(label: str, cells: Any) -> str:
-    return f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells)
