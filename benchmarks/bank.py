@@ -42,8 +42,7 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.backtest import backtest
 from scalerl.forecast.backtest_result import OURS, Backtest, Cut
 from scalerl.forecast.bank import Bank
-from scalerl.forecast.baselines import require
-from scalerl.forecast.rivals import BANK_RIVALS, Predicted, Rival, Seen, normal
+from scalerl.forecast.rivals import BANK_RIVALS, Predicted, Rival, Seen, normal, require
 from scalerl.ingest.load import read_all
 from scalerl.ingest.options import ReadOptions
 
@@ -184,7 +183,7 @@ def eleven(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
 
 
 def gaussian_process(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
-    require(seen.points, seen.points.compute_N, 5)
+    require(seen.points, 5)
     mean = least_squares(make_sample(seen.points, seen.r0), LOG_LOGISTIC).curve
     compute_N, y_N = rows_of(seen)
     left_N, x_N, x_K = y_N - mean(compute_N), np.log(compute_N), np.log(compute_K)

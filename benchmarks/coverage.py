@@ -45,7 +45,7 @@ import numpy as np
 
 from scalerl.curve import Family, Points, fit
 from scalerl.errors import CannotAnswerError
-from scalerl.forecast.baselines import fit_last_value, fit_log_linear, fit_power_law
+from scalerl.forecast.rivals import fit_last_value, fit_log_linear, fit_power_law
 from scalerl.forecast.scores import interval_score
 from shapes import GROUPS
 from simulation import FRACTIONS, Simulated

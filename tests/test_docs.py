@@ -16,9 +16,8 @@ from small_demo import small_demo
 from scalerl.cli.main import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.forecast.backtest_result import OURS
-from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.freeze import freeze
-from scalerl.forecast.rivals import BANK_RIVALS
+from scalerl.forecast.rivals import BANK_RIVALS, RIVALS
 from scalerl.forecast.sides import quantities
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.verdict import judge_study

@@ -3,14 +3,14 @@
     compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
     measured.py   the same without a curve: paired differences, Holm's correction, Student's t
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
-    bank.py       the same by method, over a folder of runs; the methods with intervals are in rivals.py
+    bank.py       the same by method, over a folder of runs; the methods are in rivals.py
     online.py     forecasts inside a training loop
     best.py       the best evaluation of a run, by a smooth curve through all of them
     freeze.py     makes the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
     paired.py, crossing.py     two recipes on the same prompts; which is ahead early, and which late
     crosscheck.py, sensitivity.py, standard_errors.py     other intervals, and other starts, of one fit
-    recipes.py, scores.py, baselines.py     names of recipes; scores of forecasts; rivals without intervals
+    recipes.py, scores.py     names of recipes; scores of forecasts
 
 It may import `scalerl.curve` and `scalerl.record`. Imported by `cli`, `integrations`, `study`, `view`.
 """

@@ -1,4 +1,6 @@
-"""Rivals with intervals: what else could forecast the evaluations that a run has still to come.
+"""Rivals of a saturating fit: what else could forecast the evaluations that a run has still to come.
+
+`RIVALS` are functions from compute to pass rate, without an interval; `BANK_RIVALS` have one:
 
     least squares, Wald        the log-logistic, normal by the delta method, as SciPy's `curve_fit`
     least squares, bootstrap   the same curve, refitted to resampled residuals
@@ -19,17 +21,77 @@ from statistics import NormalDist
 
 import numpy as np
 
-from scalerl.curve.families import LOG_LOGISTIC, POWER_LAW, Family
+from scalerl.curve.families import LOG_LOGISTIC, POWER_LAW, Curve, Family, log_compute
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample, make_sample
-from scalerl.errors import CannotAnswerError
-from scalerl.forecast.baselines import RIVALS, PointForecast, fit_last_value, require
+from scalerl.errors import CannotAnswerError, counted
+from scalerl.forecast.paper import paper_fit_of
 from scalerl.forecast.standard_errors import standard_errors
 
+PointForecast = Callable[[np.ndarray | float], np.ndarray]
+"""Pass rates at computes, shape as given."""
 _REPLICATES = 200
 _LEAST_OTHERS = 2  # runs whose errors make a band
+
+
+def fit_last_value(points: Points) -> PointForecast:
+    """Forecast the mean of the evaluations at the largest compute, at every compute.
+
+    Raises:
+        CannotAnswerError: there are no points.
+    """
+    require(points, 1)
+    last = float(points.pass_rate_N[points.compute_N == points.compute_N.max()].mean())
+    return lambda compute_N: np.full(np.shape(compute_N), last)
+
+
+def fit_log_linear(points: Points) -> PointForecast:
+    """Fit a + b log C by least squares to the points with C > 0: no ceiling, nor bounds of [0, 1].
+
+    Raises:
+        CannotAnswerError: fewer than two points at distinct compute above 0.
+    """
+    chosen = points.select(points.compute_N > 0)
+    require(chosen, 2)
+    log_c_N = np.log(chosen.compute_N)
+    centred_N = log_c_N - log_c_N.mean()
+    b = float(centred_N @ chosen.pass_rate_N / (centred_N @ centred_N))
+    a = float(chosen.pass_rate_N.mean() - b * log_c_N.mean())
+    return lambda compute_N: a + b * log_compute(np.asarray(compute_N))
+
+
+def fit_power_law(points: Points) -> Curve:
+    """Fit A - D / C^B with A <= 1 by least squares to the points with C > 0 (arXiv 2510.13786).
+
+    It is the power-law family with R_0 = 0, and D = A C_mid^B / 2.
+
+    Raises:
+        CannotAnswerError: fewer than three points at distinct compute above 0.
+    """
+    chosen = points.select(points.compute_N > 0)
+    require(chosen, 3)
+    return least_squares(make_sample(chosen, 0.0), POWER_LAW).curve
+
+
+def require(points: Points, least: int) -> None:
+    """Raise a CannotAnswerError unless there are points at `least` distinct computes."""
+    n = len(np.unique(points.compute_N))
+    if n < least:
+        had = counted(n, "evaluation")
+        raise CannotAnswerError(f"{points.source}: {had} at distinct compute, {least} are needed")
+
+
+RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
+    "least squares (log-logistic)": lambda result: result.paper_curve,
+    # The fit's points stand in for the authors' exclusion of 1,500 GPU-hours.
+    "paper's grid search": lambda result: paper_fit_of(result, min_compute=0.0).curve,
+    "power law": lambda result: fit_power_law(result.points),
+    "log-linear": lambda result: fit_log_linear(result.points),
+    "last value": lambda result: fit_last_value(result.points),
+}
+"""Rivals by name: from a fit, for its points, to forecasts of pass rates (M,) at computes (M,)."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +180,14 @@ def _least_squares(family: Family, seen: Seen) -> tuple[Sample, LeastSquares]:
     # The bare power law has no R_0, and no value at compute 0.
     r0 = 0.0 if family is POWER_LAW else seen.r0
     points = seen.points.select(seen.points.compute_N > 0) if family is POWER_LAW else seen.points
-    require(points, points.compute_N, 5 if r0 is None else 4)
+    require(points, 5 if r0 is None else 4)
     sample = make_sample(points, r0)
     return sample, least_squares(sample, family)
 
 
 def _random_walk(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
     point = fit_last_value(seen.points)
-    require(seen.points, seen.points.compute_N, 3)
+    require(seen.points, 3)
     compute_N, first_N = np.unique(seen.points.compute_N, return_inverse=True)
     value_N = np.bincount(first_N, seen.points.pass_rate_N) / np.bincount(first_N)
     # Squares of the steps over the compute they took, which is unbiased. Maximum likelihood, the mean of each

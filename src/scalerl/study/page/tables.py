@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Pair
+from scalerl.forecast.rivals import RIVALS
 from scalerl.forecast.sides import all_described
 from scalerl.numbers import (
     DASH,

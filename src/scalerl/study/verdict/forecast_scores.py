@@ -11,7 +11,7 @@ import numpy as np
 
 from scalerl.curve.fit import fit
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.baselines import RIVALS, PointForecast
+from scalerl.forecast.rivals import RIVALS, PointForecast
 from scalerl.forecast.scores import interval_score
 from scalerl.numbers import as_float, as_mapping
 from scalerl.record.reader import RunRecord
@@ -26,7 +26,7 @@ ALIKE = 0.08
 class JudgedForecast:
     """A frozen forecast of a run, its outcome, and what the rivals forecast from the same evaluations.
 
-    `rivals` are by the names of `scalerl.forecast.baselines.RIVALS`; one that could not answer is missing.
+    `rivals` are by the names of `scalerl.forecast.rivals.RIVALS`; one that could not answer is missing.
     """
 
     arm: str
