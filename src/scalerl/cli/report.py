@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> None:
             "files": [str(path) for path in written],
             "axis": view.axis,
             "runs": runs,
-            "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
+            "recipes": [
+                {"name": name, "runs": [run.name for run in runs]} for name, runs in view.recipes.items()
+            ],
             "comparison": view.comparison and view.comparison.to_json(),
             "unread": [one.to_json() for one in unread],
             "not_compared": view.not_compared or None,

@@ -77,7 +77,7 @@ def test_a_copy_of_a_run_is_shown_and_is_no_further_seed(runs):
     assert with_copy["runs"] == ["backup", "a0", "a1"]
     assert with_copy["fit"]["A"] == without["fit"]["A"]
     assert with_copy["fit"]["curve"]["high"][-1] == without["fit"]["curve"]["high"][-1]
-    view = RunsView((copy, a0), groups={"a": ["backup", "a0"]})
+    view = RunsView((copy, a0), recipes={"a": [copy, a0]})
     alone = sentence_of(RunsView((a0,))).partition(")")[2]
     assert alone in sentence_of(view)
     assert "seeds" not in sentence_of(view)
@@ -86,7 +86,7 @@ def test_a_copy_of_a_run_is_shown_and_is_no_further_seed(runs):
 
 
 def test_given_groups_are_those_of_the_chart_and_of_the_figure(runs):
-    view = RunsView(tuple(runs), groups={"first": ["a0", "a1"], "rest": ["b0", "b1", "c0"]})
+    view = RunsView(tuple(runs), recipes={"first": runs[:2], "rest": runs[2:]})
     data = overlay(view.runs, groups=view.recipe_groups)
     assert [group["name"] for group in data["groupings"][0]["groups"]] == ["first", "rest"]
     axes = runs_figures(view)["overlay"].axes[0]

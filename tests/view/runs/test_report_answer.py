@@ -50,7 +50,7 @@ def test_a_recipe_gets_no_verdict_that_its_seeds_do_not_get():
         points = Points.from_arrays(compute_N, rate_N)
         runs.append(ShownRun(f"seed {seed}", points, None, fit(points)))
     assert all(not run.fit.identified and run.fit.probability(0.99, 5e4) < 0.05 for run in runs)
-    near = RunsView(tuple(runs), budget=2000.0, target=0.99, groups={"A": ["seed 0", "seed 1"]})
+    near = RunsView(tuple(runs), budget=2000.0, target=0.99, recipes={"A": runs})
     assert sentence_of(near).endswith("? No: A.")
     assert sentence_of(replace(near, budget=5e4)).endswith("? Too early: A.")
 
@@ -62,7 +62,8 @@ def test_the_highest_of_several_runs_is_told_by_what_they_are_ordered_by(shown, 
     lower = replace(
         shown, name="two", points=replace(shown.points, pass_rate_N=shown.points.pass_rate_N - 0.1)
     )
-    view = RunsView((ended, lower.fitted_with()), groups={"one": ["one"], "two": ["two"]})
+    lower = lower.fitted_with()
+    view = RunsView((ended, lower), recipes={"one": [ended], "two": [lower]})
     said = sentence_of(view)
     assert said.startswith(
         f"Of 2 runs one is forecast highest: At {view.unit.show(view.end)} ({view.where}) "

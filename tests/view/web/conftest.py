@@ -81,8 +81,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> RunsView:
         runs.append(run.fitted_with())
     fits = {run.name: [run.fit] for run in runs if run.fit is not None}
     comparison = compare(fits, budget=16_000.0, target=0.55)
-    groups = {run.name: [run.name] for run in runs}
-    return RunsView(tuple(runs), budget=16_000.0, target=0.55, groups=groups, comparison=comparison)
+    recipes = {run.name: [run] for run in runs}
+    return RunsView(tuple(runs), budget=16_000.0, target=0.55, recipes=recipes, comparison=comparison)
 
 
 class Pages(dict[str, Path]):

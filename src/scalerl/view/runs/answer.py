@@ -12,7 +12,7 @@ from scalerl.view.facts.frozen import sentence
 from scalerl.view.facts.notices import ceiling_text, is_made, misfit_in_words
 from scalerl.view.facts.shown import RunGroup, ShownRun
 from scalerl.view.runs.gathered import RunsView
-from scalerl.view.runs.groups import names_by
+from scalerl.view.runs.groups import grouped
 
 Named = list[tuple[str, str]]
 MOST = 6
@@ -48,7 +48,7 @@ def sentence_of(view: RunsView) -> str:
 
 def _verdicts(view: RunsView, target: float) -> str:
     """Return the runs by their verdict: `Yes: a, b; no: c.`"""
-    said = names_by((group.name, _word(view, group, target)) for group in view.recipe_groups)
+    said = grouped((group.name, _word(view, group, target)) for group in view.recipe_groups)
     parts = []
     for word in sorted(said, key=lambda word: [*_WORDS.values(), word].index(word)):
         more = f" and {len(said[word]) - MOST} more" if len(said[word]) > MOST else ""

@@ -19,7 +19,7 @@ from scalerl.record.prompts import of_task
 from scalerl.view.facts.facts import imported
 from scalerl.view.facts.fit_rows import beyond, common_budget
 from scalerl.view.facts.shown import RunGroup, ShownRun
-from scalerl.view.runs.groups import names_by, recipe_groups
+from scalerl.view.runs.groups import grouped, recipe_groups, with_draws
 
 _AXES = {
     "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",
@@ -45,8 +45,8 @@ class RunsView:
     r0: float | Literal["free"] | None = None
     min_compute: float = 0.0
     max_compute: float = math.inf
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of the runs of every recipe that is compared, by the name of the recipe."""
+    recipes: Mapping[str, Sequence[ShownRun]] = field(default_factory=dict)
+    """The runs of every recipe that is compared, all runs together; empty where nothing is."""
     comparison: Comparison | None = None
     not_compared: str = ""
     """Why nothing is compared, in a sentence."""
@@ -102,7 +102,7 @@ class RunsView:
     @functools.cached_property
     def recipe_groups(self) -> list[RunGroup]:
         """The runs by recipe, as they are compared."""
-        return recipe_groups(self.runs, self.groups or None)
+        return with_draws(self.recipes) if self.recipes else recipe_groups(self.runs)
 
     @functools.cached_property
     def parts(self) -> dict[str, ShownRun]:
@@ -142,7 +142,7 @@ def compared(
 
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
-    view = replace(view, groups={name: [run.name for run in members] for name, members in recipes.items()})
+    view = replace(view, recipes=recipes)
     able = {
         name: [run for run in members if run.fit and not run.fit.too_few] for name, members in recipes.items()
     }
@@ -225,7 +225,7 @@ def assumptions(view: RunsView) -> list[str]:
 
 def _compute(view: RunsView) -> str:
     """Define compute in a sentence: once for all runs, or for each what it consists of."""
-    by_meaning = names_by((run.name, _meaning(run, view.axis)) for run in view.runs)
+    by_meaning = grouped((run.name, _meaning(run, view.axis)) for run in view.runs)
     if len(by_meaning) == 1:
         return f"Compute is {next(iter(by_meaning))}."
     parts = [f"{meaning} ({', '.join(names)})" for meaning, names in by_meaning.items()]
@@ -254,7 +254,7 @@ START = {
 
 def _starts(view: RunsView) -> list[str]:
     """Return where the pass rate before training comes from: a sentence for all runs, or for each source."""
-    by_source = names_by((run.name, run.fit.r0_source) for run in view.runs if run.fit is not None)
+    by_source = grouped((run.name, run.fit.r0_source) for run in view.runs if run.fit is not None)
     about = "R_0, the pass rate before training, is"
     if len(by_source) == 1:
         (source,) = by_source

@@ -5,8 +5,9 @@ The mean curve of a group is that of its recipe over seeds, their variance inclu
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl.errors import InputError
 from scalerl.forecast.recipes import recipe_key, seed_prior
@@ -16,28 +17,17 @@ from scalerl.numbers import DASH, as_mapping
 from scalerl.record.reader import UNTRAINED, RunRecord
 from scalerl.view.facts.shown import RunGroup, ShownRun
 
+T = TypeVar("T")
 _MOST_KEYS = 40
 """Keys of recipes that are kept of every run, to filter by."""
 _MOST_DRAWN = 300
 """Runs times groupings up to which groups have mean curves, which take 20 ms a run."""
 
 
-def recipe_groups(
-    runs: Sequence[ShownRun], names: Mapping[str, Sequence[str]] | None = None
-) -> list[RunGroup]:
-    """Return runs by recipe, with mean curves; a recipe has the name of its first run.
-
-    Args:
-        runs: the runs of a chart.
-        names: names of runs by the name of their group, instead of the recipes of config.json; a run in none
-            of them is a group of its own.
-    """
-    if names is None:
-        keys = [recipe_key(run.record, run.name) for run in runs]
-        first = {key: run.name for key, run in reversed(list(zip(keys, runs, strict=True)))}
-        return _grouped(runs, [first[key] for key in keys])
-    of = {member: name for name, members in names.items() for member in members}
-    return _grouped(runs, [of.get(run.name, run.name) for run in runs])
+def recipe_groups(runs: Sequence[ShownRun]) -> list[RunGroup]:
+    """Return runs by the recipe in config.json, with mean curves; a recipe has the name of its first run."""
+    recipes = grouped((run, recipe_key(run.record, run.name)) for run in runs)
+    return with_draws({members[0].name: members for members in recipes.values()})
 
 
 def groupings(
@@ -49,13 +39,13 @@ def groupings(
     every run.
     """
     yield "recipe", first
-    of = {run.name: group.name for group in first for run in group.runs}
-    seen = {_partition(runs, [of[run.name] for run in runs])}
+    seen = {frozenset(frozenset(group.runs) for group in first)}
     for key, text_R in recipe_values(runs).items():
-        partition = _partition(runs, text_R)
-        if key != "seed" and partition not in seen and len(set(text_R)) < len(runs):
+        members = grouped(zip(runs, text_R, strict=True))
+        partition = frozenset(map(frozenset, members.values()))
+        if key != "seed" and partition not in seen and len(members) < len(runs):
             seen.add(partition)
-            yield key, _grouped(runs, text_R, len(runs) * len(seen) <= _MOST_DRAWN)
+            yield key, with_draws(members, len(runs) * len(seen) <= _MOST_DRAWN)
 
 
 def recipe_values(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
@@ -81,34 +71,26 @@ def recipe_of(record: RunRecord | None) -> dict[str, str]:
     return found
 
 
-def names_by(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the names that come with every text, from pairs of (name, text)."""
-    found: dict[str, list[str]] = {}
-    for name, text in texts:
-        found.setdefault(text, []).append(name)
+def grouped(pairs: Iterable[tuple[T, str]]) -> dict[str, list[T]]:
+    """Return what comes with every text, from pairs of (value, text)."""
+    found: dict[str, list[T]] = {}
+    for value, text in pairs:
+        found.setdefault(text, []).append(value)
     return found
 
 
-def _partition(runs: Sequence[ShownRun], text_R: Sequence[str]) -> frozenset[frozenset[str]]:
-    members = names_by((run.name, text) for run, text in zip(runs, text_R, strict=True))
-    return frozenset(map(frozenset, members.values()))
+def with_draws(recipes: Mapping[str, Sequence[ShownRun]], drawn: bool = True) -> list[RunGroup]:
+    """Return groups by their names, with the mean curves of those of several runs, all described by a curve.
 
-
-def _grouped(runs: Sequence[ShownRun], name_R: Sequence[str], drawn: bool = True) -> list[RunGroup]:
-    of = {run.name: run for run in runs}
-    members = names_by(zip(of, name_R, strict=True))
-    groups = [RunGroup(name, tuple(of[one] for one in names)) for name, names in members.items()]
-    return _with_draws(groups) if drawn else groups
-
-
-def _with_draws(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Return the groups with the mean curves of those of several runs, all of which a curve describes."""
+    With `drawn` off no group has any.
+    """
+    groups = [RunGroup(name, tuple(members)) for name, members in recipes.items()]
     fits = {group.name: group.fits for group in groups if group.fits}
     prior = seed_prior(run.record for group in groups for run in group.runs)
     given: Any = functools.cache(lambda family: given_family(fits, prior, family))
     found = []
     for group in groups:
         own = group.fits
-        sound = len(own) > 1 and all_described(own) and len(group.compute_N) > 0
-        found.append(RunGroup(group.name, group.runs, draw_recipe(own, group.name, given) if sound else None))
+        sound = drawn and len(own) > 1 and all_described(own) and len(group.compute_N) > 0
+        found.append(replace(group, draws=draw_recipe(own, group.name, given)) if sound else group)
     return found

@@ -23,7 +23,7 @@ from scalerl.view.facts.shown import ShownRun
 from scalerl.view.runs.answer import MOST, and_more, answers_of, sentence_of
 from scalerl.view.runs.details import run_sections
 from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
-from scalerl.view.runs.groups import names_by
+from scalerl.view.runs.groups import grouped
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
 
@@ -167,7 +167,7 @@ def _warnings(view: RunsView) -> list[Pair]:
         unsaid = (one for one in dict.fromkeys(found) if misfit is None or misfit not in one)
         said += [(run.name, one) for one in unsaid]
     several = len(view.runs) > 1
-    named = [(", ".join(names) if several else "", text) for text, names in names_by(said).items()]
+    named = [(", ".join(names) if several else "", text) for text, names in grouped(said).items()]
     return [*(("", text) for text in view.beyond), *named]
 
 
@@ -178,8 +178,9 @@ def _tables(view: RunsView) -> list[PageSection]:
             continue  # it has a section of its own
         alone = table.name == "curves" and len(table.rows) == 1
         part = PagePart(table=table, kind=table.name, upright=alone)
-        groups = [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1]
-        more = (PagePart("Runs of one recipe", items=groups),) if table.name == "comparison" else ()
+        seeds = {name: [run.name for run in runs] for name, runs in view.recipes.items() if len(runs) > 1}
+        items = [(name, ", ".join(names)) for name, names in seeds.items()]
+        more = (PagePart("Runs of one recipe", items=items),) if table.name == "comparison" else ()
         opens = table.name in ("curves", "comparison", "tasks")
         title = "The run so far, and its forecast" if alone else table.title
         shown.append(PageSection(title, (part, *more), open=opens))
