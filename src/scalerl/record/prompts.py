@@ -15,7 +15,7 @@ Shapes: P prompts.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -108,12 +108,13 @@ def whole_rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
                 row = object_of(line)
                 if suite is not None:
                     row = {**row, "n": row.get("n_samples")} if row.get("suite") == suite else {}
-                if _is_whole(row) and row["step"] in left:
+                if is_whole(row) and row["step"] in left:
                     left.discard(row["step"])
                     yield row
 
 
-def _is_whole(row: dict[str, Any]) -> bool:
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Return whether a line has the successes of two prompts or more, each within the completions drawn."""
     n, ids, correct = row.get("n"), row.get("id"), row.get("correct")
     if not (isinstance(row.get("step"), int) and isinstance(n, int) and isinstance(ids, list)):
         return False

@@ -3,13 +3,13 @@
 import itertools
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.errors import counted
-from scalerl.numbers import as_float, as_mapping, percent, rate
+from scalerl.numbers import as_mapping, percent, rate
 from scalerl.record.downstream import SuiteResult, last_of_each
-from scalerl.record.prompts import successes_of, whole_rows
+from scalerl.record.prompts import is_whole, successes_of, whole_rows
 from scalerl.record.reader import PASS_RATE_OF, RunRecord
 from scalerl.view.document import PagePart, PageSection
 from scalerl.view.facts.facts import compute_rows, environment, recipe_sections, uncounted_rows
@@ -120,14 +120,14 @@ def strata_table(evaluations: Sequence[Mapping[str, Any]], label: str = "stratum
     The stratum of a prompt is its id up to the last slash: `chain/7/123` belongs to `chain/7`. None with
     fewer than two strata, or fewer than two evaluations of one prompt set.
     """
-    evaluations = [line for line in evaluations if _is_whole(line)]
-    if len(evaluations) < 2 or evaluations[0].get("prompt_set") != evaluations[-1].get("prompt_set"):
+    evaluations = [line for line in evaluations if is_whole(line)]
+    if len(evaluations) < 2 or evaluations[0]["prompt_set"] != evaluations[-1]["prompt_set"]:
         return None
     start, end = _rates(evaluations[0]), _rates(evaluations[-1])
     names = sorted(start.keys() & end.keys(), key=_natural)
     if len(names) < 2:
         return None
-    first, last = (f"at step {evaluations[place].get('step')}" for place in (0, -1))
+    first, last = (f"at step {evaluations[place]['step']}" for place in (0, -1))
     rows = []
     for name in names:
         means = [sum(rates[name]) / len(rates[name]) for rates in (start, end)]
@@ -142,14 +142,8 @@ def _rates(line: Mapping[str, Any]) -> dict[str, list[float]]:
     for name, correct in zip(line["id"], line["correct"], strict=True):
         stratum, slash, _ = str(name).rpartition("/")
         if slash:
-            found[stratum].append(as_float(correct) / as_float(line["n"]))
+            found[stratum].append(correct / line["n"])
     return found
-
-
-def _is_whole(line: Mapping[str, Any]) -> bool:
-    ids, correct = line.get("id"), line.get("correct")
-    lists = isinstance(ids, list) and isinstance(correct, list) and len(ids) == len(correct)
-    return lists and as_float(line.get("n")) > 0
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -163,7 +157,13 @@ def task_table(view: RunsView) -> Table | None:
     run = view.runs[0].record if len(view.runs) == 1 else None
     if run is None or run.task:
         return None
-    found = [*_tasks(run), *last_of_each(run.downstream()).values()]
+    newest = deque(whole_rows(run, 0) if run.tasks else (), maxlen=1)
+    found = [
+        SuiteResult.of(name, last["step"], correct_P, last["n"])
+        for last, name in itertools.product(newest, run.tasks)
+        if len(correct_P := successes_of(last, name))
+    ]
+    found += last_of_each(run.downstream()).values()
     if not found:
         return None
     headers = ("task or suite", "prompts", "samples", "at step", "pass@1", "pass@k", "ceiling A")
@@ -181,14 +181,6 @@ def task_table(view: RunsView) -> Table | None:
     if len(found) > MOST_PARTS:
         note += f" Only the first {MOST_PARTS} are fitted here."
     return Table("tasks", "Pass rate by task and suite", headers, tuple(rows), note, headers[:1])
-
-
-def _tasks(run: RunRecord) -> Iterator[SuiteResult]:
-    """Yield the tasks of a mixture at the last evaluation whose prompts are on record."""
-    newest = deque(whole_rows(run, 0) if run.tasks else (), maxlen=1)
-    for last, name in itertools.product(newest, run.tasks):
-        if len(correct_P := successes_of(last, name)):
-            yield SuiteResult.of(name, last["step"], correct_P, last["n"])
 
 
 def _ceiling(part: ShownRun | None) -> Cell:
