@@ -10,7 +10,6 @@ from scalerl.cli.shared.arguments import amounts, option, positive, print_json, 
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_options,
-    end_of,
     fit_options,
     option_name,
     read_options,
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     start = fit_options(args)
     extra = [load_family(kind) for kind in args.family]
     own: dict[str, Any] = {"prior": args.prior, "extra_families": extra}
-    options: dict[str, Any] = {"r0": args.r0, "max_compute": end_of(args), "level": args.level, **own}
+    options: dict[str, Any] = {"r0": args.r0, "max_compute": args.max_compute, "level": args.level, **own}
     # Siblings are cut at the start as the run is, but not at the end: more of a curve identifies it better.
     siblings = read_siblings(
         args.prior_from or (), data, args, **start, prior=args.prior, extra_families=extra
@@ -166,7 +165,7 @@ def _each(args: argparse.Namespace) -> None:
     found = read_all(args.run_or_file, args.x, read_options(args), args.price)
     check_options(args, found)
     warnings = settle_amounts(args, found)
-    options = {"level": args.level, "max_compute": end_of(args), "prior": args.prior}
+    options = {"level": args.level, "max_compute": args.max_compute, "prior": args.prior}
     options |= fit_options(args)
     answers: list[dict[str, Any]] = []
     asked = [] if args.target is None else [f"{args.target:g} at {args.budget:g}"]
@@ -227,8 +226,7 @@ def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> Non
         raise InputError("--paper needs a number: give --min-compute C")
     if args.r0 == "free":
         raise InputError("--paper needs a known R_0: give --r0 R, or an evaluation at compute 0")
-    if args.max_compute is not None:
-        points = points.select(points.compute_N <= args.max_compute)
+    points = points.select(points.compute_N <= args.max_compute)
     result = paper_fit(points, args.r0, min_compute=args.min_compute)
     at = [{"compute": c, "paper_point": float(result.curve(c))} for c in args.at]
     if args.json:

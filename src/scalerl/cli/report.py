@@ -12,7 +12,6 @@ from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
     check_one_axis,
-    end_of,
     fit_options,
     paths_of,
     read_each,
@@ -137,7 +136,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
             raise InputError("--target needs --budget, the compute at which to reach it")
     paths = [data.path for data in found]
     names = distinct([run_name(data.record, data.path) for data in found], paths)
-    options = {**fit_options(args), "max_compute": end_of(args), "level": args.level}
+    options = {**fit_options(args), "max_compute": args.max_compute, "level": args.level}
     runs = []
     with share_shown("report", "of the runs fitted") as shown:
         for name, data in zip(names, found, strict=True):

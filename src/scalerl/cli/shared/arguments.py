@@ -61,9 +61,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            near = _nearest(_COMMANDS.get(str(value), str(value)), choices)
+            near = nearest(_COMMANDS.get(str(value), str(value)), choices)
+            meant = f", did you mean {near!r}?" if near else ""
             raise argparse.ArgumentError(
-                action, f"invalid choice: {value!r}{near} (choose from {', '.join(choices)})"
+                action, f"invalid choice: {value!r}{meant} (choose from {', '.join(choices)})"
             )
 
 
@@ -98,11 +99,6 @@ def _suggested(word: str, options: Sequence[str]) -> str:
     # Without the dashes, which would make any two options alike.
     near = nearest(word.lstrip("-"), [name.lstrip("-") for name in given])
     return f", did you mean {given[f'--{near}']!r}?" if near else ""
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = nearest(word, known)
-    return f", did you mean {near!r}?" if near else ""
 
 
 def _coloured(stream: TextIO) -> Any:
@@ -222,7 +218,12 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "P",
         "help": "level of the intervals (default: 0.95)",
     },
-    "--max-compute": {"type": amount(), "metavar": "C", "help": "leave out evaluations above compute C"},
+    "--max-compute": {
+        "type": amount(),
+        "default": math.inf,
+        "metavar": "C",
+        "help": "leave out evaluations above compute C",
+    },
     "--price": {"type": positive, "metavar": "USD"},
     "--prior": {
         # Those of `scalerl.curve.prior`, whose import would cost every command NumPy.

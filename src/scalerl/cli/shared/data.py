@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -169,11 +168,6 @@ def _runs_at(path: str) -> list[str]:
 def fit_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a fit that say where its curve starts."""
     return {"r0": args.r0, "min_compute": args.min_compute or 0.0}
-
-
-def end_of(args: argparse.Namespace) -> float:
-    """Return the compute at which a fit ends: --max-compute, or none."""
-    return math.inf if args.max_compute is None else args.max_compute
 
 
 def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]:
