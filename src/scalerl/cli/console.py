@@ -79,7 +79,7 @@ class TrainingProgress(_Bar):
         self._activity: Activity | None = None
         self._ended = threading.Event()
         self._logs = logging.Handler()
-        self._logs.emit = self._log
+        self._logs.emit = lambda record: self._print(record.getMessage(), "bold yellow")
         shown = self
 
         class Line(ProgressColumn):
@@ -136,9 +136,6 @@ class TrainingProgress(_Bar):
             self._bar.update(self._task, completed=share)
         elif line:
             self._print_line(text)
-
-    def _log(self, record: logging.LogRecord) -> None:
-        self._print(record.getMessage(), "bold yellow")
 
     def _print_line(self, text: str) -> None:
         self._printed = time.monotonic()

@@ -39,15 +39,11 @@ def run(args: argparse.Namespace) -> None:
     """Train the recipe `demo`."""
     from scalerl.record.folder import RunFolder
 
-    place = RunFolder.claim(args.output or _unused(Path("runs") / "demo"), new=True)
+    names = itertools.chain(["demo"], (f"demo-{n}" for n in itertools.count(2)))
+    unused = next(place for name in names if not (place := Path("runs") / name).exists())
+    place = RunFolder.claim(args.output or unused, new=True)
 
     from scalerl.rl.config.recipe import load_recipe
 
     quick = QUICK if args.quick else []
     run_training(load_recipe("demo", [f"seed={args.seed}", *quick, *args.set]), place, as_json=args.json)
-
-
-def _unused(folder: Path) -> Path:
-    """`folder`, or the first of folder-2, folder-3, ... that does not exist."""
-    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2)))
-    return next(name for name in names if not name.exists())

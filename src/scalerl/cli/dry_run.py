@@ -67,24 +67,19 @@ def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     """Return a warning of the built-in engine on GPUs, and one of the GPUs of this machine that no role has;
     empty on a cluster."""
     gpus = gpus if recipe.cluster is None else ()
-    slow = []
+    found = []
     if gpus and recipe.engine == BUILT_IN and not is_made_here(recipe.model):
         there = os.environ.get("SCALERL_VLLM_PYTHON") or find_spec("vllm")
         how = "--set engine.kind=vllm" + ("" if recipe.apart else " --generators 1")
-        slow = [
+        found = [
             "the built-in engine generates (engine.kind = auto), many times slower on a GPU than vLLM: "
             + (how if there else f"{how}, once it is installed (docs/howto/vllm.md)")
         ]
-    return slow + _idle(recipe, gpus)
-
-
-def _idle(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
     given = assign(recipe, gpus, min(recipe.trainers, len(gpus)))
-    idle = [gpu.name for gpu in gpus if gpu.name not in given.used]
-    if not idle:
-        return []
-    which = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not used"
-    return [f"{which}: --gpus {len(gpus)} alone splits all of them between the roles"]
+    if idle := [gpu.name for gpu in gpus if gpu.name not in given.used]:
+        which = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not used"
+        found.append(f"{which}: --gpus {len(gpus)} alone splits all of them between the roles")
+    return found
 
 
 def planned_memory(
@@ -119,8 +114,11 @@ def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
             print(
                 "the devices of a cluster are not known here: SCALERL_GPUS=1x80 checks against one of 80 GiB"
             )
-        for line in (*_kv_room(recipe, shape, devices), *_on_disk(recipe, shape)):
+        for line in _kv_room(recipe, shape, devices):
             print(line)
+        if not recipe.lora.rank:  # the model as it generates; masters and two moments, in float32
+            size, keep = gib(shape.parameters * (number_bytes(recipe.precision) + 12)), recipe.checkpoint.keep
+            print(f"a checkpoint: about {size} GiB on disk; checkpoint.keep = {keep} of them stay")
     check_memory(devices)
 
 
@@ -137,13 +135,6 @@ def _kv_room(recipe: Recipe, shape: ModelShape, devices: Sequence[DeviceMemory])
         f"KV cache of a vLLM server: {room:,.0f} tokens at most, {room / slots:,.0f} for each of {slots} "
         f"decode slots, of {positions_of(recipe):,} of the longest; what has none waits"
     )
-
-
-def _on_disk(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
-    """How large checkpoints are: the model as it generates; masters and two moments, in float32."""
-    if not recipe.lora.rank:
-        size, keep = gib(shape.parameters * (number_bytes(recipe.precision) + 12)), recipe.checkpoint.keep
-        yield f"a checkpoint: about {size} GiB on disk; checkpoint.keep = {keep} of them stay"
 
 
 def _rows(device: DeviceMemory) -> Iterator[tuple[str, str, str, str]]:

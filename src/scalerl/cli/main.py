@@ -101,16 +101,12 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"scalerl: training needs {error.name}: pip install 'scalerl[train]'", file=sys.stderr)
         return 2
     except OutputError as error:
-        _drop_output()
+        # Else the flush at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader (head, say) has exited
             return 141
         print(f"scalerl: standard output: {error.strerror}", file=sys.stderr)
         return 1
-
-
-def _drop_output() -> None:
-    """Redirect standard output to the null device, so that the flush at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

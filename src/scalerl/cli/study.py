@@ -159,8 +159,9 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
         return
     unit = unit_for(plan.axis, cost.compute)
     rows = [
-        (arm.arm, f"{arm.runs}", unit.show(arm.compute), _hours(arm.gpu_hours), _size(arm.memory_bytes))
+        (arm.arm, f"{arm.runs}", unit.show(arm.compute), _hours(arm.gpu_hours), memory)
         for arm in cost.arms
+        for memory in ["?" if arm.memory_bytes is None else f"{arm.memory_bytes / 2**30:,.3g} GiB"]
     ]
     header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
     said = [changes_in_words(arm.changes) or "-" for arm in plan.arms]
@@ -184,7 +185,3 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
 
 def _hours(hours: float) -> str:
     return "?" if math.isnan(hours) else f"{hours:,.3g}"
-
-
-def _size(n_bytes: int | None) -> str:
-    return "?" if n_bytes is None else f"{n_bytes / 2**30:,.3g} GiB"
