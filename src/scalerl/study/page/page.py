@@ -166,7 +166,10 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
     parts["assumptions"] = PagePart(text=assumptions(verdict))
     parts["verdict"] = replace(parts["verdict"], title="", kind="verdict-table")
     if "runs" in parts:
-        parts["runs"] = replace(parts["runs"], title="", links=_links(verdict, folder))
+        runs = (verdict.study.path / run.run.plan.folder for arm in verdict.arms for run in arm.runs)
+        pages = (run / "report.html" for run in runs)
+        links = [link(page, folder) if page.is_file() else "" for page in pages]
+        parts["runs"] = replace(parts["runs"], title="", links=links)
     grouped = _grouped(verdict)
     return Document(
         kind="Study of reinforcement learning recipes",
@@ -189,14 +192,6 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
             section("What is taken for granted", "assumptions"),
         ],
     )
-
-
-def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
-    """Return the link to each run's page, in the order of the table of runs; empty where there is none."""
-    targets = [
-        verdict.study.path / run.run.plan.folder / "report.html" for arm in verdict.arms for run in arm.runs
-    ]
-    return [link(target, folder) if target.is_file() else "" for target in targets]
 
 
 def _sentence(verdict: StudyVerdict, grouped: Sequence[tuple[str, list[Pair], str]]) -> str:

@@ -93,17 +93,12 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
     ]
     if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
         rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
-    rows += [("families", ", ".join(_families(result))), ("prior", result.prior)]
+    weights = sorted(result.families.items(), key=lambda item: -item[1])
+    families = [f"{LABELS.get(name, name)} {weight:.2f}" for name, weight in weights if weight >= 0.005]
+    rows += [("families", ", ".join(families)), ("prior", result.prior)]
     if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     return rows
-
-
-def _families(result: Fit) -> Iterable[str]:
-    """Yield the families by falling weight, from .005: `log-logistic 0.55`, `Fréchet 0.31`."""
-    for name, weight in sorted(result.families.items(), key=lambda item: -item[1]):
-        if weight >= 0.005:
-            yield f"{LABELS.get(name, name)} {weight:.2f}"
 
 
 def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:

@@ -168,11 +168,8 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
 
 
 def _band(curve: Any) -> Band | None:
-    columns = [_column(as_mapping(curve).get(name)) for name in ("compute", "median", "lo", "hi")]
+    """Return the curve as read from a line, or as `freeze` gave it; None without four equal lists."""
+    found = (as_mapping(curve).get(name) for name in ("compute", "median", "lo", "hi"))
+    listed = [one if isinstance(one, list | np.ndarray) else () for one in found]
+    columns = [np.array([as_float(value) for value in one]) for one in listed]
     return Band(*columns) if columns[0].size and len({column.size for column in columns}) == 1 else None
-
-
-def _column(values: Any) -> np.ndarray:
-    """Numbers as read from a line, or as `freeze` gave them; empty where there is no list of them."""
-    listed = values if isinstance(values, list | np.ndarray) else ()
-    return np.array([as_float(value) for value in listed])

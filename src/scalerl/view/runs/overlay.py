@@ -102,7 +102,9 @@ def overlay(
     mixed = [one for one in HOURS if mixed_devices(named, one)]
     clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in drawn]
     spent = max(run.compute for run in runs)
-    ends = [_end(run, budget) for run in drawn]
+    # To the budget of the chart or of the run, else to twice its own compute.
+    budgets = [run.budget if budget is None else budget for run in drawn]
+    ends = [own if own > 0 else 2 * run.compute for run, own in zip(drawn, budgets, strict=True)]
     fits = [run.fit for run in runs if run.fit is not None]
     level = fits[0].intervals.level if fits else 0.95
     end_of = {run.name: end for run, end in zip(drawn, ends, strict=True)}
@@ -143,12 +145,6 @@ def _group(group: RunGroup, ends: dict[str, float], level: float, places: int) -
         "curve": _curve(group.mean_curve(places_between(compute_N, last, places), level)),
     }
     return found
-
-
-def _end(run: ShownRun, budget: float | None) -> float:
-    """Return the compute to which a curve is drawn: the budget of the chart or the run, or twice its own."""
-    own = run.budget if budget is None else budget
-    return own if own > 0 else 2 * run.compute
 
 
 def _clocks(run: ShownRun) -> dict[str, np.ndarray]:

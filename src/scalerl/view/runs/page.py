@@ -65,24 +65,30 @@ def runs_document(view: RunsView) -> Document:
     chart = overlay(
         view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups, tasks=view.tasks
     )
+    # The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured.
+    frozen = alone.frozen if alone and view.budget is None else None
+    took = [(run.name, text) for run in view.runs if (text := taken(run))]
+    granted = (
+        PagePart(items=[("", text) for text in assumptions(view)]),
+        PagePart("What was taken for what in the logs of other trainers", items=took),
+    )
     return Document(
         kind="Reinforcement learning run" if alone else "Reinforcement learning runs, compared",
         name=view.title,
         sentence=sentence_of(view),
         answers=answers_of(view),
-        verdict=_outcome(alone) if alone and view.budget is None else "",
+        verdict=alone.outcome(frozen).word.replace(" ", "-") if alone and frozen else "",
         facts=_facts(view),
         chart=chart,
         chart_note=_chart_note(view, chart),
         cautions=_cautions(view),
         warnings=_warnings(view),
-        sections=[*_tables(view), *(run_sections(alone, view.end) if alone else ()), _assumed(view)],
+        sections=[
+            *_tables(view),
+            *(run_sections(alone, view.end) if alone else ()),
+            PageSection("What is taken for granted", granted),
+        ],
     )
-
-
-def _outcome(run: ShownRun) -> str:
-    """The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured."""
-    return run.outcome(run.frozen).word.replace(" ", "-") if run.frozen else ""
 
 
 def _facts(view: RunsView) -> list[Pair]:
@@ -187,14 +193,3 @@ def _tables(view: RunsView) -> list[PageSection]:
     if view.comparison is None and len(view.runs) > 1:
         shown.insert(1, PageSection("Comparison", (PagePart(text=view.not_compared),), open=True))
     return shown
-
-
-def _assumed(view: RunsView) -> PageSection:
-    took = [(run.name, text) for run in view.runs if (text := taken(run))]
-    return PageSection(
-        "What is taken for granted",
-        (
-            PagePart(items=[("", text) for text in assumptions(view)]),
-            PagePart("What was taken for what in the logs of other trainers", items=took),
-        ),
-    )

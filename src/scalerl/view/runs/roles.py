@@ -98,20 +98,16 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
         if (other := total - busy - idle) > 0.5:
             text += f", verifying and recording {duration(other)}"
         rows.append((name, f"{text}; {speed / 1000:.1f}k tokens a second of work"))
-    return rows + _weight_rows(steps)
-
-
-def _weight_rows(steps: Steps) -> Rows:
     sent_N = field(steps, "weight_sync.bytes") > 0
     if not sent_N.any():
-        return []
+        return rows
     bytes_N, seconds_N, updated_N = (
         field(steps, f"weight_sync.{key}")[sent_N] for key in ("bytes", "seconds", "update_seconds")
     )
     text = f"{plain(bytes_N[-1] / 1e6)} MB a version, sent in {plain(seconds_N.mean())} s"
     if np.isfinite(updated_N).any():
         text += f", at every generator after {plain(np.nanmean(updated_N))} s"
-    return [("weights", f"{text} on average; {duration(seconds_N.sum())} of the trainer's time")]
+    return [*rows, ("weights", f"{text} on average; {duration(seconds_N.sum())} of the trainer's time")]
 
 
 def role_panels(apart: bool = True) -> tuple[Panel, Panel]:
