@@ -127,13 +127,13 @@ def draw_sides(
     `given` is called with the index of every family that gets draws.
     """
     names = base, name
-    rows = _common_rows(blocks, names) if blocks else None
-    chosen = rows or tuple(range(len(recipes[side])) for side in names)
-    own, other = ([recipes[side][i] for i in of_side] for side, of_side in zip(names, chosen, strict=True))
-    groups = None
-    if blocks and rows:
-        common = [blocks[base][i] for i in rows[0]]
+    chosen, groups = [range(len(recipes[side])) for side in names], None
+    common = [block for block in blocks[base] if block in blocks[name]] if blocks else []
+    if blocks and len(common) >= LEAST_COMMON:
+        # In the order of the base: row i of one side is the partner of row i of the other.
+        chosen = [[list(blocks[side]).index(block) for block in common] for side in names]
         groups = [block[0] if isinstance(block, tuple) else block for block in common]
+    own, other = ([recipes[side][i] for i in of_side] for side, of_side in zip(names, chosen, strict=True))
     weight_F = joint_weights([*own, *other])
     # By the evidence for one family of both against one of each.
     favour = ONE_FAMILY * np.sum(joint_weights(own) * joint_weights(other) / _family_prior(own))
@@ -152,7 +152,7 @@ def draw_sides(
     return Sides(
         names,
         fits=(own, other),
-        common=len(rows[0]) if rows else None,
+        common=len(common) if groups else None,
         families={family.name: float(w) for family, w in zip(shared, weight_F, strict=True)},
         one_family=one_family,
         runs=runs,
@@ -182,16 +182,6 @@ def mostly_identified(fits: Sequence[Fit]) -> bool:
 def all_described(fits: Sequence[Fit]) -> bool:
     """Return whether curves describe all of the runs; if not, a mean of the others would be of lucky runs."""
     return not any(fit.misfit for fit in fits)
-
-
-def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Return the runs of either side that have a partner, in the same order; None where too few have."""
-    base, recipe = (list(blocks[name]) for name in names)
-    # In the order of the base: row i of one side is the partner of row i of the other.
-    common = [block for block in base if block in recipe]
-    if len(common) < LEAST_COMMON:
-        return None
-    return [base.index(block) for block in common], [recipe.index(block) for block in common]
 
 
 def efficiency(draws: Draws) -> np.ndarray:
