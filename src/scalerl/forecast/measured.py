@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.result import Fit
-from scalerl.forecast.comparison import Claim, Difference
+from scalerl.forecast.comparison import Claim, Difference, Verdict
 
 POWER, MOST_SEEDS = 0.8, 100
 NEAR = 0.05
@@ -90,28 +90,23 @@ def paired_differences(
         degrees.append((different if different > 1 else len(groups)) - 1)
     variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
     moderated_A, total_A = moderated(variance_A, degrees_A)
-    tests = {}
+    p_of: dict[str, float] = {}
     for (name, (value_S, _)), variance, total in zip(found.items(), moderated_A, total_A, strict=True):
-        se = math.sqrt(variance / len(value_S))
-        mean = float(value_S.mean())
         # Exactly 0 throughout: the recipe does not act, and so differs for certain by nothing.
-        tests[name] = mean, se, total, t_tail(mean / se, total) if se > 0 else 1.0
-    p_of = {name: p for name, (_, se, _, p) in tests.items() if se > 0}
+        if variance > 0:
+            p_of[name] = t_tail(float(value_S.mean()) / math.sqrt(variance / len(value_S)), total)
     adjusted = dict(zip(p_of, holm(list(p_of.values())), strict=True))
     made = {}
-    for name, (mean, se, total, p) in tests.items():
-        value_S, base_S = found[name]
-        p_adjusted = adjusted.get(name, 1.0)
+    for (name, (value_S, base_S)), variance, total in zip(found.items(), moderated_A, total_A, strict=True):
+        start, mean, se = float(base_S.mean()), float(value_S.mean()), math.sqrt(variance / len(value_S))
         half = t_quantile(level, total) * se
         interval = (mean - half, mean + half)
-        start = float(base_S.mean())
-        verdict = (
-            "not significant"
-            if p_adjusted > 1 - level
-            else f"{'higher' if mean > 0 else 'lower'} as measured"
-        )
+        p, p_adjusted = p_of.get(name, 1.0), adjusted.get(name, 1.0)
+        verdict: Verdict = "higher as measured" if mean > 0 else "lower as measured"
+        if p_adjusted > 1 - level:
+            verdict = "not significant"
         seeds = paired_seeds(mean, se, len(value_S), total, (1 - level) / max(len(p_of), 1))
-        claim = Claim(verdict, p, p_adjusted, p, seeds, "")  # type: ignore[arg-type]
+        claim = Claim(verdict, p, p_adjusted, p, seeds, "")
         difference = Difference("difference", start, start + mean, mean, interval, interval)
         made[name] = MeasuredDifference(len(value_S), difference, claim)
     return made
