@@ -38,10 +38,6 @@ class HealthLine:
     largest: bool = False
     """The line shows maxima or a stock: blocks of steps keep the largest, and nothing is smoothed."""
 
-    def values(self, steps: Steps) -> np.ndarray:
-        """Return the value at every step, shape (n,)."""
-        return field(steps, self.of) if isinstance(self.of, str) else self.of(steps)
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -62,11 +58,13 @@ class Panel:
     bounded: bool = False
 
 
-def field(steps: Steps, key: str) -> np.ndarray:
-    """Return the number under a key of every step, shape (n,), NaN where there is none.
+def field(steps: Steps, key: str | Values) -> np.ndarray:
+    """Return the number under a key of every step, or by a function of them, (n,); NaN where there is none.
 
     `queue.verified` is that of the object `queue`.
     """
+    if not isinstance(key, str):
+        return key(steps)
     first, _, inner = key.partition(".")
     found = (row.get(first) for row in steps)
     return np.array([as_float(as_mapping(value).get(inner) if inner else value) for value in found])
@@ -157,7 +155,7 @@ def always_zero(steps: Steps) -> list[str]:
 
 
 def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
-    values = np.concatenate([line.values(steps) for line in panel.lines])
+    values = np.concatenate([field(steps, line.of) for line in panel.lines])
     return values[np.isfinite(values)]
 
 
@@ -174,7 +172,7 @@ def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_
 def _panel(
     panel: Panel, steps: Steps, step_N: np.ndarray, alarms: Sequence[Alarm], thresholds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    found = [(one, one.values(steps) * panel.scale) for one in panel.lines]
+    found = [(one, field(steps, one.of) * panel.scale) for one in panel.lines]
     known = panel.scale * _known_values(panel, steps)
     marks = []
     for alarm in alarms:
