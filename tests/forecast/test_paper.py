@@ -6,7 +6,14 @@ import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit, paper_fit_of
+from scalerl.forecast.paper import (
+    PAPER_C_MIDS,
+    PAPER_CEILINGS,
+    linearised,
+    paper_compare,
+    paper_fit,
+    paper_fit_of,
+)
 from scalerl.record.metric import Metric
 
 # (C_mid, B, A, end of the fitted range in GPU-hours): table 1 and the leave-one-out column with A free of
@@ -139,12 +146,12 @@ def test_of_a_fitted_r0_the_paper_says_nothing():
 def test_linearised_has_slope_b():
     found = paper_fit(run(Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40), 8000))
     points = Points.from_arrays([0, 1000, 2542, 6000, 7000], [0.40, 0.45, 0.505, 0.61, 0.60])
-    F_N = found.linearised(points)
+    F_N = linearised(points, found.curve)
     assert np.isnan(F_N[[0, 3]]).all()
     # at .505, half of the gain, the odds are 1; at .45 they are .05 / .16
     np.testing.assert_allclose(F_N[[1, 2]] / 2542**1.92, [0.05 / 0.16, 1.0], rtol=1e-5)
     on_curve_N = np.array([500.0, 5000.0])
-    low, high = np.log(found.linearised(Points.from_arrays(on_curve_N, found.curve(on_curve_N))))
+    low, high = np.log(linearised(Points.from_arrays(on_curve_N, found.curve(on_curve_N)), found.curve))
     assert (high - low) / math.log(10) == pytest.approx(1.92, rel=1e-6)
 
 
@@ -155,7 +162,7 @@ def test_another_unit_scales_the_grids_and_says_so():
     assert found.curve.C_mid == pytest.approx(2542e15, rel=1e-12)
     assert pytest.approx(1.92, rel=1e-6) == found.curve.B
     assert "scaled by 1e+15" in found.warnings[0]
-    assert math.isfinite(found.linearised(found.points)[0])
+    assert math.isfinite(linearised(found.points, found.curve)[0])
     given = paper_fit(run(truth, 8e18, axis="flops"), 0.40, min_compute=1e18, c_mids=(2e18, 3e18))
     assert given.curve.C_mid in (2e18, 3e18)
     assert not any("scaled" in warning for warning in given.warnings)

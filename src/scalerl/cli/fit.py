@@ -219,7 +219,7 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
 
 def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> None:
     """Run the paper's procedure alone, so that published numbers can be matched."""
-    from scalerl.forecast.paper import paper_fit
+    from scalerl.forecast.paper import linearised, paper_fit
 
     _refuse("--paper", args, "target", "worth", *_OF_ONE_FIT)
     if args.min_compute == "auto":
@@ -230,7 +230,8 @@ def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> Non
     result = paper_fit(points, args.r0, min_compute=args.min_compute)
     at = [{"compute": c, "paper_point": float(result.curve(c))} for c in args.at]
     if args.json:
-        lines = zip(result.points.compute_N.tolist(), result.linearised(result.points).tolist(), strict=True)
+        F_N = linearised(result.points, result.curve)
+        lines = zip(result.points.compute_N.tolist(), F_N.tolist(), strict=True)
         more = {"forecast": at, "linearised": [{"compute": c, "F": F} for c, F in lines]}
         answer = result.to_json() | more
         answer["warnings"] += warnings

@@ -62,19 +62,6 @@ class PaperFit:
         """The largest compute of the data over C_mid."""
         return float(self.points.compute_N.max()) / self.curve.C_mid
 
-    def linearised(self, points: Points) -> np.ndarray:
-        """Return F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1), (N,): on the curve log F = B log C.
-
-        NaN where R_C is not between R_0 and A.
-        """
-        curve = self.curve
-        gain_N, gap_N = points.pass_rate_N - curve.R_0, curve.A - points.pass_rate_N
-        out_N = np.full(len(points), np.nan)
-        odds_N = np.divide(gain_N, gap_N, out=out_N, where=(gain_N > 0) & (gap_N > 0))
-        # C_mid^B overflows where B is large on an axis of FLOPs: infinite is what it then is.
-        with np.errstate(over="ignore"):
-            return np.power(np.float64(curve.C_mid), curve.B) * odds_N
-
     def to_json(self) -> dict[str, Any]:
         """Return the parameters, and the points that were fitted."""
         curve = self.curve
@@ -158,6 +145,19 @@ def paper_fit(
     warnings = (*points.warnings, *warnings)
     found = PaperFit(curve, rss, source, min_compute, chosen, ceilings, c_mids, warnings)
     return replace(found, warnings=(*warnings, *_doubts(found, left_out)))
+
+
+def linearised(points: Points, curve: Curve, size: float = 1.0) -> np.ndarray:
+    """Return F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1), (N,): on the curve log F = B log C.
+
+    NaN where R_C is not between R_0 and A. C_mid is in units of `size`.
+    """
+    gain_N, gap_N = points.pass_rate_N - curve.R_0, curve.A - points.pass_rate_N
+    out_N = np.full(len(points), np.nan)
+    odds_N = np.divide(gain_N, gap_N, out=out_N, where=(gain_N > 0) & (gap_N > 0))
+    # C_mid^B overflows where B is large on an axis of FLOPs: infinite is what it then is.
+    with np.errstate(over="ignore"):
+        return np.power(np.float64(curve.C_mid / size), curve.B) * odds_N
 
 
 def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:

@@ -18,7 +18,7 @@ from scalerl.study.page.figures import forest_figure, study_chart, study_figures
 from scalerl.study.page.page import print_study, study_document, write_study_report
 from scalerl.study.page.tables import verdict_table
 from scalerl.study.verdict.answers import answers
-from scalerl.view.runs.figures import linearised
+from scalerl.view.runs.figures import linear_points
 from scalerl.view.style import short_names
 
 
@@ -149,11 +149,11 @@ def test_many_runs_make_a_page_that_stays_fluent(verdict):
 def test_linearised_points_lie_on_a_line_of_slope_B():
     curve = Curve(LOG_LOGISTIC, 0.6, 1.9, 25.0, 0.3)
     compute = np.array([0.0, 5.0, 10.0, 50.0, 100.0])
-    x, F, out = linearised(Points.from_arrays(compute, curve(compute)), curve)
+    x, F, out = linear_points(Points.from_arrays(compute, curve(compute)), curve)
     np.testing.assert_allclose(F, x**1.9, rtol=1e-9)
     assert (len(x), out) == (4, 0)
     rates = np.array([0.3, 0.29, 0.3, 0.6, 0.5])  # at R_0, below and at A: none has a value
-    x, F, out = linearised(Points.from_arrays(compute, rates), curve)
+    x, F, out = linear_points(Points.from_arrays(compute, rates), curve)
     assert (x.tolist(), out) == ([100.0], 3)
     np.testing.assert_allclose(F, 25.0**1.9 / (0.3 / 0.2 - 1))
 

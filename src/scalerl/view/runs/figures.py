@@ -20,6 +20,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError, counted
 from scalerl.files import writing
+from scalerl.forecast.paper import linearised
 from scalerl.numbers import Unit, as_float, as_mapping, plain, rate, unit_for
 from scalerl.view.facts.facts import known_ceiling
 from scalerl.view.facts.frozen import FrozenForecast
@@ -188,7 +189,7 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
     known = ((one, tuple(run for run in one.runs if run.fit and not run.fit.misfit)) for one in curves)
     curves = [replace(one, runs=runs) for one, runs in known if runs]
     every = [fit for one in curves for fit in one.curves]
-    straight = [linearised(fit.points, fit.paper_curve, unit.size) for fit in every]
+    straight = [linear_points(fit.points, fit.paper_curve, unit.size) for fit in every]
     if not any(len(found[0]) for found in straight):
         return None
     ends = np.concatenate([_line(fit, unit.size)[1] for fit in every])
@@ -197,7 +198,7 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
     def panel(axes: Axes, drawn: DrawnCurve) -> None:
         colour, marker, dashes = drawn.look
         for fit in drawn.curves:
-            x_N, F_N, _ = linearised(fit.points, fit.paper_curve, unit.size)
+            x_N, F_N, _ = linear_points(fit.points, fit.paper_curve, unit.size)
             axes.plot(x_N, F_N, marker, zorder=2, ms=3.0, mfc=colour, mec="none", alpha=0.4)
             axes.plot(*_line(fit, unit.size), color=colour, lw=1.3, ls=dashes, zorder=3)
         slope = float(np.median([fit.paper_curve.B for fit in drawn.curves]))
@@ -223,17 +224,15 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
     return _framed(curves, unit, _F, panel), text
 
 
-def linearised(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndarray, np.ndarray, int]:
+def linear_points(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndarray, np.ndarray, int]:
     """Compute and F of the evaluations that have one, and how many after step 0 have none.
 
     C_mid of F is in units of `size`: its power is a number then, on an axis of FLOPs too.
     """
-    after_N = points.compute_N > 0
-    compute_N, rate_N = points.compute_N[after_N], points.pass_rate_N[after_N]
-    has_N = (rate_N > curve.R_0) & (rate_N < curve.A)
-    share_N = (rate_N[has_N] - curve.R_0) / (curve.A - curve.R_0)
-    F_N = _power(curve.B, curve.C_mid / size) * share_N / (1 - share_N)
-    return compute_N[has_N], F_N, int((~has_N).sum())
+    after = points.select(points.compute_N > 0)
+    F_N = linearised(after, curve, size)
+    has_N = ~np.isnan(F_N)
+    return after.compute_N[has_N], F_N[has_N], int((~has_N).sum())
 
 
 def _line(fit: Fit, size: float) -> tuple[np.ndarray, np.ndarray]:
