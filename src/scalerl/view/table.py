@@ -7,7 +7,7 @@ them can say something else than the others.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class Row:
     mark: Mark = ""
 
 
+Cells = Mapping[str, Cell | str]
+"""The cells of a row by their headings; a text is a cell of its own, an empty one a dash."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A table. `name` is a word for labels and files, `note` what a reader needs to read it."""
@@ -61,6 +65,20 @@ class Table:
     note: str = ""
     prose: tuple[str, ...] = ()
     """Headings of words, which wrap and stand at the left; numbers do not."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        rows: Sequence[Cells],
+        note: str = "",
+        prose: tuple[str, ...] = (),
+        marks: Sequence[Mark] = (),
+    ) -> Self:
+        """Return a table of rows by their headings, which are those of the first, with a mark for each."""
+        made = tuple(row(*one.values(), mark=marks[n] if marks else "") for n, one in enumerate(rows))
+        return cls(name, title, tuple(rows[0]) if rows else (), made, note, prose)
 
     @property
     def is_empty(self) -> bool:

@@ -26,7 +26,7 @@ from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.verdict import BY_CURVES, StudyVerdict
 from scalerl.view.facts.notices import question_cell
 from scalerl.view.runs.tables import frozen_table
-from scalerl.view.table import Cell, Mark, Row, Table, amount_cell, changes_in_words, rate_cell, row
+from scalerl.view.table import Cell, Cells, Mark, Table, amount_cell, changes_in_words, rate_cell, row
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
 
@@ -54,22 +54,6 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
 
 def verdict_table(verdict: StudyVerdict) -> Table:
     """One row per arm: its curve over its seeds, and what it differs in from the base."""
-    unit = unit_for(verdict.axis, verdict.budget)
-    target = verdict.study.plan.get("target")
-    headers = [
-        "arm",
-        "verdict",
-        f"measured at {budget_text(verdict)}, against base",
-        "ceiling A, against base",
-        "efficiency: compute to 3/4 of own gain, against base",
-        "ceiling A",
-        f"pass rate at {budget_text(verdict)}",
-        "seeds",
-    ]
-    if target is not None:
-        headers.append(f"{unit.name} to {rate(target)}")
-    headers += ["exponent B", f"C_mid ({unit.name})"]
-    rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. "
@@ -78,35 +62,41 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         "questions about every arm of the curves; beside it, how many seeds of each side would detect "
         "the observed difference (power .8)."
     )
-    return Table("verdict", "Verdicts", tuple(headers), rows, note, ("arm", "verdict"))
+    rows = [_arm_cells(verdict, arm) for arm in verdict.arms]
+    marks: list[Mark] = [mark_of(verdict.kind(arm.name)) for arm in verdict.arms]
+    return Table.of("verdict", "Verdicts", rows, note, ("arm", "verdict"), marks)
 
 
-def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -> Row:
-    found, pair = arm.quantities, verdict.pairs.get(arm.name)
-    finished = arm.stability.outcomes.get("finished", 0)
-    kind = verdict.kind(arm.name)
-    ceiling = rate_cell(found.get("A"), DASH if all_described(arm.fits) else "withheld")
-    # Where not all runs came to the budget, the pass rate there is extrapolated.
-    reached = arm.reached(verdict.budget)
+def _arm_cells(verdict: StudyVerdict, arm: ArmSummary) -> Cells:
+    unit, target = unit_for(verdict.axis, verdict.budget), verdict.study.plan.get("target")
+    found, pair, kind = arm.quantities, verdict.pairs.get(arm.name), verdict.kind(arm.name)
     # A difference of nothing is none that was found.
     measured = None if kind == "never acted" else verdict.measured.get(arm.name)
     without = "base" if kind == "the base" else DASH
-    cells: list[Cell | str] = [
-        arm.name,
-        Cell(kind, verdict.not_compared.get(arm.name, "") or _reason(pair, kind)),
-        question_cell(measured and measured.difference, measured and measured.claim, without),
-        question_cell(
-            pair and pair.differences.get("A"), pair and pair.ceiling, "withheld" if pair else without
+    differences = pair.differences if pair else {}
+    A, own, at = differences.get("A"), differences.get("compute_to_own"), budget_text(verdict)
+    ceiling = rate_cell(found.get("A"), DASH if all_described(arm.fits) else "withheld")
+    cells: dict[str, Cell | str] = {
+        "arm": arm.name,
+        "verdict": Cell(kind, verdict.not_compared.get(arm.name, "") or _reason(pair, kind)),
+        f"measured at {at}, against base": question_cell(
+            measured and measured.difference, measured and measured.claim, without
         ),
-        question_cell(pair and pair.differences.get("compute_to_own"), pair and pair.efficiency, without),
-        _of_runs(ceiling, arm, arm.identified, "identified"),
-        _of_runs(rate_cell(found.get("pass_rate")), arm, reached, "there"),
-        f"{finished}/{len(arm.runs)}",
-        *([amount_cell(found.get("compute_to_target"), unit)] if target else []),
-        amount_cell(found.get("B")),
-        amount_cell(found.get("C_mid"), unit),
-    ]
-    return row(*cells, mark=mark_of(kind))
+        "ceiling A, against base": question_cell(A, pair and pair.ceiling, "withheld" if pair else without),
+        "efficiency: compute to 3/4 of own gain, against base": question_cell(
+            own, pair and pair.efficiency, without
+        ),
+        "ceiling A": _of_runs(ceiling, arm, arm.identified, "identified"),
+        # Where not all runs came to the budget, the pass rate there is extrapolated.
+        f"pass rate at {at}": _of_runs(
+            rate_cell(found.get("pass_rate")), arm, arm.reached(verdict.budget), "there"
+        ),
+        "seeds": f"{arm.stability.outcomes.get('finished', 0)}/{len(arm.runs)}",
+    }
+    if target is not None:
+        cells[f"{unit.name} to {rate(target)}"] = amount_cell(found.get("compute_to_target"), unit)
+    cells["exponent B"] = amount_cell(found.get("B"))
+    return cells | {f"C_mid ({unit.name})": amount_cell(found.get("C_mid"), unit)}
 
 
 def _reason(pair: Pair | None, kind: str) -> str:
@@ -145,16 +135,18 @@ def stability_table(verdict: StudyVerdict) -> Table:
 def scores_table(scores: Sequence[ForecastScore]) -> Table:
     """Forecasts by the share of their target's compute at which they were frozen."""
     rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
-    headers = ("made at", "judged", "open", "coverage", "mean width", "interval score", "rms error", "bias")
     rows = [
-        row(
-            percent(score.share),
-            *map(str, (score.forecasts, score.open)),
-            percent(score.coverage),
-            *map(rate, (score.width, score.score, score.rms)),
-            signed(score.bias),
-            *(rate(score.rivals_rms.get(name)) for name in rivals),
-        )
+        {
+            "made at": percent(score.share),
+            "judged": str(score.forecasts),
+            "open": str(score.open),
+            "coverage": percent(score.coverage),
+            "mean width": rate(score.width),
+            "interval score": rate(score.score),
+            "rms error": rate(score.rms),
+            "bias": signed(score.bias),
+            **{f"rms: {name}": rate(score.rivals_rms.get(name)) for name in rivals},
+        }
         for score in scores
     ]
     note = (
@@ -163,8 +155,7 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
         "Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; lower "
         "is better. The rivals saw the same evaluations, and are pooled where they answered."
     )
-    headers += tuple(f"rms: {name}" for name in rivals)
-    return Table("forecast_scores", "Frozen forecasts, by share of the compute", headers, tuple(rows), note)
+    return Table.of("forecast_scores", "Frozen forecasts, by share of the compute", rows, note)
 
 
 def forecasts_table(verdict: StudyVerdict) -> Table:
@@ -173,8 +164,9 @@ def forecasts_table(verdict: StudyVerdict) -> Table:
     for one in verdict.forecasts:
         made = one.forecast
         spent = plain(made.compute / unit_for(made.axis, made.target_compute).size)
-        found.append(((one.arm, str(one.seed), spent), made, one.outcome))
-    return frozen_table("Every frozen forecast", ("arm", "seed", "made at compute"), found)
+        about = {"arm": one.arm, "seed": str(one.seed), "made at compute": spent}
+        found.append((about, made, one.outcome))
+    return frozen_table("Every frozen forecast", found)
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:

@@ -1,7 +1,7 @@
 """The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scalerl.curve.answers import check_compute
@@ -38,8 +38,9 @@ from scalerl.view.runs.details import task_table
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.table import (
     Cell,
+    Cells,
     Estimate,
-    Row,
+    Mark,
     Table,
     amount_cell,
     difference_cell,
@@ -70,57 +71,50 @@ def runs_tables(view: RunsView) -> list[Table]:
 
 def curves_table(view: RunsView) -> Table:
     """One row per run: its curve, what is forecast at the budget, and the verdict on the target."""
-    headers = ["run", "evaluations", "last pass rate", "ceiling A", "efficiency B"]
-    headers.append(f"C_mid ({view.unit.name})")
     note = (
         f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
         "C_mid are for the log-logistic curve."
     )
     if view.end > 0:
-        headers += [f"forecast at {view.unit.show(view.end)}, one evaluation", "another seed"]
         note += (
             f" The forecast is the median of the mean curve at {view.where} with the interval of one "
             "evaluation there, its noise included; another seed: that of the mean curve of a rerun of the "
             "recipe."
         )
-    asked = f"reaches {rate(view.target)}?"
-    if view.budget is not None and view.target is not None:
-        headers.append(asked)
-    headers.append("ceiling identified")
-    rows = tuple(_curve_row(view, run) for run in view.runs)
-    prose = ("run", asked, "ceiling identified")
-    return Table("curves", "Curves and forecasts", tuple(headers), rows, note, prose)
+    rows = [_curve_cells(view, run) for run in view.runs]
+    marks: list[Mark] = ["" if run.fit is not None and run.fit.identified else "open" for run in view.runs]
+    prose = ("run", f"reaches {rate(view.target)}?", "ceiling identified")
+    return Table.of("curves", "Curves and forecasts", rows, note, prose, marks)
 
 
-def _curve_row(view: RunsView, run: ShownRun) -> Row:
+def _curve_cells(view: RunsView, run: ShownRun) -> Cells:
     fit, fitted = run.fit, run.used
     last = float(fitted.pass_rate_N[fitted.compute_N.argmax()]) if len(fitted) else math.nan
     found: dict[str, Estimate] = {}
     if fit is not None:
         names = ("B", "C_mid") if fit.misfit else ("A", "B", "C_mid")
         found = {n: Estimate(getattr(fit.median, n), getattr(fit.intervals, n)) for n in names}
-    cells: list[Cell | str] = [
-        run.name,
-        f"{len(run.points):,}"
-        if len(fitted) == len(run.points)
-        else f"{len(fitted):,} of {len(run.points):,}",
-        rate(last),
-        rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
-        amount_cell(found.get("B")),
-        amount_cell(found.get("C_mid"), view.unit),
-    ]
+    of = f" of {len(run.points):,}" if len(fitted) < len(run.points) else ""
+    cells: dict[str, Cell | str] = {
+        "run": run.name,
+        "evaluations": f"{len(fitted):,}{of}",
+        "last pass rate": rate(last),
+        "ceiling A": rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
+        "efficiency B": amount_cell(found.get("B")),
+        f"C_mid ({view.unit.name})": amount_cell(found.get("C_mid"), view.unit),
+    }
     if view.end > 0:
         forecast = fit.forecast(view.end) if fit is not None else None
-        cells.append(rate_cell(forecast and Estimate(forecast.median, forecast.prediction)))
-        cells.append(rate_interval(forecast and forecast.rerun))
+        ahead = rate_cell(forecast and Estimate(forecast.median, forecast.prediction))
+        cells[f"forecast at {view.unit.show(view.end)}, one evaluation"] = ahead
+        cells["another seed"] = rate_interval(forecast and forecast.rerun)
     if view.budget is not None and view.target is not None:
-        cells.append(_verdict_cell(fit, view.target, view.budget) if fit is not None else "")
+        verdict = _verdict_cell(fit, view.target, view.budget) if fit is not None else ""
+        cells[f"reaches {rate(view.target)}?"] = verdict
     if fit is None:
-        cells.append(Cell("no fit", run.reason))
-    else:
-        why_not = misfit_in_words(fit.lack_of_fit)
-        cells.append(Cell(why_not or ("yes" if fit.identified else "no"), fit.why))
-    return row(*cells, mark="" if fit is not None and fit.identified else "open")
+        return cells | {"ceiling identified": Cell("no fit", run.reason)}
+    why_not = misfit_in_words(fit.lack_of_fit)
+    return cells | {"ceiling identified": Cell(why_not or ("yes" if fit.identified else "no"), fit.why)}
 
 
 def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
@@ -134,25 +128,29 @@ def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
 def comparison_table(view: RunsView, found: Comparison) -> Table:
     """One row per recipe against the base."""
     measured = [pair.measured_at for pair in found.pairs if pair.measured_at is not None]
-    headers = [
-        f"against {found.base}",
-        *(f"pass rate measured at {view.unit.show(at)}, difference" for at in measured[:1]),
-        "pass rate at the compute seen, difference",
-        "ceiling A, difference",
-        "efficiency: compute to 3/4 of own gain, ratio",
-    ]
-    asked = []
+    claimed = (
+        {"measured": f"pass rate measured at {view.unit.show(measured[0])}, difference"} if measured else {}
+    )
+    claimed |= {
+        "pass_rate_seen": "pass rate at the compute seen, difference",
+        "A": "ceiling A, difference",
+        "compute_to_own": "efficiency: compute to 3/4 of own gain, ratio",
+    }
+    asked = {}
     if found.budget is not None:
-        headers.append(f"pass rate at {view.unit.show(found.budget)}, difference")
-        asked.append("pass_rate")
+        asked["pass_rate"] = f"pass rate at {view.unit.show(found.budget)}, difference"
     if found.target is not None:
-        headers.append(f"compute to {rate(found.target)}, ratio")
-        asked.append("compute_to_target")
-    claimed = ("measured",) * bool(measured) + ("pass_rate_seen", "A", "compute_to_own")
-    rows = tuple(_pair_row(view, found, pair, claimed, asked) for pair in found.pairs)
+        asked["compute_to_target"] = f"compute to {rate(found.target)}, ratio"
+    rows = [_pair_cells(view, found, pair, claimed, asked) for pair in found.pairs]
     title, note = f"Compared with {found.base}", _how_to_compare(view, found, bool(measured))
-    prose = tuple(headers[: 5 if measured else 4])
-    return Table("comparison", title, (*headers, "curves cross"), rows, note, prose)
+    prose = (f"against {found.base}", *claimed.values())
+    return Table.of("comparison", title, rows, note, prose, [_mark(pair) for pair in found.pairs])
+
+
+def _mark(pair: Pair) -> Mark:
+    if any(map(is_made, pair.claims.values())):
+        return "moved"
+    return "open" if any(claim.verdict == "inconclusive" for claim in pair.claims.values()) else ""
 
 
 def _how_to_compare(view: RunsView, found: Comparison, measured: bool) -> str:
@@ -174,15 +172,16 @@ def _how_to_compare(view: RunsView, found: Comparison, measured: bool) -> str:
     )
 
 
-def _pair_row(
-    view: RunsView, found: Comparison, pair: Pair, claimed: tuple[str, ...], asked: list[str]
-) -> Row:
+def _pair_cells(
+    view: RunsView, found: Comparison, pair: Pair, claimed: Mapping[str, str], asked: Mapping[str, str]
+) -> Cells:
+    """Return the cells of a pair; the questions and quantities are headings by their names."""
     differences, crossing = pair.differences, pair.crossing
-    cells = [Cell(pair.recipe, found.counted(pair))]
-    for name in claimed:
+    cells = {f"against {found.base}": Cell(pair.recipe, found.counted(pair))}
+    for name, heading in claimed.items():
         difference, claim = differences.get(name), pair.claims.get(name)
         if claim is None:  # too few seeds in common
-            cells.append(Cell(DASH))
+            cells[heading] = Cell(DASH)
             continue
         alone = difference_cell(difference and replace(difference, interval=difference.runs_only)).beside
         more = [f"these runs: {alone}" if alone and name != "measured" else ""]
@@ -191,12 +190,9 @@ def _pair_row(
         if claim.verdict == "not significant" and claim.p is not None and claim.p <= 1 - found.level:
             # Why the interval excludes no difference.
             more.append(f"p {p_value(claim.p)} alone, and corrected")
-        cells.append(question_cell(difference, claim, "withheld", *more, claim.why))
-    cells += [difference_cell(differences.get(name)) for name in asked]
-    claims = pair.claims.values()
-    is_open = any(claim.verdict == "inconclusive" for claim in claims)
-    mark = "moved" if any(map(is_made, claims)) else "open" if is_open else ""
-    return row(*cells, chance_text(crossing.probability if crossing else math.nan), mark=mark)
+        cells[heading] = question_cell(difference, claim, "withheld", *more, claim.why)
+    cells |= {heading: difference_cell(differences.get(name)) for name, heading in asked.items()}
+    return cells | {"curves cross": chance_text(crossing.probability if crossing else math.nan)}
 
 
 def forecasts_table(view: RunsView) -> Table:
@@ -204,49 +200,36 @@ def forecasts_table(view: RunsView) -> Table:
     found = []
     for run in view.runs:
         for forecast in frozen_forecasts(run.record) if run.record is not None else ():
-            found.append(((run.name,), forecast, run.outcome(forecast)))
-    return frozen_table("Frozen forecasts, and what came of them", ("run",), found)
+            found.append(({"run": run.name}, forecast, run.outcome(forecast)))
+    return frozen_table("Frozen forecasts, and what came of them", found)
 
 
-def frozen_table(
-    title: str,
-    headers: tuple[str, ...],
-    forecasts: Iterable[tuple[tuple[str, ...], FrozenForecast, Outcome]],
-) -> Table:
-    """Forecasts as they were frozen, beside what was measured.
-
-    `headers` say of which run a forecast is, and each forecast comes with its texts below these.
-    """
-    prose = (headers[0], "for", "outcome")
-    headers += ("made at step", "compute spent", "for", "forecast, one evaluation", "measured", "outcome")
-    headers += ("another seed", "ceiling A then", "B then", "C_mid then")
+def frozen_table(title: str, forecasts: Sequence[tuple[Mapping[str, str], FrozenForecast, Outcome]]) -> Table:
+    """Forecasts as they were frozen, beside what was measured; each with cells that say of which run."""
     rows = []
     for about, forecast, outcome in forecasts:
         step, target = forecast.made_at_step, forecast.target_compute
-        rows.append(
-            row(
-                *about,
-                f"{step:.0f}" if step >= 0 else "",
-                percent(forecast.share),
-                unit_for(forecast.axis, target).show(target),
-                rate_cell(Estimate(forecast.median, forecast.prediction)),
-                rate(outcome.measured.pass_rate if outcome.measured else None),
-                Cell(outcome.word, misfit_in_words(forecast.fit.get("lack_of_fit"))),
-                rate_interval(forecast.rerun),
-                *_then(forecast),
-                mark="open" if outcome.inside is False else "",
-            )
-        )
+        cells = {
+            "made at step": f"{step:.0f}" if step >= 0 else "",
+            "compute spent": percent(forecast.share),
+            "for": unit_for(forecast.axis, target).show(target),
+            "forecast, one evaluation": rate_cell(Estimate(forecast.median, forecast.prediction)),
+            "measured": rate(outcome.measured.pass_rate if outcome.measured else None),
+            "outcome": Cell(outcome.word, misfit_in_words(forecast.fit.get("lack_of_fit"))),
+            "another seed": rate_interval(forecast.rerun),
+        }
+        rows.append({**about, **cells, **_then(forecast)})
     note = (
         "As they were written while the run went on; nothing in them was fitted again. The interval is for "
         "one evaluation at the target compute, its noise included. Measured is the evaluation nearest the "
         f"target, within {percent(REACHED)} of it, or {percent(2 * REACHED)} once the run is past it. Then: "
         "by the fit behind it."
     )
-    return Table("forecasts", title, headers, tuple(rows), note, prose)
+    marks: list[Mark] = ["open" if outcome.inside is False else "" for _, _, outcome in forecasts]
+    return Table.of("forecasts", title, rows, note, ("run", "arm", "for", "outcome"), marks)
 
 
-def _then(forecast: FrozenForecast) -> list[Cell]:
+def _then(forecast: FrozenForecast) -> Cells:
     """The curve behind a forecast; older ones stored neither medians nor all intervals."""
     medians, intervals = (as_mapping(forecast.fit.get(name)) for name in ("median", "intervals"))
     unit = unit_for(forecast.axis, forecast.target_compute)
@@ -256,21 +239,21 @@ def _then(forecast: FrozenForecast) -> list[Cell]:
     ceiling = rate_cell(None if forecast.fit.get("lack_of_fit") else A, "withheld")
     mid = amount_cell(C_mid, unit)
     named = f"{mid.beside} {unit.name}" if mid.beside != DASH else DASH
-    return [ceiling, amount_cell(B), replace(mid, beside=named)]
+    return {"ceiling A then": ceiling, "B then": amount_cell(B), "C_mid then": replace(mid, beside=named)}
 
 
 def health_table(view: RunsView) -> Table:
     """One row per run: alarms, and the health figures of its last evaluation that has them."""
-    rows = []
+    rows, marks = [], list[Mark]()
     for run in view.runs:
+        figures = {label: last_measured(run, name) for name, label in _HEALTH}
+        rows.append({"run": run.name, **figures, "alarms and warnings": health_text(run.record)})
         is_open = run.record is not None and any(alarm.is_alarm for alarm in run.record.alarms)
-        figures = (last_measured(run, name) for name, _ in _HEALTH)
-        rows.append(row(run.name, *figures, health_text(run.record), mark="open" if is_open else ""))
+        marks.append("open" if is_open else "")
     note = "Figures of the last evaluation that has them; a dash is what a run did not log."
     if not all(run.record is not None and run.record.health_is_watched for run in view.runs):
         note += f" {NOT_CHECKED.capitalize()}: {WHO_CHECKS}."
-    headers = ("run", *(label for _, label in _HEALTH), "alarms and warnings")
-    return Table("health", "Health", headers, tuple(rows), note, (headers[0], headers[-1]))
+    return Table.of("health", "Health", rows, note, ("run", "alarms and warnings"), marks)
 
 
 def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: float | None = None) -> str:
