@@ -47,8 +47,8 @@ def test_a_start_that_lags_moves_the_answer():
     assert given(bent.rows[0].B) - given(bent.rows[1].B) > 0.2
     forecasts = [given(row.forecast).median for row in bent.rows]
     widths = [np.ptp(given(row.forecast).interval) for row in bent.rows]
-    assert given(bent.forecast_moves).by == pytest.approx(abs(forecasts[0] - forecasts[1]))
-    assert given(bent.forecast_moves).width == pytest.approx(min(widths))
+    assert given(bent.moves["forecast"]).by == pytest.approx(abs(forecasts[0] - forecasts[1]))
+    assert given(bent.moves["forecast"]).width == pytest.approx(min(widths))
     assert bent.said.startswith("over the cuts the forecast at 30000 moves by 0.0")
 
 
@@ -56,7 +56,7 @@ def test_a_cut_that_leaves_too_little_says_why():
     found = sensitivity(points(), cuts=[0, 7750])
     assert found.rows[1].A is None
     assert found.rows[1].why.startswith("only 3 of 33 evaluations at or above --min-compute; a curve needs")
-    assert found.A_moves is None
+    assert found.moves["A"] is None
     assert found.said == "fewer than two cuts can be fitted: nothing can be said of what the start changes"
     assert "only 3 of 33 evaluations" in str(found).splitlines()[2]
     body = json.loads(json.dumps(found.to_json(), allow_nan=False))

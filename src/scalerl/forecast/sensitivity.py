@@ -64,20 +64,16 @@ class Sensitivity:
     rows: tuple[SensitivityRow, ...]
 
     @property
-    def A_moves(self) -> Move | None:
-        """How A moves over the cuts; None with fewer than two fits."""
-        return _move([(row.A, row.A_interval) for row in self.rows if row.A is not None and row.A_interval])
-
-    @property
-    def forecast_moves(self) -> Move | None:
-        """How the forecast at `at` moves over the cuts; None with fewer than two fits."""
-        forecasts = [row.forecast for row in self.rows if row.forecast]
-        return _move([(forecast.median, forecast.interval) for forecast in forecasts])
+    def moves(self) -> dict[str, Move | None]:
+        """How `A` and the `forecast` at `at` move over the cuts; None with fewer than two fits."""
+        A = [(row.A, row.A_interval) for row in self.rows if row.A is not None and row.A_interval]
+        forecasts = [(one.median, one.interval) for one in (row.forecast for row in self.rows) if one]
+        return {"A": _move(A), "forecast": _move(forecasts)}
 
     @property
     def said(self) -> str:
         """One sentence: by how much the answer moves, against what its intervals allow."""
-        A, forecast = self.A_moves, self.forecast_moves
+        A, forecast = self.moves.values()
         if forecast is None:
             return "fewer than two cuts can be fitted: nothing can be said of what the start changes"
         ceiling = "A is withheld" if A is None else f"A {A}"
@@ -88,13 +84,12 @@ class Sensitivity:
         rows = [
             asdict(row) | {"forecast": row.forecast.to_json() if row.forecast else None} for row in self.rows
         ]
-        moves = {"A": self.A_moves, "forecast": self.forecast_moves}
         return {
             "axis": self.axis,
             "level": self.level,
             "at": self.at,
             "rows": rows,
-            "moves": {name: asdict(move) if move else None for name, move in moves.items()},
+            "moves": {name: asdict(move) if move else None for name, move in self.moves.items()},
             "said": self.said,
         }
 
