@@ -20,7 +20,7 @@ from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.notices import claim_text, is_made
 from scalerl.view.facts.shown import RunGroup
-from scalerl.view.runs.figures import drawn_groups, linearised_figure, overlay_figure
+from scalerl.view.runs.figures import drawn_groups, framed, linearised_figure
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, short_names, style
 
@@ -51,7 +51,7 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
     lines, about_lines = linearised_figure(curves, unit) or (None, "")
     made = (
         ("forest", "Differences to the base", forest_figure(verdict), _FOREST),
-        ("overlay", "Pass rate against compute", overlay_figure(curves, unit), ""),
+        ("overlay", "Pass rate against compute", framed(curves, unit) if curves else None, ""),
         ("linearised", "The linearised curve", lines, about_lines),
         ("forecasts", "Forecast against measured", forecasts_figure(verdict), _FORECASTS),
     )

@@ -41,11 +41,6 @@ def known_ceiling(run: RunRecord | None) -> float:
     return as_float(as_mapping(known).get("value"))
 
 
-def ceiling_why(run: RunRecord) -> str:
-    """Return how that ceiling is known, from config.json; empty without one."""
-    return str(as_mapping(run.config.get("ceiling")).get("why") or "")
-
-
 def imported(run: RunRecord) -> bool:
     """Return whether a run was read from a log, which neither splits a step nor marks the end of the run."""
     return bool(as_mapping(run.config.get("source")))

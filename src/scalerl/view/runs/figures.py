@@ -154,8 +154,8 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
         anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
         frozen = None if anew else run.frozen
         first = {"run": run_figure(run, frozen, view.budget, view.target)}
-    elif (overlay := overlay_figure(curves, view.unit, view.budget, view.target)) is not None:
-        first = {"overlay": overlay}
+    elif curves:
+        first = {"overlay": framed(curves, view.unit, view.budget, view.target)}
     else:
         raise InputError("there is nothing to draw: no run has an evaluation after compute 0")
     lines = linearised_figure(curves, view.unit)
@@ -175,13 +175,6 @@ def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[D
         drawn = {"look": run_look(place), "compute_M": compute_M, "band": band, "most": most}
         found.append(DrawnCurve(names[group.name], group.runs, **drawn))
     return found
-
-
-def overlay_figure(
-    curves: Sequence[DrawnCurve], unit: Unit, budget: float | None = None, target: float | None = None
-) -> Figure | None:
-    """Pass rate against compute, curve over curve, with a budget and a target marked; None without any."""
-    return _framed(curves, unit, RATE, draw, budget, target) if curves else None
 
 
 def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure, str] | None:
@@ -221,7 +214,7 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
         f"{f', and {beyond} beyond the frame' if beyond else ''}. Near A a small error moves F far; "
         "verdicts are not read off this plot."
     )
-    return _framed(curves, unit, _F, panel), text
+    return framed(curves, unit, label=_F, panel=panel), text
 
 
 def linear_points(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndarray, np.ndarray, int]:
@@ -246,15 +239,19 @@ def _power(B: float, compute: np.ndarray | float) -> np.ndarray:
     return np.exp(np.clip(B * np.log(compute), -_LARGEST_LOG, _LARGEST_LOG))
 
 
-def _framed(
+def framed(
     curves: Sequence[DrawnCurve],
     unit: Unit,
-    label: str,
-    panel: Callable[[Axes, DrawnCurve], None],
     budget: float | None = None,
     target: float | None = None,
+    label: str = RATE,
+    panel: Callable[[Axes, DrawnCurve], None] = draw,
 ) -> Figure:
-    """All curves in one frame; too many for that have a panel each, beside the first; a crowd is grey."""
+    """Pass rate against compute, all curves in one frame, with a budget and a target marked.
+
+    Too many for that have a panel each, beside the first; a crowd is grey. `label` and `panel` draw another
+    quantity than the pass rate.
+    """
     compute_N = np.concatenate([run.used.compute_N for one in curves for run in one.runs])
     limits = compute_N[compute_N > 0].min() / 1.25, max(compute_N.max(), budget or 0.0) * 1.12
     shown, crowd = [list(curves)], len(curves) > _MOST_PANELS + 1

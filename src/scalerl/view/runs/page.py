@@ -12,11 +12,11 @@ from typing import Any
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError
-from scalerl.numbers import axis_name, percent, rate
+from scalerl.numbers import as_mapping, axis_name, percent, rate
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import write_text
 from scalerl.view.document import Document, PagePart, PageSection, Pair
-from scalerl.view.facts.facts import axis_for, ceiling_why, head, known_ceiling, notes
+from scalerl.view.facts.facts import axis_for, head, known_ceiling, notes
 from scalerl.view.facts.frozen import leading_forecast
 from scalerl.view.facts.notices import alarm_notices, notices, sentence
 from scalerl.view.facts.shown import ShownRun
@@ -135,7 +135,8 @@ def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
     if view.tasks:
         said.append("Thin and labelled: the tasks of the mixture, each with its own fit.")
     record = view.runs[0].record if len(view.runs) == 1 else None
-    if record is not None and not record.task and (why := ceiling_why(record)):
+    known = record.config.get("ceiling") if record is not None and not record.task else None
+    if why := as_mapping(known).get("why"):
         said.append(f"Dotted: the ceiling {rate(known_ceiling(record))} that was known beforehand ({why}).")
     return " ".join(said)
 
