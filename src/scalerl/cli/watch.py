@@ -300,9 +300,9 @@ class _Lines:
         points = run.points
         now = list(zip(points.compute_N.tolist(), points.pass_rate_N.tolist(), strict=True))
         known = now[:-1] if self._printed is None else self._printed
-        same = next((n for n, (a, b) in enumerate(zip(now, known, strict=False)) if a != b), None)
-        if same is not None or len(now) < len(known):  # a resumed run has cut its record
-            same = min(len(now), len(known)) if same is None else same
+        pairs = enumerate(zip(now, known, strict=False))
+        same = next((n for n, (a, b) in pairs if a != b), min(len(now), len(known)))
+        if same < len(known):  # a resumed run has cut its record
             _print_aside(f"{run.name}: goes on from evaluation {same}; what came after it is gone")
             known = now[: max(same, len(now) - 1)]
         self._print_findings(run)
