@@ -23,25 +23,16 @@ Steps = Sequence[Mapping[str, Any]]
 
 _LONGEST_LINE = 400
 """Points drawn per line; a longer run is drawn in blocks of steps."""
-
-
 Values = Callable[[Steps], np.ndarray]
 """A figure of every step, shape (n,); NaN where it is not known."""
 
 
 @dataclass(frozen=True)
-class HealthLine:
-    """One line of a panel: a key of the steps or a function of them, and its name among several lines."""
-
-    of: str | Values
-    name: str = ""
-    largest: bool = False
-    """The line shows maxima or a stock: blocks of steps keep the largest, and nothing is smoothed."""
-
-
-@dataclass(frozen=True)
 class Panel:
     """One small multiple.
+
+    `lines` are keys of the steps or functions of them, by name; a single line has none. Those of `largest`
+    show maxima or a stock: blocks of steps keep the largest, and nothing is smoothed.
 
     `scale` multiplies what is stored (100 for shares in per cent). The axis starts at zero, so that noise
     is not blown up into a trend, unless values are negative or `from_zero` is off. `watched` are the figures
@@ -51,9 +42,10 @@ class Panel:
 
     title: str
     unit: str
-    lines: tuple[HealthLine, ...]
+    lines: Mapping[str, str | Values]
     scale: float = 1.0
     from_zero: bool = True
+    largest: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     bounded: bool = False
 
@@ -92,45 +84,46 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
         return np.where(seconds_N > 0, made_N / seconds_N, math.nan)
 
 
-def _one(title: str, unit: str, of: str | Values, largest: bool = False, **options: Any) -> Panel:
-    return Panel(title, unit, (HealthLine(of, largest=largest),), **options)
-
-
 def _share(title: str, of: str, key: str | Values, watched: str = "") -> Panel:
     """Make the panel of a share in per cent; `watched` is its name in the run's health, if it has one."""
     names = (watched,) if watched else ()
-    return _one(title, f"% of {of}", key, scale=100, watched=names, bounded=bool(watched))
+    return Panel(title, f"% of {of}", {"": key}, scale=100, watched=names, bounded=bool(watched))
 
 
-def _mean_and_max(title: str, unit: str, name: str, **options: Any) -> Panel:
-    lines = HealthLine(f"{name}_mean", "mean"), HealthLine(f"{name}_max", "max", largest=True)
-    return Panel(title, unit, lines, **options)
+def _mean_and_max(name: str) -> dict[str, str | Values]:
+    return {"mean": f"{name}_mean", "max": f"{name}_max"}
 
 
 _GAP, _RANK = ("logp_gap", "head"), ("sampling",)
 PANELS = (
-    _one("Training reward", "mean of the batch", "reward_mean", watched=("reward_drop",)),
+    Panel("Training reward", "mean of the batch", {"": "reward_mean"}, watched=("reward_drop",)),
     _share("Truncated", "completions", "truncated", watched="truncated"),
     _share("Interrupted", "completions", "interrupted"),
-    _one("Mean length", "tokens", "mean_length", watched=("length_drift",)),
-    _one("Entropy", "nats per token", "entropy", watched=("non_finite",)),
-    _one("Log-probability gap", "nats, of one version", "logp_gap", watched=_GAP, bounded=True),
-    _one("Rank of the samples", "0.5 where as recorded", "rank", from_zero=False, watched=_RANK),
-    _one("Log-probability shift", "nats, staleness included", "logp_shift"),
+    Panel("Mean length", "tokens", {"": "mean_length"}, watched=("length_drift",)),
+    Panel("Entropy", "nats per token", {"": "entropy"}, watched=("non_finite",)),
+    Panel("Log-probability gap", "nats, of one version", {"": "logp_gap"}, watched=_GAP, bounded=True),
+    Panel("Rank of the samples", "0.5 where as recorded", {"": "rank"}, from_zero=False, watched=_RANK),
+    Panel("Log-probability shift", "nats, staleness included", {"": "logp_shift"}),
     _share("Effective sample", "tokens", "ess", watched="ess"),
     _share("Ratios clipped", "tokens", "ratio_clipped", watched="ratio_clipped"),
-    _mean_and_max("Importance ratio", "trainer over generator", "ratio", from_zero=False),
-    _one("Router load", "largest of an expert over the mean", "router_load_max", from_zero=False),
-    _one("Gradient norm", "before clipping", "grad_norm", watched=("grad_norm",)),
-    _one("Throughput", "thousand tokens per second", tokens_per_second, scale=1e-3),
-    _mean_and_max("Staleness of tokens", "trainer steps", "staleness"),
-    _one("Staleness of the KV cache", "largest, trainer steps", "kv_staleness_max", largest=True),
+    Panel(
+        "Importance ratio",
+        "trainer over generator",
+        _mean_and_max("ratio"),
+        from_zero=False,
+        largest=("max",),
+    ),
+    Panel("Router load", "largest of an expert over the mean", {"": "router_load_max"}, from_zero=False),
+    Panel("Gradient norm", "before clipping", {"": "grad_norm"}, watched=("grad_norm",)),
+    Panel("Throughput", "thousand tokens per second", {"": tokens_per_second}, scale=1e-3),
+    Panel("Staleness of tokens", "trainer steps", _mean_and_max("staleness"), largest=("max",)),
+    Panel("Staleness of the KV cache", "largest, trainer steps", {"": "kv_staleness_max"}, largest=("",)),
     _share("Staleness over 4 steps", "trained tokens", "staleness_share_over_4"),
     _share("Two or more versions", "completions", "multi_version"),
     _share("Zero variance", "groups", "zero_variance", watched="zero_variance"),
-    _one("Effective groups", "per step", "groups_used"),
+    Panel("Effective groups", "per step", {"": "groups_used"}),
     _share("Verification failed", "completions", failed_share, watched="failed"),
-    _one("Prompts left", "in the pool", "pool", largest=True),
+    Panel("Prompts left", "in the pool", {"": "pool"}, largest=("",)),
 )
 
 
@@ -155,7 +148,7 @@ def always_zero(steps: Steps) -> list[str]:
 
 
 def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
-    values = np.concatenate([field(steps, line.of) for line in panel.lines])
+    values = np.concatenate([field(steps, of) for of in panel.lines.values()])
     return values[np.isfinite(values)]
 
 
@@ -172,7 +165,7 @@ def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_
 def _panel(
     panel: Panel, steps: Steps, step_N: np.ndarray, alarms: Sequence[Alarm], thresholds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    found = [(one, field(steps, one.of) * panel.scale) for one in panel.lines]
+    found = {name: field(steps, of) * panel.scale for name, of in panel.lines.items()}
     known = panel.scale * _known_values(panel, steps)
     marks = []
     for alarm in alarms:
@@ -189,11 +182,11 @@ def _panel(
         "x": short_numbers(in_blocks(step_N)),
         "lines": [
             {
-                "name": one.name,
-                "y": short_numbers(in_blocks(values, one.largest), 4),
-                "smooth": not one.largest,
+                "name": name,
+                "y": short_numbers(in_blocks(values, name in panel.largest), 4),
+                "smooth": name not in panel.largest,
             }
-            for one, values in found
+            for name, values in found.items()
             if np.isfinite(values).any()
         ],
         "marks": marks,

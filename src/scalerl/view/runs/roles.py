@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.errors import counted
 from scalerl.numbers import as_float, as_mapping, duration, percent, plain
 from scalerl.view.facts.facts import Rows
-from scalerl.view.runs.panels import HealthLine, Panel, Steps, field
+from scalerl.view.runs.panels import Panel, Steps, field
 
 FATES = (
     ("trained", "trained"),
@@ -112,15 +112,12 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
 
 def role_panels(apart: bool = True) -> tuple[Panel, Panel]:
     """Return the panels of how busy each role was, and of where the groups were."""
-    roles = (HealthLine(functools.partial(_busy, role=role, apart=apart), name) for role, name in _ROLES)
+    roles = {name: functools.partial(_busy, role=role, apart=apart) for role, name in _ROLES}
     places = ("generating", "generated", "verified")
+    queues = {place: f"queue.{place}" for place in places}
     return (
-        Panel("Busy", "% of the time of each role", tuple(roles), scale=100),
-        Panel(
-            "Groups in flight",
-            "by where they are",
-            tuple(HealthLine(f"queue.{place}", place, largest=True) for place in places),
-        ),
+        Panel("Busy", "% of the time of each role", roles, scale=100),
+        Panel("Groups in flight", "by where they are", queues, largest=places),
     )
 
 
