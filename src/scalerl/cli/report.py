@@ -68,7 +68,10 @@ def run(args: argparse.Namespace) -> None:
         document = runs_document(view)
         if args.output or not args.figure:
             advice = "" if args.output else "; give another file with -o"
-            written.append(write_text(args.output or _page_of(view), document.html(), advice))
+            record = view.runs[0].record if len(view.runs) == 1 else None
+            own = record is not None and (record.path / "evals.jsonl").is_file()
+            place = record.path / "report.html" if own and record is not None else Path("runs.html")
+            written.append(write_text(args.output or place, document.html(), advice))
         if args.markdown:
             written.append(write_text(args.markdown, document.markdown()))
         if args.latex:
@@ -106,13 +109,6 @@ def run(args: argparse.Namespace) -> None:
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
-
-
-def _page_of(view: RunsView) -> Path:
-    """Return where a page goes that has no other place: into the folder of a run, or here."""
-    record = view.runs[0].record
-    own = len(view.runs) == 1 and record is not None and (record.path / "evals.jsonl").is_file()
-    return record.path / "report.html" if own and record is not None else Path("runs.html")
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:

@@ -74,18 +74,18 @@ class Listing:
         self._folders, self._files = _Folders(self._folders), _LogFiles(self._files)
         before, self._entries = self._entries, {}
         for found in self._found():
-            self._entries[found] = before.get(found) or self._entry(*found)
+            if (entry := before.get(found)) is None:
+                folder, format, unread = found
+                shown = os.fsencode(Path(folder).relative_to(self.root).as_posix())
+                name = hashlib.blake2b(shown, digest_size=8).hexdigest()
+                entry = Entry(name, Path(folder), shown.decode(errors="replace"), format, unread)
+            self._entries[found] = entry
         entries = sorted(self._entries.values(), key=lambda entry: entry.shown)
         return {entry.id: _refuse_links(entry, self.root, self._folders) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
         """Return the entry itself, refused if its links lead out of the folder by now."""
         return _refuse_links(entry, self.root, _Folders())
-
-    def _entry(self, folder: str, format: str, unread: str) -> Entry:
-        shown = os.fsencode(Path(folder).relative_to(self.root).as_posix())
-        name = hashlib.blake2b(shown, digest_size=8).hexdigest()
-        return Entry(name, Path(folder), shown.decode(errors="replace"), format, unread)
 
     def _found(self) -> Iterator[tuple[str, str, str]]:
         """Folders and files with runs, of what format, or why one cannot be read.
@@ -165,7 +165,13 @@ class _Folders:
         state = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
         listed, (before, found) = time.time(), self._before.get(path, ((), None))
         if found is None or before != state:
-            found = _listed(path)
+            with os.scandir(path) as entries:
+                own = list(entries)
+            found = _Folder(
+                frozenset(one.name for one in own),
+                tuple(one.name for one in own if one.is_dir(follow_symlinks=False)),
+                tuple(one.name for one in own if one.is_symlink()),
+            )
         # A change within the same tick of the file system's clock would not be seen.
         if listed - max(now.st_mtime, now.st_ctime) > _SETTLED:
             self._kept[path] = state, found
@@ -236,16 +242,6 @@ def _links(folder: str, folders: _Folders, below: int = 3) -> Iterator[str]:
     for name in found.below if below else ():
         if name != "checkpoints":
             yield from _links(f"{folder}/{name}", folders, below - 1)
-
-
-def _listed(path: str) -> _Folder:
-    with os.scandir(path) as listed:
-        found = list(listed)
-    return _Folder(
-        frozenset(one.name for one in found),
-        tuple(one.name for one in found if one.is_dir(follow_symlinks=False)),
-        tuple(one.name for one in found if one.is_symlink()),
-    )
 
 
 def _is_broken(folder: str, found: _Folder) -> bool:
