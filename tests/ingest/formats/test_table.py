@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import threading
 
@@ -155,7 +156,10 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ('{"gpu_hours": [1], "pass_rate": 0.5}\n', r"line 1, column 'gpu_hours'.*\[1\]"),
         ('{"gpu_hours": 1, "pass_rate": NaN}\n', "line 1, column 'pass_rate'.*nan"),
         (f'{{"gpu_hours": {10**400}, "pass_rate": 0.5}}\n', r"line 1, column 'gpu_hours'.*1000\S+\.\.\.00"),
-        ('[{"gpu_hours": 1, "pass_rate": 0.5}]', "one JSON array; expected JSONL, one object per line"),
+        ('[{"gpu_hours": 1, "pass_rate": 0.5}, {"gpu_hours": "x", "pass_rate": 1}]', "line 2, column 'gpu_"),
+        ('[{"gpu_hours": 1, "pass_rate": 0.5}', "not JSON .expecting ',' delimiter at column 36"),
+        ('[{"gpu_hours": 1, "pass_rate": 0.5}, 3]', "a JSON array, but not of objects; expected a CSV"),
+        ("[[1, 0.5], [2, 0.6]]", "a JSON array, but not of objects; expected a CSV"),
         ("gpu_hours,pass_rate\n1,.5\n".encode("utf-16"), "a text in UTF-16; expected UTF-8 .iconv"),
         ('gpu_hours,pass_rate\n"1,500",.5\n', "line 2, column 'gpu_hours'.*without separators, 1500, found"),
         ("gpu_hours,pass_rate\n1_000,.5\n", "line 2, column 'gpu_hours'.*without separators, 1000, found"),
@@ -354,6 +358,17 @@ def test_one_compute_for_all_is_refused_with_the_reason(tmp_path):
     text = r"6 evaluations at only 1 value of gpu_hours .give totals since the start, or"
     with pytest.raises(CannotAnswerError, match=text):
         fit(points)
+
+
+def test_an_array_of_objects_is_read_as_their_lines(tmp_path):
+    rows = [{"step": step, "eval_acc": 0.1 * step, "loss": math.nan} for step in range(1, 8)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "array.json").write_text(json.dumps(rows, indent=2))
+    lines, array = (read_table(tmp_path / name) for name in ("lines.jsonl", "array.json"))
+    assert array.compute_N.tolist() == lines.compute_N.tolist() == list(range(1, 8))
+    assert array.pass_rate_N.tolist() == lines.pass_rate_N.tolist()
+    assert np.array_equal(np.asarray(array.line_N), np.asarray(lines.line_N))
+    assert (array.axis, array.metric) == (lines.axis, lines.metric)
 
 
 def test_a_pattern_names_a_column(tmp_path):

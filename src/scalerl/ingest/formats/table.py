@@ -3,6 +3,7 @@
 import codecs
 import io
 import itertools
+import json
 import math
 import re
 from array import array
@@ -31,7 +32,7 @@ from scalerl.ingest.formats.numbers import Numbers
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies import ANY, wildcard
-from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
+from scalerl.jsonl import check_not_utf16, iter_jsonl, parse_json, read_bytes, why_not_json
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Metric, is_named_for_correctness, kind_of, scaled_by
@@ -196,8 +197,9 @@ def read_table(
     """Points from a CSV or JSONL file with a header; columns `x` (compute) and `y` (pass rate).
 
     Rows without a value of `y` (most steps of a trainer) are passed over. The columns `step`, and
-    `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an evaluation) are used where they are. A JSONL
-    file in the form of a run's evals.jsonl has its axes made from the counters.
+    `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an evaluation) are used where they are. A JSON array
+    of objects is read as JSONL, its objects counted as lines. A JSONL file in the form of a run's evals.jsonl
+    has its axes made from the counters.
 
     Args:
         path: the file, or a pipe.
@@ -309,12 +311,23 @@ def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list
             data.decode()  # of what is both, it is said that it is no text
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
         if re.match(rb"\s*\[\s*[{\[\]]", start):
-            raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
+            data = start = _as_lines(data, source)
         if start.lstrip().startswith(b"{"):
             return _read_json(data, source, x, y, warnings)
         return _read_csv(data, source, x, y)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
+
+
+def _as_lines(data: bytes, source: str) -> bytes:
+    """Return the objects of a JSON array as JSONL, so that errors count them as lines."""
+    try:
+        rows = parse_json(data, source)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{source}: not JSON ({why_not_json(error)})") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{source}: a JSON array, but not of objects; {_EXPECTED}")
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def _read_json(data: bytes, source: str, x: str | None, y: str | None, warnings: list[str]) -> _Table:
