@@ -7,7 +7,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,27 +311,28 @@ def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list
             data.decode()  # of what is both, it is said that it is no text
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
         if re.match(rb"\s*\[\s*[{\[\]]", start):
-            data = start = _as_lines(data, source)
+            return _read_rows(_rows_of_array(data, source), source, x, y)
         if start.lstrip().startswith(b"{"):
-            return _read_json(data, source, x, y, warnings)
+            return _read_rows(iter_jsonl(data, source, warnings), source, x, y)
         return _read_csv(data, source, x, y)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
 
 
-def _as_lines(data: bytes, source: str) -> bytes:
-    """Return the objects of a JSON array as JSONL, so that errors count them as lines."""
+def _rows_of_array(data: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the objects of a JSON array with their numbers, which errors call lines."""
     try:
         rows = parse_json(data, source)
     except json.JSONDecodeError as error:
         raise InputError(f"{source}: not JSON ({why_not_json(error)})") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{source}: a JSON array, but not of objects; {_EXPECTED}")
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return enumerate(rows, start=1)
 
 
-def _read_json(data: bytes, source: str, x: str | None, y: str | None, warnings: list[str]) -> _Table:
-    rows = iter_jsonl(data, source, warnings)
+def _read_rows(
+    rows: Iterator[tuple[int, dict[str, Any]]], source: str, x: str | None, y: str | None
+) -> _Table:
     first = list(itertools.islice(rows, _FIRST_ROWS))
     columns = dict.fromkeys(name for _, row in first for name in row)
     table = _Table(source, columns, x, y)
