@@ -12,7 +12,7 @@ Shapes: n paired draws.
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -285,6 +285,17 @@ def is_copy(one: Points, other: Points) -> bool:
         for name in ("compute_N", "pass_rate_N")
     )
     return same and len(np.unique(one.pass_rate_N[:n])) >= _FEWEST_VALUES
+
+
+def without_copies(fits: Iterable[Fit]) -> list[Fit]:
+    """Return fits, the longest first; of copies of a run, which are no seeds, that of the longest."""
+    found: dict[bytes, list[Fit]] = {}
+    for fit in sorted(fits, key=lambda fit: -len(fit.points)):
+        # Copies begin alike: to compare all pairs of 2,000 runs would take a minute.
+        alike = found.setdefault(fit.points.pass_rate_N[:_FEWEST_VALUES].tobytes(), [])
+        if not any(is_copy(fit.points, other.points) for other in alike):
+            alike.append(fit)
+    return [fit for alike in found.values() for fit in alike]
 
 
 def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:

@@ -13,7 +13,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws
 from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, printable
-from scalerl.forecast.compare import is_copy
+from scalerl.forecast.compare import without_copies
 from scalerl.quantiles import tails
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import without_folders
@@ -112,14 +112,10 @@ class RunGroup:
     draws: Draws | None = None
     """Draws of the mean curve; None with one run, with none fitted, or where no curve describes one."""
 
-    @property
+    @functools.cached_property
     def fits(self) -> list[Fit]:
         """The fits of its runs that have one; of copies of a run, which are no seeds, that of the longest."""
-        found: list[Fit] = []
-        for fit in sorted(filter(None, (run.fit for run in self.runs)), key=lambda fit: -len(fit.points)):
-            if not any(is_copy(fit.points, other.points) for other in found):
-                found.append(fit)
-        return found
+        return without_copies(run.fit for run in self.runs if run.fit is not None)
 
     @property
     def compute_N(self) -> np.ndarray:
