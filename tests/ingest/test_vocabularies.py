@@ -168,6 +168,13 @@ STEPS = {
         test/env/all/by_group/frac_mixed test/env/gsm8k/correct test/env/gsm8k/reward/total
         eval/math500/score eval/math500/num_correct eval/math500/num_examples time/run_evals
         time/sample_async:total time/total""",
+    "harness": """
+        eval/gsm8k/exact_match,strict-match eval/gsm8k/exact_match_stderr,strict-match
+        eval/gsm8k/exact_match,flexible-extract eval/gsm8k/exact_match_stderr,flexible-extract
+        eval/gsm8k/n_prompts eval/ifeval/prompt_level_strict_acc,none eval/ifeval/inst_level_strict_acc,none
+        eval/mmlu/acc,none eval/mmlu/acc_stderr,none eval/mmlu/acc_norm,none eval/wiki/word_perplexity,none
+        eval/aime25|0/pass@k:k=1 eval/aime25|0/pass@k:k=8&n=16 eval/aime25|0/avg@n:n=64
+        eval/math_500|0/extractive_match eval/math_500|0/extractive_match_stderr""",
 }
 
 # What each role is of them, the most fitting first; roles that are not here have none.
@@ -365,6 +372,12 @@ ROLES_OF = {
         "lr": "optim/lr",
         "tokens": "env/all/total_ac_tokens",
         "samples": "env/all/total_episodes",
+    },
+    "harness": {
+        "pass_rate": "eval/gsm8k/exact_match,strict-match eval/gsm8k/exact_match,flexible-extract "
+        "eval/ifeval/prompt_level_strict_acc,none eval/mmlu/acc,none eval/math_500|0/extractive_match "
+        "eval/aime25|0/avg@n:n=64 eval/aime25|0/pass@k:k=1",
+        "n_prompts": "eval/gsm8k/n_prompts",
     },
 }
 

@@ -221,6 +221,22 @@ def trackio() -> None:
             database.execute(query, cells)
 
 
+def harness() -> None:
+    """Results of lm-evaluation-harness, of every second evaluation."""
+    held_out = [(step, row["held_out"]) for step, row in steps() if "held_out" in row]
+    for step, rate in held_out[::2]:
+        model = f"out/checkpoint-{step}"
+        folder = Path("results", model.replace("/", "__"))
+        folder.mkdir(parents=True)
+        found = {
+            "results": {"gsm8k": {"exact_match,strict-match": rate}},
+            "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}},
+            "config": {"model": "vllm", "model_args": {"pretrained": model}},
+            "model_name": model,
+        }
+        (folder / "results_2026-08-01T12-00-00.json").write_text(json.dumps(found))
+
+
 def tables() -> None:
     """A table of one's own."""
     table("log.csv")
@@ -318,6 +334,7 @@ MAKERS: dict[str, Callable[[], None]] = {
     **{"trl": trl, "verl": verl, "prime-rl": prime_rl, "pipeline-rl": pipeline_rl, "skyrl": skyrl},
     **{"openrlhf": openrlhf, "nemo-rl": nemo_rl, "open-instruct": open_instruct, "wandb": wandb_run},
     **{"tensorboard": tensorboard_run, "mlflow": mlflow, "trackio": trackio, "tables": tables},
+    **{"harness": harness},
     **{"slime": slime, "recipes": recipes, "runs": runs, "fourteen": fourteen, "nothing": nothing},
 }
 """By the names that pages give them; each writes into the current folder."""

@@ -156,9 +156,9 @@ def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
 def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: ReadOptions) -> Candidate:
     series = log.metrics[name]
     rate_N, how, why_not = shares_of(series.value_N, name, log, vocabulary, asked)
-    samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples")
     dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.reward_parts, *vocabulary.eval_reward])
-    prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts")
+    samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples", dataset)
+    prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts", dataset)
     # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
@@ -233,9 +233,11 @@ def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
     # The first of several.
     chosen = max(found, key=lambda one: (one.metric.n_prompts, one.n_completions, one.n_made))
     if others := [one.name for one in found if one is not chosen]:
+        n_alike = sum(one.metric.n_prompts == chosen.metric.n_prompts for one in found)
         by = "the first, as the prompts of none are known,"
         by = "that with most completions" if chosen.n_completions else by
-        by = "that with most prompts" if chosen.metric.n_prompts else by
+        if chosen.metric.n_prompts:
+            by = "the first of those with most prompts" if n_alike > 1 else "that with most prompts"
         warnings.append(
             f"of {len(found)} held-out metrics {by} is taken, '{chosen.name}'; {asked.naming('NAME')} takes "
             f"another of {listed(others)}"
@@ -283,10 +285,11 @@ def _pooled(log: Log, found: Sequence[Candidate], asked: ReadOptions) -> tuple[C
     return pooled, [one.how for one in rates if one.how]
 
 
-def _logged_count(log: Log, vocabulary: Vocabulary, role: str) -> int:
-    for name in vocabulary.matches(role, log.metrics)[:1]:
-        last = float(log.metrics[name].value_N[-1])
-        return int(last) if 0 < last < 1e9 else 0
+def _logged_count(log: Log, vocabulary: Vocabulary, role: str, dataset: str) -> int:
+    for name in vocabulary.matches(role, log.metrics):
+        if set_of(name, getattr(vocabulary, role)) in ("", dataset):
+            last = float(log.metrics[name].value_N[-1])
+            return int(last) if 0 < last < 1e9 else 0
     return 0
 
 

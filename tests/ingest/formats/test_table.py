@@ -158,8 +158,11 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         (f'{{"gpu_hours": {10**400}, "pass_rate": 0.5}}\n', r"line 1, column 'gpu_hours'.*1000\S+\.\.\.00"),
         ('[{"gpu_hours": 1, "pass_rate": 0.5}, {"gpu_hours": "x", "pass_rate": 1}]', "line 2, column 'gpu_"),
         ('[{"gpu_hours": 1, "pass_rate": 0.5}', "not JSON .expecting ',' delimiter at column 36"),
-        ('[{"gpu_hours": 1, "pass_rate": 0.5}, 3]', "a JSON array, but not of objects; expected a CSV"),
-        ("[[1, 0.5], [2, 0.6]]", "a JSON array, but not of objects; expected a CSV"),
+        (
+            '[{"gpu_hours": 1, "pass_rate": 0.5}, 3]',
+            "a JSON array without rows; expected an array of objects",
+        ),
+        ("[[1, 0.5], [2, 0.6]]", "a JSON array without rows; expected an array of objects"),
         ("gpu_hours,pass_rate\n1,.5\n".encode("utf-16"), "a text in UTF-16; expected UTF-8 .iconv"),
         ('gpu_hours,pass_rate\n"1,500",.5\n', "line 2, column 'gpu_hours'.*without separators, 1500, found"),
         ("gpu_hours,pass_rate\n1_000,.5\n", "line 2, column 'gpu_hours'.*without separators, 1000, found"),

@@ -35,6 +35,9 @@ def formats() -> Iterator[Format]:
     from scalerl.ingest.formats import metrics_jsonl, parquet
 
     yield from (metrics_jsonl.VERL, parquet.FORMAT, metrics_jsonl.FORMAT)
+    from scalerl.ingest.formats import results
+
+    yield results.FORMAT
     from scalerl.ingest.formats.console import reader
 
     yield reader.FORMAT

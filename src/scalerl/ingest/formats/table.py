@@ -3,7 +3,6 @@
 import codecs
 import io
 import itertools
-import json
 import math
 import re
 from array import array
@@ -27,12 +26,13 @@ from scalerl.curve.points import (
 )
 from scalerl.errors import InputError, brief, counted, listed, nearest
 from scalerl.files import as_path
+from scalerl.ingest.formats.json_rows import json_rows
 from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.formats.numbers import Numbers
 from scalerl.ingest.logs.log import as_number, finite_cell
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.ingest.vocabularies import ANY, wildcard
-from scalerl.jsonl import check_not_utf16, iter_jsonl, parse_json, read_bytes, why_not_json
+from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
 from scalerl.record.metric import Metric, is_named_for_correctness, kind_of, scaled_by
@@ -198,8 +198,8 @@ def read_table(
 
     Rows without a value of `y` (most steps of a trainer) are passed over. The columns `step`, and
     `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an evaluation) are used where they are. A JSON array
-    of objects is read as JSONL, its objects counted as lines. A JSONL file in the form of a run's evals.jsonl
-    has its axes made from the counters.
+    of objects, or an object with rows, is read as JSONL, its rows counted as lines. A JSONL file in the form
+    of a run's evals.jsonl has its axes made from the counters.
 
     Args:
         path: the file, or a pipe.
@@ -310,24 +310,13 @@ def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list
         if b"\0" in data:
             data.decode()  # of what is both, it is said that it is no text
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
-        if re.match(rb"\s*\[\s*[{\[\]]", start):
-            return _read_rows(_rows_of_array(data, source), source, x, y)
+        if (rows := json_rows(data, source, warnings)) is not None:
+            return _read_rows(rows, source, x, y)
         if start.lstrip().startswith(b"{"):
             return _read_rows(iter_jsonl(data, source, warnings), source, x, y)
         return _read_csv(data, source, x, y)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
-
-
-def _rows_of_array(data: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the objects of a JSON array with their numbers, which errors call lines."""
-    try:
-        rows = parse_json(data, source)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{source}: not JSON ({why_not_json(error)})") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{source}: a JSON array, but not of objects; {_EXPECTED}")
-    return enumerate(rows, start=1)
 
 
 def _read_rows(

@@ -1,0 +1,180 @@
+"""Results of checkpoints that were evaluated one by one: a folder with a JSON file for each evaluation.
+
+    lm-evaluation-harness   "results" by task, "n-samples", "model_name" (loggers/evaluation_tracker.py)
+    lighteval               "results" by task, "config_general" (logging/evaluation_tracker.py)
+    a script of one's own   an object with numbers, one of which is named for correctness
+
+The step of a harness's file is in the name of its model, else in its path, as is that of any other file
+unless it has a `step`: checkpoint-100, global_step_100, iter_0000100. What is left of that name tells runs
+apart. No time is read: the files say when a checkpoint was evaluated, not when it was trained.
+"""
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, counted, listed
+from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
+from scalerl.ingest.formats.lines import folders_below, head, name_of
+from scalerl.ingest.formats.rows import STEPS
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, as_number, finite
+from scalerl.jsonl import flat, read_object
+from scalerl.record.metric import is_named_for_correctness
+
+_LOOKED_AT, _FILES_SEEN = 8, 2000
+"""Files that are read to recognise a folder, and files among which they are looked for."""
+_STEP = re.compile(
+    r"(?:^|(?<=[^a-z]))(?:checkpoint|ckpt|step|iter(?:ation)?|update)[-_=]?(\d{1,15})(?![0-9a-z]|\.\d)", re.I
+)
+_DATE = re.compile(r"[-_]?\d{4}-\d\d-\d\dT[\d.:-]+\d")
+_MODEL_ARGUMENTS = ("peft", "delta", "pretrained", "model", "path")
+"""Where lm-evaluation-harness takes a model's name from, in this order."""
+
+
+@dataclass(frozen=True)
+class _Results:
+    """One file of results."""
+
+    values: Mapping[str, Any]
+    """Metrics by name, `eval/` before each."""
+    step: float
+    """NaN where nothing names it."""
+    run: str
+    """What it shares with the files of the same run."""
+    model: str
+    """Name of the model; empty where the file is of no harness."""
+    made: float
+    """Unix seconds of the evaluation, to order repeated ones; 0 where the file does not say."""
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is a folder with results of checkpoints, or one file of a harness."""
+    if not path.is_dir():
+        return path.suffix == ".json" and _is_of_harness(path)
+    files = itertools.islice(_files(path, _FILES_SEEN), _LOOKED_AT)
+    return any(_result(file, path) is not None for file in files)
+
+
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
+    """Read every file in a folder, each as an evaluation of the run that the name of its model tells."""
+    if not path.is_dir():
+        raise InputError(
+            f"{path}: the results of one evaluation; give the folder with those of all checkpoints"
+        )
+    found = [one for file in _files(path) if (one := _result(file, path)) is not None]
+    runs: dict[str, list[_Results]] = defaultdict(list)
+    for one in found:
+        if not math.isnan(one.step):
+            runs[one.run].append(one)
+    models = sorted({one.model for one in found if math.isnan(one.step)})
+    note = (
+        f"results of {counted(len(models), 'model')} left out, without a step in the name (checkpoint-100): "
+        f"{listed(models)}; those of the base model count in a folder called step_0"
+    )
+    if not runs:
+        raise InputError(f"{path}: {note}")
+    room = Room(str(path))
+    names = dict(zip(runs, _short(list(runs), path), strict=True))
+
+    def log(_: Path, run: str) -> list[Log]:
+        builder = LogBuilder(str(path), FORMAT.name, names[run], wanted, room)
+        builder.notes += [note] if models else []
+        for one in sorted(runs[run], key=lambda one: (one.step, one.made)):
+            builder.add(one.step, math.nan, one.values)
+        return [builder.build()]
+
+    return each_run(path, ((path, run) for run in runs), log, "", room)
+
+
+FORMAT = Format(
+    "results", "a folder with results of evaluated checkpoints (lm-eval, lighteval)", recognises, read
+)
+
+
+def _is_of_harness(path: Path) -> bool:
+    start = head(path)
+    return re.match(rb'\s*\{\s*"(?:results"\s*:\s*\{|config_general")', start) is not None
+
+
+def _files(folder: Path, most: int | None = None) -> Iterator[Path]:
+    """Yield the files in a folder that may have results; of the first `most` files, if that is given."""
+    files = (file for _, found in folders_below(folder) for file in found)
+    for file in itertools.islice(files, most):
+        if file.suffix == ".json" and (
+            _STEP.search(file.relative_to(folder).as_posix()) or _is_of_harness(file)
+        ):
+            yield file
+
+
+def step_in(name: str) -> int | None:
+    """Return the last step in a name or path, such as 100 in checkpoint-100/hf; None where there is none."""
+    found = _STEP.findall(name)
+    return int(found[-1]) if found else None
+
+
+def _result(file: Path, folder: Path) -> _Results | None:
+    """Return what a file holds; None where it has no results, or is no JSON object."""
+    try:
+        found = read_object(file)
+        values, model = _harness(found) or (flat(found, "eval/", "/"), "")
+    except InputError:
+        return None
+    values = {name: value for name, value in values.items() if as_number(value) is not None}
+    if not model and not any(map(is_named_for_correctness, values)):
+        return None
+    place = _DATE.sub("", file.relative_to(folder).as_posix())
+    own = next((found[name] for name in STEPS if name in found and not model), None)
+    if not math.isnan(finite(own)):
+        return _Results(values, finite(own), re.sub(r"\d+", "*", place), model, 0.0)
+    text = place if step_in(model) is None else model
+    step = step_in(text)
+    # Of a file in a folder both may have the step in their name.
+    run = _STEP.sub(lambda found: "*" if int(found[1]) == step else found[0], text)
+    made = finite(found.get("date"))
+    return _Results(values, math.nan if step is None else step, run, model, 0.0 if math.isnan(made) else made)
+
+
+def _harness(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """Return the metrics of a harness's file and its model; None where it is of none."""
+    tasks, general = found.get("results"), found.get("config_general")
+    if not isinstance(tasks, Mapping) or not isinstance(general or found.get("config"), Mapping):
+        return None
+    values = flat(tasks, "eval/", "/")
+    if len(tasks) == 2:  # lighteval's mean over tasks, where there is one
+        values = {name: value for name, value in values.items() if not name.startswith("eval/all/")}
+    counts = found.get("n-samples") or found.get("config_tasks") or {}
+    for task, count in counts.items():
+        if isinstance(count, Mapping):
+            values[f"eval/{task}/n_prompts"] = count.get("effective", count.get("effective_num_docs"))
+    return values, _model(found, general) or "?"
+
+
+def _model(found: Mapping[str, Any], general: Any) -> str:
+    if isinstance(general, Mapping):
+        config = general.get("model_config")
+        named = config.get("model_name") if isinstance(config, Mapping) else None
+        return str(named or general.get("model_name") or "")
+    arguments = found["config"].get("model_args")
+    if isinstance(arguments, str):
+        parts = (part.partition("=") for part in arguments.split(","))
+        arguments = {name: value for name, _, value in parts}
+    named = map((arguments or {}).get, _MODEL_ARGUMENTS)
+    return str(found.get("model_name") or next(filter(None, named), ""))
+
+
+def _short(runs: list[str], folder: Path) -> list[str]:
+    """Name runs by what tells them apart in the paths that they are."""
+    if len(runs) == 1:
+        return [name_of(folder)]
+    paths = [run.split("/") for run in runs]
+    first, last = _n_shared(paths), _n_shared([path[::-1] for path in paths])
+    return ["/".join(path[first : len(path) - last]) or run for path, run in zip(paths, runs, strict=True)]
+
+
+def _n_shared(paths: list[list[str]]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False)))
