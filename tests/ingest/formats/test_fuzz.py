@@ -82,6 +82,12 @@ def put_mlflow(folder, drawn):
     return folder
 
 
+def put_results(folder, drawn):
+    for step, data in zip((5, 10), drawn, strict=True):
+        (folder / f"step_{step}.json").write_bytes(data)
+    return folder
+
+
 TRACKIO = "CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id, timestamp, run_name, step, metrics)"
 
 
@@ -129,6 +135,15 @@ CONSOLE = b"".join(
     b"(Task pid=1) step:%d - critic/score/mean:0.%d - timing_s/step:np.float64(9.5)\r\n" % (n, n)
     for n in range(6)
 )
+RESULTS = {
+    "results": {"gsm8k": {"alias": "gsm8k", "exact_match,none": 0.5}},
+    "n-samples": {"gsm8k": {"original": 9, "effective": 9}},
+    "config": {"model": "hf", "model_args": "pretrained=out/checkpoint-5,dtype=auto"},
+    "config_general": {"model_config": {"model_name": "out/checkpoint-5"}},
+    "config_tasks": {"gsm8k": {"effective_num_docs": 9}},
+    "model_name": "out/checkpoint-5",
+    "date": 1.7e9,
+}
 META = b"lifecycle_stage: active\nrun_id: b56\nrun_name: 'a'\n"
 METRIC = b"".join(b"17000000%02d000 0.%d %d\n" % (n, n, n) for n in range(6))
 VERL = [{"step": row["step"], "data": row} for row in rows()]
@@ -146,6 +161,13 @@ def fuzzed(folder):
         lambda found: WANDB_CSV + "\n".join(["50,0.5", *found]).encode("utf-8", "surrogatepass")
     )
     verl = st.tuples(NUMBERS, VALUES).map(lambda row: {"step": row[0], "data": row[1]})
+    odd_results = st.tuples(st.sampled_from([*RESULTS]), VALUES).map(lambda one: {**RESULTS, one[0]: one[1]})
+    without = st.sampled_from([*RESULTS]).map(lambda key: {k: v for k, v in RESULTS.items() if k != key})
+    own = VALUES.map(lambda found: {"accuracy": 0.5, "more": found})
+    results = st.one_of(
+        damaged(json.dumps(RESULTS).encode()),
+        st.one_of(odd_results, without, own).map(lambda found: json.dumps(found).encode()),
+    )
     return {
         "wandb": Fuzzed(
             st.one_of(
@@ -173,6 +195,18 @@ def fuzzed(folder):
             ),
             file("trainer_state.json"),
         ),
+        "results": Fuzzed(st.tuples(results, results), put_results),
+        "table-json": Fuzzed(
+            st.one_of(
+                damaged(
+                    json.dumps({"gpu_hours": [1, 2, 3], "pass_rate": [0.1, 0.2, 0.3]}, indent=1).encode()
+                ),
+                VALUES.map(lambda found: json.dumps(found, indent=1).encode()),
+                ROWS.map(lambda found: json.dumps({"a": [*found, *rows()]}).encode()),
+            ),
+            file("x.json"),
+            read_table,
+        ),
         "mlflow": Fuzzed(st.tuples(damaged(META), damaged(METRIC), damaged(METRIC)), put_mlflow),
         "trackio": Fuzzed(
             st.one_of(damaged(sound_trackio(folder)), st.lists(sqlite_cells, max_size=5)), put_trackio
@@ -197,7 +231,7 @@ def fuzzed(folder):
 
 FORMATS = (
     *("wandb", "wandb-csv", "tensorboard", "trainer-state", "mlflow", "trackio", "verl", "verl-console"),
-    *("parquet", "jsonl", "table-csv", "table-jsonl"),
+    *("parquet", "jsonl", "table-csv", "table-jsonl", "results", "table-json"),
 )
 
 

@@ -141,30 +141,28 @@ def _result(file: Path, folder: Path) -> _Results | None:
 
 def _harness(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
     """Return the metrics of a harness's file and its model; None where it is of none."""
-    tasks, general = found.get("results"), found.get("config_general")
-    if not isinstance(tasks, Mapping) or not isinstance(general or found.get("config"), Mapping):
+    tasks, lm_eval, lighteval = (_object(found, key) for key in ("results", "config", "config_general"))
+    if not tasks or not (lm_eval or lighteval):
         return None
     values = flat(tasks, "eval/", "/")
     if len(tasks) == 2:  # lighteval's mean over tasks, where there is one
         values = {name: value for name, value in values.items() if not name.startswith("eval/all/")}
-    counts = found.get("n-samples") or found.get("config_tasks") or {}
-    for task, count in counts.items():
-        if isinstance(count, Mapping):
-            values[f"eval/{task}/n_prompts"] = count.get("effective", count.get("effective_num_docs"))
-    return values, _model(found, general) or "?"
-
-
-def _model(found: Mapping[str, Any], general: Any) -> str:
-    if isinstance(general, Mapping):
-        config = general.get("model_config")
-        named = config.get("model_name") if isinstance(config, Mapping) else None
-        return str(named or general.get("model_name") or "")
-    arguments = found["config"].get("model_args")
-    if isinstance(arguments, str):
-        parts = (part.partition("=") for part in arguments.split(","))
+    counts = _object(found, "n-samples") or _object(found, "config_tasks")
+    for task in counts:
+        count = _object(counts, task)
+        values[f"eval/{task}/n_prompts"] = count.get("effective", count.get("effective_num_docs"))
+    arguments = _object(lm_eval, "model_args")
+    if isinstance(text := lm_eval.get("model_args"), str):
+        parts = (part.partition("=") for part in text.split(","))
         arguments = {name: value for name, _, value in parts}
-    named = map((arguments or {}).get, _MODEL_ARGUMENTS)
-    return str(found.get("model_name") or next(filter(None, named), ""))
+    names = [_object(lighteval, "model_config").get("model_name"), lighteval.get("model_name")]
+    names += [found.get("model_name"), *map(arguments.get, _MODEL_ARGUMENTS)]
+    return values, next((name for name in names if name and isinstance(name, str)), "?")
+
+
+def _object(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = found.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _short(runs: list[str], folder: Path) -> list[str]:
