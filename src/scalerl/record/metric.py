@@ -62,8 +62,12 @@ def is_of_evaluation(name: str) -> bool:
 @functools.lru_cache(2**16)
 def is_held_out_share(name: str) -> bool:
     """Whether a metric that no trainer is known to log is, by its name, a held-out share of right answers."""
-    is_share = _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
-    return is_share and is_of_evaluation(name)
+    return is_share_of_right(name) and is_of_evaluation(name)
+
+
+def is_share_of_right(name: str) -> bool:
+    """Whether a metric is, by its name, a share of right answers, and no count or spread of them."""
+    return _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
 
 
 def kind_of(name: str) -> Kind:

@@ -167,6 +167,13 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ('gpu_hours,pass_rate\n"1,500",.5\n', "line 2, column 'gpu_hours'.*without separators, 1500, found"),
         ("gpu_hours,pass_rate\n1_000,.5\n", "line 2, column 'gpu_hours'.*without separators, 1000, found"),
         ("gpu_hours,pass_rate\n1,.1_0\n", "line 2, column 'pass_rate'.*a finite number, found"),
+        # The metrics of a run in a public repository: the nearest by its letters is that of another thing.
+        ("step,accuracy,format_rate\n1,.5,.9\n", "no column 'pass_rate'; did you mean 'accuracy'?"),
+        (
+            "step,format_rate,success_count_std\n1,.9,.1\n",
+            "no column 'pass_rate'; columns: step, format_rate,",
+        ),
+        ("step,Pass-Rate\n1,.9\n", "no column 'pass_rate'; did you mean 'Pass-Rate'?"),
         (
             ",_step,pass_rate\n0,1,.5\n",
             "no column 'gpu_hours'; columns: , _step, pass_rate",

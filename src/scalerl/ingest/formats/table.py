@@ -35,7 +35,7 @@ from scalerl.ingest.vocabularies import ANY, wildcard
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.evaluation import AXES, in_dollars
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
-from scalerl.record.metric import Metric, is_named_for_correctness, kind_of, scaled_by
+from scalerl.record.metric import Metric, is_named_for_correctness, is_share_of_right, kind_of, scaled_by
 from scalerl.record.reader import RunRecord
 
 _EMPTY = frozenset(("", "na", "n/a", "null", "none"))
@@ -135,9 +135,11 @@ class _Table:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
         axes = [name for name in AXES if name in self.columns]
         near = axes[0] if axes and column in _CLOCKS else nearest(column, self.columns)
-        if not near and column == self.y:
-            right = filter(is_named_for_correctness, self.columns)
-            near = min(right, key=lambda name: kind_of(name) == "training reward", default=None)
+        right = filter(is_share_of_right, self.columns)
+        if column == self.y and (not near or column == "pass_rate"):
+            # By its letters alone it could be the rate of anything, as format_rate.
+            likely = min(right, key=lambda name: kind_of(name) == "training reward", default=None)
+            near = likely or (near if near and "pass" in near.lower() else None)
         hint = f"did you mean '{near}'? " if near else ""
         if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
