@@ -71,6 +71,8 @@ class _Table:
             there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
             # Counters of a run are objects in every row, from which the hours are made.
             x = "gpu_hours" if "device_seconds" in names or not there else there[0]
+        elif x == _STEP and "steps" not in names:
+            x = "steps"
         y = _meant(y, names, source)
         if x == y:
             raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")

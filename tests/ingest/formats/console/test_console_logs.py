@@ -103,6 +103,10 @@ def test_a_console_without_validation_and_reward_is_refused_with_the_setting(tmp
             "Traceback (most recent call last), or anything: else",
             "no row of metrics in it, such as 'step:1 - ",
         ),
+        (
+            "[2024-12-14 13:28:05,293] [INFO] Setting ds_accelerator to cuda (auto detect)",
+            "no row of metrics in it, such as 'step:1 - ",
+        ),
     ],
 )
 def test_a_console_without_rows_is_no_table(tmp_path, line, message):

@@ -76,7 +76,7 @@ def has_rows(path: Path, most: int) -> bool:
 def _is_table(start: bytes) -> bool:
     """Whether the first two lines are JSON, or have as many cells and the second one a number."""
     found = [line for line in start.lstrip(codecs.BOM_UTF8).splitlines() if line.strip()][:2]
-    if found[0].lstrip()[:1] in b"{[":
+    if re.match(rb"\s*(?:\{|\[\s*(?:[{\[\]]|$))", found[0]):  # a message may begin with [INFO]
         return True
     cells = [re.split(rb"[,;\t]", line) for line in found]
     has_number = any(not math.isnan(finite_cell(cell.decode(errors="replace"))) for cell in cells[-1])
