@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a resume needs, whole or absent.
+"""Checkpoints: everything that a resume needs, complete or absent.
 
-    store.py      what is in one, and how it is written
+    store.py      the content of a checkpoint, and how it is written
     best.py       the weights of the best evaluations
-    manifest.py   length and check sum of every file
+    manifest.py   length and checksum of every file
 
 It may import `scalerl.rl.model` and what is below. Imported by `rl`, `rl.learner`, `rl.loop`, `study`.
 """

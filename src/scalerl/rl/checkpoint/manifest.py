@@ -1,10 +1,10 @@
-"""The manifest of a folder: the length and check sum of every file that was written into it.
+"""The manifest of a folder: length and checksum of every file that was written into it.
 
     {"format": 1, "files": {"learner/__0_0.distcp": [52480, 2793719750], ...}}    bytes, CRC-32
 
 It is written last, and checked before anything in the folder is used. Files that it does not name are
-ignored. CRC-32 finds all damage of up to 32 bits in a row, and misses one in 4e9 of other damage; it does not
-protect against forgery. One core computes it at 2.9 GB/s, and SHA-256 at 1.5 GB/s.
+ignored. CRC-32 detects all damage within 32 consecutive bits and misses one in 4e9 of other damage; it does
+not protect against forgery. One core computes it at 2.9 GB/s, and SHA-256 at 1.5 GB/s.
 """
 
 import json
@@ -21,19 +21,19 @@ NAME = "manifest.json"
 _FORMAT = 1
 _CHUNK = 2**22
 _THREADS = 8
-"""Files that are summed at once: `zlib` and `read` release the interpreter lock."""
+"""Number of files that are read concurrently: `zlib` and `read` release the interpreter lock."""
 
 Sum = list[int]
-"""Bytes and CRC-32 of a file."""
+"""Length in bytes and CRC-32 of a file."""
 Sums = dict[str, Sum]
-"""Sums by the names of the files, relative to their folder."""
+"""Lengths and checksums by file name, relative to a folder."""
 
 
 def sum_file(path: Path) -> Sum:
-    """Read a file from its beginning to its end."""
+    """Return length and checksum of a file, which is read from start to end."""
     length = check = 0
     buffer = memoryview(bytearray(_CHUNK))
-    # Into one buffer: 4 MiB need not be allocated and copied for every read.
+    # One buffer for all reads, so that none allocates or copies 4 MiB.
     with path.open("rb", buffering=0) as file:
         while n := file.readinto(buffer):
             length, check = length + n, zlib.crc32(buffer[:n], check)
@@ -41,10 +41,10 @@ def sum_file(path: Path) -> Sum:
 
 
 def write_manifest(folder: Path, known: Mapping[str, Sum]) -> None:
-    """Write the manifest of all files that are in `folder`, and read those whose sum is not `known`.
+    """Write the manifest of all files in `folder`; only files whose checksum is not `known` are read.
 
     Raises:
-        OSError: a file with a known sum is missing: its writer may have another disk at this path.
+        OSError: a file with a known checksum is missing: its writer may have another disk at this path.
     """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = {path.relative_to(folder).as_posix(): path for path in paths}
@@ -54,26 +54,26 @@ def write_manifest(folder: Path, known: Mapping[str, Sum]) -> None:
     unknown = [name for name in files if name not in known]
     sums = {**known, **dict(zip(unknown, _sums(files[name] for name in unknown), strict=True))}
     whole = {"format": _FORMAT, "files": {name: sums[name] for name in files}}
-    # No line break at the end, whose loss would not be noticed.
+    # No line break at the end: its loss would go unnoticed.
     (folder / NAME).write_text(json.dumps(whole, indent=0), encoding="utf-8")
 
 
 def check_manifest(folder: Path) -> None:
-    """Raise a ValueError where a file that was written into `folder` is gone, or is not as its manifest has
-    it, or where there is no manifest. All files are read.
-    """
+    """Raise a ValueError if `folder` has no manifest, or a file in it is missing or was changed.
+
+    All files are read."""
     try:
         found = read_object(folder / NAME)
     except InputError as error:
         raise ValueError(str(error)) from None
     if found.get("format") != _FORMAT or not isinstance(sums := found.get("files"), dict):
         raise ValueError(f"{NAME}: expected format {_FORMAT}, and files")
-    for name, before in sums.items():  # all lengths first, which cost next to nothing
+    for name, before in sums.items():  # all lengths first, which are cheap to check
         try:
             state = (folder / name).stat()
         except (OSError, ValueError):
             raise ValueError(f"{name} is missing") from None
-        if not stat.S_ISREG(state.st_mode):  # to read a pipe or a device may take for ever
+        if not stat.S_ISREG(state.st_mode):  # reading a pipe or a device may never end
             raise ValueError(f"{name} is not a file")
         if not isinstance(before, list) or before[:1] != [state.st_size]:
             raise ValueError(f"{name} has {state.st_size} bytes, and its manifest has {before}")

@@ -1,16 +1,16 @@
-"""Checkpoints: everything that a resume needs, whole or absent.
+"""Checkpoints: everything that a resume needs, complete or absent.
 
-    checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
-    checkpoints/step-00150.1/          of a run that was stopped within the step after; in both
+    checkpoints/step-00150/            a model folder in Hugging Face format, which can be served
+    checkpoints/step-00150.1/          likewise, of a run that was stopped within the next step; both contain:
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
       learner/                         the learner's state: a part from each of its processes
       adapter/                         with LoRA, its adapters in PEFT's format; in the model they are merged
-      manifest.json                    length and check sum of every file: `scalerl.rl.checkpoint.manifest`
+      manifest.json                    length and checksum of every file: `scalerl.rl.checkpoint.manifest`
 
-The state is copied between two steps, or between two decode steps where a run is stopped. A thread then
-writes it aside, sums its files, syncs and renames it, and removes the checkpoints that are older than the
-last `keep`, and older ones that a resume has set aside.
+The state is copied between two steps, or between two decode steps if a run is stopped. A thread then writes
+it to a temporary folder, adds checksums, syncs and renames it, and removes all but the newest `keep`
+checkpoints, and older ones that a resume has set aside.
 """
 
 import json
@@ -36,47 +36,47 @@ from scalerl.rl.config.settings import Checkpointing
 
 FORMAT = 9
 STEP, ASIDE = "step-", "aside-"
-"""How the names of checkpoints begin, and of those that a resume has set aside."""
+"""Start of the names of checkpoints, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
 
 Write = Callable[[Path], Sums]
-"""Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
+"""Writes files into a folder; returns the checksums that it has already computed, by file name."""
 
 
 class BackgroundWriter:
-    """Writes in a thread; what is written next waits for what is under way."""
+    """A thread that writes one thing at a time; the next write waits for the one in progress."""
 
     def __init__(self, what: str) -> None:
-        """`what` is written, as warnings name it: `this checkpoint`."""
+        """Start the thread; `what` names the written thing in warnings, such as `this checkpoint`."""
         self._what = what
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Call `write` in the thread, once what is under way is on the disk."""
+        """Call `write` in the thread, once the write in progress has ended."""
         self.wait()
         self._under_way = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Wait until what is under way is on the disk; a disk that does not take it is a warning."""
+        """Wait for the write in progress; log a warning if it failed."""
         try:
             self.finish()
         except WriteError as error:
             _LOG.warning("%s; training goes on without %s", error, self._what)
 
     def finish(self) -> None:
-        """Wait until what is under way is on the disk.
+        """Wait for the write in progress.
 
         Raises:
-            WriteError: it could not be written.
+            WriteError: the write failed.
         """
         if self._under_way is not None:
             future, self._under_way = self._under_way, None
             future.result()
 
     def close(self) -> None:
-        """Wait, and stop the thread."""
+        """Wait for the write in progress, and stop the thread."""
         try:
             self.wait()
         finally:
@@ -84,7 +84,7 @@ class BackgroundWriter:
 
 
 class Checkpoints(BackgroundWriter):
-    """Makes the checkpoints of a run, one at a time, beside the training."""
+    """The writer of a run's checkpoints, which are written one at a time beside training."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Checkpoints(BackgroundWriter):
         tokenizer: Any,
         on_made: Callable[[], None] = lambda: None,
     ) -> None:
-        """`saver` is `Learner.saver`; `on_made` is called after each checkpoint, in its thread."""
+        """Save the learner by `saver`, which is `Learner.saver`; the thread calls `on_made` after each."""
         self.folder, self._settings, self._on_made = folder, settings, on_made
         super().__init__("this checkpoint")
         self._saver, self._tokenizer = saver, tokenizer
@@ -107,10 +107,10 @@ class Checkpoints(BackgroundWriter):
         return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
 
     def make(self, step: int, state: Mapping[str, Any], within: bool = False) -> None:
-        """Write a checkpoint, of copies: training may go on at once. A second one waits for the first.
+        """Write a checkpoint from copies, so that training may continue at once; wait for an earlier one.
 
-        A step that has one needs no other: a resume from there makes the evaluations under way again. With
-        `within`, the next step is under way, and what it has done so far is worth another.
+        Nothing is written if the step already has one: a resume from there repeats evaluations in progress.
+        With `within`, the next step has started, and its work so far is worth another checkpoint.
         """
         self.wait()
         self._last = time.monotonic()
@@ -118,11 +118,11 @@ class Checkpoints(BackgroundWriter):
             return
         name = f"{STEP}{step:05d}" + f".{_next_part(self.folder, step)}" * within
         try:
-            # Copies are made here, between two steps; the thread only writes.
+            # Copies are made in this thread, between two steps; the other thread only writes.
             save = self._saver(self.folder)
         except WriteError as error:
             self._under_way = Future()
-            self._under_way.set_exception(error)  # `wait` warns of it, `finish` raises it
+            self._under_way.set_exception(error)  # `wait` logs it, `finish` raises it
         else:
             self.start(partial(self._write, self.folder / name, step, state, save))
 
@@ -133,18 +133,18 @@ class Checkpoints(BackgroundWriter):
             return sums
 
         write_whole(path, training)
-        # Older ones go once the new one is whole, never before.
+        # Older checkpoints are removed only once the new one is complete.
         self._on_made()
         remove(old for _, old in step_folders(path.parent)[self._settings.keep :])
         drop_asides(path.parent, step)
 
 
 _NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
-"""Errors of reading a damaged file."""
+"""Errors that reading a damaged file may raise."""
 
 
 def newest_checkpoints(folder: Path) -> Iterator[tuple[int, Path, dict[str, Any]]]:
-    """Yield step, folder and state of all whole checkpoints, the newest first; a damaged one is a warning."""
+    """Yield step, folder and state of all undamaged checkpoints, newest first; log the damaged ones."""
     for step, path in step_folders(folder):
         try:
             check_manifest(path)
@@ -156,14 +156,14 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, Path, dict[str, Any]
 
 
 def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
-    """Return the checkpoints whose names begin with `start`, with their step, the newest first."""
+    """Return step and folder of the checkpoints whose names start with `start`, newest first."""
     numbers = ((_numbers(path.name.removeprefix(start)), path) for path in folder.glob(f"{start}*"))
     found = sorted(((key, path) for key, path in numbers if key and path.is_dir()), reverse=True)
     return [(step, path) for (step, _), path in found]
 
 
 def _numbers(name: str) -> tuple[int, int] | None:
-    """Return step and part of "00150" or "00150.2"; part 0 is the end of the step."""
+    """Return step and part of "00150" or "00150.2", else None; part 0 is the end of the step."""
     step, dot, part = name.partition(".")
     if not step.isdecimal() or not (part.isdecimal() or not dot):
         return None
@@ -171,18 +171,18 @@ def _numbers(name: str) -> tuple[int, int] | None:
 
 
 def _next_part(folder: Path, step: int) -> int:
-    """Return the first number after all those of checkpoints that were made within the step after `step`."""
+    """Return the next free part number for a checkpoint within the step after `step`."""
     found = (_numbers(path.name.removeprefix(STEP)) for path in folder.glob(f"{STEP}{step:05d}*"))
     return 1 + max((key[1] for key in found if key), default=0)
 
 
 def drop_asides(folder: Path, step: int) -> None:
-    """Remove the checkpoints that a resume had set aside, up to a step that the run has made since."""
+    """Remove the checkpoints set aside by a resume, up to a `step` that the run has made again."""
     remove(path for of, path in step_folders(folder, ASIDE) if of <= step)
 
 
 def remove(folders: Iterable[Path]) -> None:
-    """Remove checkpoints, as far as the disk lets them be removed."""
+    """Remove checkpoints, and ignore errors."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -191,18 +191,18 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def write_whole(folder: Path, write: Write) -> None:
-    """Let `write` fill a folder aside, add its manifest, sync it, and rename it; the name must be free.
+    """Let `write` fill a temporary folder, add its manifest, sync it, and rename it; `folder` must not exist.
 
     Raises:
-        WriteError: the disk does not take it.
+        WriteError: the folder cannot be written.
     """
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
+        folder.parent.mkdir(exist_ok=True)  # without parents: a moved run folder must not be made again
         aside.mkdir()
         write_manifest(aside, write(aside))
-        for path in (*aside.rglob("*"), aside):  # the names in a folder are synced with the folder
+        for path in (*aside.rglob("*"), aside):  # syncing a folder syncs the names in it
             sync(path)
         aside.rename(folder)
         sync(folder.parent)
@@ -212,13 +212,13 @@ def write_whole(folder: Path, write: Write) -> None:
 
 
 def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
-    """Write a model in Hugging Face format by `save`, and its tokenizer."""
+    """Write a model in Hugging Face format by `save`, and its tokenizer; return the checksums of `save`."""
     sums = save(folder)
     try:
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # tokenizers raises nothing more specific where it cannot write a file
+    except Exception as error:  # tokenizers raises a bare Exception if it cannot write a file
         raise OSError(str(error)) from error
     return sums
 
@@ -226,7 +226,7 @@ def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
-    # JSON and safetensors, not a pickle: a checkpoint from elsewhere must not run code.
+    # JSON and safetensors, not pickle: an untrusted checkpoint must not run code.
     tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")
@@ -235,10 +235,10 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read what `save_state` has written.
+    """Return the tree that `save_state` has written.
 
     Raises:
-        ValueError: it has another format.
+        ValueError: it has another format version.
     """
     whole = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if whole["format"] != FORMAT:
@@ -247,8 +247,8 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
-    """Return a tree that JSON takes; its arrays go into `arrays`, by the names in their places."""
-    if type(tree) in (str, int, float, bool):  # most of a tree
+    """Return a tree for JSON, with arrays moved to `arrays` and replaced by their names there."""
+    if type(tree) in (str, int, float, bool):  # the most common case
         return tree
     if isinstance(tree, Mapping):
         return {key: without_arrays(value, arrays) for key, value in tree.items()}
@@ -263,7 +263,7 @@ def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
 
 
 def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """Return the tree that `without_arrays` was given."""
+    """Return the tree from the results of `without_arrays`."""
     if isinstance(tree, list):
         return [with_arrays(value, arrays) for value in tree]
     if not isinstance(tree, dict):

@@ -1,9 +1,9 @@
 """The generator of a recipe, checked against the model, the tokenizer and the memory.
 
-Before a run a few sampled tokens are compared with the model's own forward pass, also while training. Models
-differ in what they do between the last hidden state and the logits (a scale, a soft cap), in how they find
-positions, in what they keep in a cache, and in what is random in training. Where generator or trainer compute
-something else, the run would train another model than the one that is saved, with no sign of it.
+Before a run, log-probabilities of a few sampled tokens are compared with the model's own forward pass, and
+that pass is compared in evaluation and training mode. Models differ in scales or soft caps of the logits, in
+their positions, in their cache, and in what is random in training. If generator or trainer computed something
+else, the run would silently train another model than the one it saves.
 
 Shapes in names: T tokens of prompt and completion, V vocabulary.
 """
@@ -44,16 +44,16 @@ from scalerl.rl.verify.environment import load_environment
 
 _SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
 _TOLERANCE = {torch.float32: 1e-3}
-_TOLERANCE_LOW = 0.5  # nats, on average: a missing scale or cap is off by more, rounding to 16 bits by less
+_TOLERANCE_LOW = 0.5  # nats, on average: a missing scale or cap differs by more, 16-bit rounding by less
 
 
 def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: str) -> None:
-    """Sample a few tokens; raise an InputError where their log-probabilities are not those of the model
-    itself, or where the model does not run with the generator's cache.
-    """
+    """Sample a few tokens and check their log-probabilities against the model's own forward pass.
+
+    Raises an InputError if they differ, or if the model does not run with the generator's cache."""
     rule = sampling.length
     short = LengthRule(min(rule.thinking, _TOKENS), min(rule.answer, _TOKENS), rule.end_of_thinking)
-    text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # a text that it can write
+    text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # a text whose tokens it certainly has
     longest = len(tokenizer(text)["input_ids"])
     generator = TorchGenerator(
         model,
@@ -70,7 +70,7 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
             raise
         raise InputError(f"model {name} does not run in the generator ({first_line(error)})") from error
     allowed = _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_LOW) / min(sampling.temperature, 1.0)
-    # `not <=`, as NaN must be refused too.
+    # `not <=`, so that NaN is rejected too.
     if not gap <= allowed:
         raise InputError(
             f"model {name} is sampled wrongly: log-probabilities are {gap:.2g} off those of its own forward "
@@ -80,9 +80,9 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
 
 @torch.no_grad()
 def check_training(model: Any, name: str) -> None:
-    """Raise an InputError unless the model computes the same while it is trained as while it is sampled from
-    (dropout that cannot be turned off, a router with noise).
-    """
+    """Raise an InputError if the model computes something else in training mode than in evaluation mode.
+
+    Causes are dropout that cannot be turned off and router noise."""
     token_1T = torch.arange(8, device=next(model.parameters()).device)[None] % model.config.vocab_size
     sampled_1TD = hidden_states(model.eval(), input_ids=token_1T, use_cache=False)
     trained_1TD = hidden_states(model.train(), input_ids=token_1T, use_cache=False)
@@ -95,7 +95,7 @@ def check_training(model: Any, name: str) -> None:
 
 @torch.no_grad()
 def _gap(model: Any, rollout: Rollout, temperature: float) -> float:
-    """Return the mean difference of the recorded log-probabilities from the model's own."""
+    """Return the mean absolute difference of recorded log-probabilities from the model's own, in nats."""
     token_T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))
     token_T = token_T.to(next(model.parameters()).device)
     logits_TV = model(input_ids=token_T[None], use_cache=False).logits[0, :-1].float() / temperature
@@ -109,17 +109,15 @@ _LOG = logging.getLogger("scalerl")
 def load_generator(
     recipe: Recipe, model_folder: str | Path, seed: int, n_slots: int, role: str = "generator"
 ) -> TorchGenerator:
-    """Load the generator of a recipe, once a few tokens sampled by it have been checked: for training, or for
-    the role `evaluation`, with its own seed.
-    """
+    """Load the generator of a recipe, for training or the `role` evaluation; check tokens sampled by it."""
 
     def load() -> TorchGenerator:
         model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
         sampling = sampling_of(recipe, model, tokenizer, seed)
         check_sampling(model, tokenizer, sampling, recipe.model)
-        if role != "generator":  # what is evaluated is not trained
+        if role != "generator":  # only training needs the recorded experts
             sampling = replace(sampling, experts=False)
-        # An evaluator has one of each task that it evaluates.
+        # An evaluator loads the environment of each task that it evaluates.
         environment = load_environment(recipe, tokenizer) if role == "generator" else None
         return TorchGenerator(model, tokenizer, sampling, n_slots, memory=memory, environment=environment)
 
@@ -136,7 +134,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         InputError: model or tokenizer do not fit the recipe.
     """
     config: Any = model.config
-    if not attends_to_all(config):  # it would be sampled wrongly
+    if not attends_to_all(config):  # the generator's cache would sample it wrongly
         raise InputError(
             f"model {recipe.model} uses sliding-window or other attention that is not full: not supported yet"
         )
@@ -167,19 +165,20 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
 
 
 def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
-    """Check that `model` can be sampled from; return tokenizer and sampling."""
+    """Check that `model` can be sampled from; return tokenizer and sampling settings."""
     tokenizer = load_tokenizer(model_folder)
     return tokenizer, sampling_of(recipe, model, tokenizer, recipe.seed)
 
 
 def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
-    """Return the recipe, without the prompts longer than `context.prompt` where its tasks drop those.
+    """Return the recipe, without prompts longer than `context.prompt` if its tasks drop those.
 
-    Prompts of a downstream suite that are trained on are a warning, and right answers that would be cut.
+    A warning is logged for prompts of a downstream suite that are trained on, and for held-out prompts whose
+    right answers would be truncated.
 
     Raises:
-        InputError: the prompts are not what `check_task` demands; one has no tokens, or a word that the
-            tokenizer does not know; or some are too long, and the task does not drop them.
+        InputError: `check_task` rejects the prompts; one has no tokens, or a word that the tokenizer does not
+            know; or some are too long, and the task does not drop them.
     """
     tokenizer, task, most = load_tokenizer(model_folder), recipe.task, recipe.context.prompt
     check_task(task)
@@ -202,7 +201,7 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
 
 
 def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: int, suite: str = "") -> Task:
-    """Return the task, of the run or of a `suite`, without its prompts of more than `most` tokens."""
+    """Return the task of the run, or of a `suite`, without its prompts of more than `most` tokens."""
     of = f"suite {suite}: " if suite else ""
     lengths: dict[str, int] = {}
     for prompt in prompts:
@@ -217,7 +216,7 @@ def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: 
             f"{of}prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
         )
     if task.turns > 1 and (chats := [prompt for prompt in prompts if prompt.messages is not None]):
-        answer_tokens(tokenizer, chats[0], ["?"])  # the chat template must have messages of tools
+        answer_tokens(tokenizer, chats[0], ["?"])  # raises if the chat template has no tool messages
     long = [name for name, length in lengths.items() if length > most]
     if not long:
         return task
@@ -231,7 +230,7 @@ def _check_lengths(tokenizer: Any, task: Task, prompts: Sequence[Prompt], most: 
 
 
 def _check_answers(tokenizer: Any, recipe: Recipe) -> None:
-    """Warn where the right answers of held-out prompts, as far as known, are longer than what is sampled."""
+    """Warn if known right answers of held-out prompts are longer than the answer that is sampled."""
     task, prompts = recipe.task, recipe.task.prompts("heldout")
     name, most = "context.answer", recipe.context.answer
     if recipe.length.interruption() is None:  # an answer may take what the thinking leaves
@@ -248,6 +247,6 @@ def _check_answers(tokenizer: Any, recipe: Recipe) -> None:
 
 def _answer_length(tokenizer: Any, text: str) -> int:
     token_T = np.array(tokenizer(text, add_special_tokens=False)["input_ids"])
-    # What a tokenizer of few words does not know is written of their letters, a token each.
+    # A tokenizer with few words spells an unknown word, one token a letter.
     is_spelt = unknown_word(tokenizer, Prompt("answer", text, text), token_T) is not None
     return 1 + (len("".join(text.split())) if is_spelt else len(token_T))

@@ -2,17 +2,17 @@
 
     submit -> waiting (in order of admission) -> decode slots -> complete -> take (in order of admission)
 
-A slot holds one completion. When it finishes, the next waiting completion takes the slot at once, whatever
-the other slots are doing: no slot waits for the rest of a batch. `update` exchanges the weights between two
-decode steps: completions in flight go on with the KV cache that older weights wrote, and every token records
-the version that sampled it. Completions of one group that start together share the pass over their prompt.
+A slot holds one completion. When it finishes, the next waiting completion takes the slot at once: no slot
+waits for the rest of a batch. `update` changes the weights between two decode steps: completions in flight
+continue on the KV cache of older weights, and every token records the version that sampled it. Completions of
+one group that start together share the prefill of their prompt.
 
-Where an environment answers a turn, the completion keeps its slot and its KV cache, and decodes nothing until
-the answer is there; others go on. The tokens of the answer are then decoded one by one, as those of an
-interruption are, and the model goes on behind them.
+When an environment answers a turn, the completion keeps its slot and its KV cache but does not decode until
+the answer is there; other slots continue. The tokens of the answer are then decoded one at a time, like those
+of an interruption, and the model continues after them.
 
-Shapes in names: S decode slots, A slots that make a step, B prompts that are read, D hidden size,
-V vocabulary, T tokens of an answer; PLK as in `scalerl.rl.engine.slots`.
+Shapes in names: S decode slots, A slots in a step, B prompts that are read, D hidden size, V vocabulary,
+T tokens of an answer; PLK as in `scalerl.rl.engine.slots`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from scalerl.rl.types import Counters, Weights
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
 ANSWER_DELAY_STEPS = 8
-"""Decode steps after a turn in which its answer is installed, where completions must not depend on how fast
-environments are."""
+"""Decode steps from the end of a turn to the use of its answer, if completions must not depend on the speed
+of environments."""
 _POLL_SECONDS = 0.05
-"""Seconds to wait for an answer, where no completion can go on without one."""
+"""Longest wait for an answer, in seconds, if no completion can decode without one."""
 
 
 class TorchGenerator(Generator):
-    """Samples with a Transformers model in this process, `n_slots` completions at a time."""
+    """The built-in generator: a transformers model in this process, `n_slots` completions at a time."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class TorchGenerator(Generator):
         memory: Callable[[], RoleMemory] | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
-        """`engine` is one of this model with so many slots, in place of a new one; see `lent`. `memory` is
-        what the memory check says of it, for the message where there is too little. `environment` answers
-        the turns of completions; without one they have one turn."""
+        """Use `engine`, if given, in place of a new one; it must have this model and `n_slots` (see `lent`).
+
+        `memory` gives the estimate for out-of-memory errors. Without an `environment` there is one turn."""
         super().__init__(version=0)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -70,10 +70,10 @@ class TorchGenerator(Generator):
         self._counters, self._memory = Counters(), memory
         self.environment = environment
         self.answers_at_once = False
-        """Whether answers are installed as soon as they are there; else at decode steps that do not depend on
-        how fast environments are."""
+        """Whether answers are used as soon as they arrive, rather than at decode steps that do not depend on
+        the speed of environments."""
         self._head: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        """The LM head of the present weights: on a CPU a copy in float32, not to be made in every step."""
+        """The LM head of the current weights, kept because on a CPU it is a copy in float32."""
         self._factory = RequestFactory(tokenizer, sampling)
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
@@ -84,7 +84,7 @@ class TorchGenerator(Generator):
         routers = getattr(self._engine, "routers", None) if sampling.experts else None
         self._slots = DecodeSlots(n_slots, prompt_tokens + new_tokens + 1, routers)
         self._answers: dict[int, TurnAnswer] = {}
-        """The answers that slots wait for."""
+        """The pending answers by slot."""
         self._length = LengthState(sampling.length, n_slots)
 
     # -- the interface ---------------------------------------------------------------------------------
@@ -99,14 +99,14 @@ class TorchGenerator(Generator):
 
     @property
     def unfinished(self) -> int:
-        """Completions that wait or are under way."""
+        """Number of completions that wait or are in a slot."""
         return len(self._waiting) + int(self._slots.active_S.sum())
 
     def work(self) -> None:
         """Make one decode step.
 
         Raises:
-            OutOfMemoryError: the device does not hold it; nothing has changed.
+            OutOfMemoryError: the device has too little memory; the step has changed nothing.
         """
         started = time.perf_counter()
         if self._memory is None:
@@ -124,12 +124,12 @@ class TorchGenerator(Generator):
         self._counters.seconds += time.perf_counter() - started
 
     def start(self, weights: Weights, version: int) -> None:
-        """Install the first weights, which is start-up and counted as no work."""
+        """Load the first weights; this counts as start-up, not as work."""
         self.update(weights, version)
         self._counters.seconds = 0.0
 
     def wait_until_started(self) -> None:
-        """Return at once: see `start`."""
+        """Return at once: `start` has loaded the weights."""
 
     def close(self) -> None:
         """Stop the processes of the environment, if there is one."""
@@ -138,13 +138,13 @@ class TorchGenerator(Generator):
 
     @property
     def installed(self) -> int:
-        """The version of the weights: they are exchanged at once."""
+        """The version of the weights, which `update` loads before it returns."""
         return self.version
 
     # -- resume ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the weights: the resumed run is the same run, bit for bit."""
+        """Return all state but the weights; a resumed run continues bit for bit."""
         slots = np.flatnonzero(self._slots.active_S)
         running = [self._slots.requests[slot] for slot in slots.tolist()]
         return super().state() | {
@@ -158,7 +158,7 @@ class TorchGenerator(Generator):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, with slots, tokens and KV cache as they were."""
+        """Continue from `state`, with slots, tokens and KV cache as they were."""
         self._restore_groups(state)
         self.version = state["version"]
         self._counters = Counters(**state["counters"])
@@ -166,7 +166,7 @@ class TorchGenerator(Generator):
             self._partial[seq_no] = {rollout.sample: rollout for rollout in rollouts}
         requests = {n: self._factory.requests(n, group) for n, group in self._incomplete.items()}
         slots, waiting = state["slots"], state["waiting"]
-        if len(slots) and slots[-1] >= len(self._slots):  # fewer now: what was running begins again
+        if len(slots) and slots[-1] >= len(self._slots):  # fewer slots now: restart running completions
             self._counters.restarted += len({seq_no for seq_no, _ in state["running"]})
             waiting, slots = sorted([*state["running"], *waiting]), slots[:0]
         self._waiting = deque(requests[seq_no][sample] for seq_no, sample in waiting)
@@ -181,9 +181,9 @@ class TorchGenerator(Generator):
 
     @contextmanager
     def lent(self, seed: int) -> Iterator[TorchGenerator]:
-        """Yield a generator with another seed on the same model and engine, for as long as this one rests.
+        """Yield a generator with another seed on the same model and engine; this one pauses meanwhile.
 
-        What is in flight here, and the weights, are in the memory of the CPU meanwhile, and then put back.
+        The KV cache in use and the weights are copied to CPU memory, and restored at the end.
         """
         slots = np.flatnonzero(self._slots.active_S)
         cache = self._engine.state(slots, self._slots.next_S[slots])
@@ -196,15 +196,15 @@ class TorchGenerator(Generator):
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(before[name])
-            self._engine.free(np.arange(len(self._slots)))  # those of an evaluation that was given up
-            with torch.inference_mode():  # in which the cache was made
+            self._engine.free(np.arange(len(self._slots)))  # slots of an evaluation that was abandoned
+            with torch.inference_mode():  # the cache was allocated in this mode
                 self._engine.restore(slots, cache)
 
     # -- one decode step -------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def tick(self) -> None:
-        """Refill free slots, run the model one position on, sample, and keep what is finished."""
+        """Refill free slots, run the model for one position, sample, and keep finished completions."""
         if self._answers:
             self._install_answers()
         held = self._slots
@@ -221,7 +221,7 @@ class TorchGenerator(Generator):
             logp_AV = log_probs_TV(self.model, hidden_AD, *how, self._head)
             logp_AV = cut_TV(logp_AV, self.sampling.top_p, self.sampling.top_k)
             token_A, logp_A = self._sample(logp_AV, slots, at)
-        except (RuntimeError, MemoryError):  # out of memory, say: a checkpoint may be made of what was before
+        except (RuntimeError, MemoryError):  # such as out of memory: undo, as a checkpoint may be saved now
             self._counters.flops = flops
             self._put_back([slot for group in starting for slot in group.tolist()])
             raise
@@ -245,7 +245,7 @@ class TorchGenerator(Generator):
         self._finish({slot: cut for slot, cut in done.items() if cut or not self._ask_environment(slot)})
 
     def _forward(self, decoding: np.ndarray, starting: list[np.ndarray]) -> torch.Tensor:
-        """Return last hidden states: of the slots that go on, then of each group of slots that start."""
+        """Return the last hidden states of the decoding slots, then of each group of slots that start."""
         hidden, held = list[torch.Tensor](), self._slots
         if len(decoding):
             position_A = held.next_S[decoding] - 1
@@ -266,16 +266,16 @@ class TorchGenerator(Generator):
         return torch.cat(hidden)
 
     def _chosen_experts(self) -> np.ndarray:
-        engine: Any = self._engine  # that of transformers: the kernels compute no mixtures
+        engine: Any = self._engine  # a TransformersEngine: the kernels do not support mixtures of experts
         return engine.chosen()
 
     def _sample(
         self, logp_AV: torch.Tensor, slots: np.ndarray, at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Invert the cumulative distribution at a number that only (key, position) decide."""
+        """Sample by inverse transform, with a uniform number that depends only on (key, position)."""
         draw_A = uniform(self._slots.key_S[slots], at - self._slots.start_S[slots])
-        # In float64: a sum of 1 in float32 takes up no token rarer than 6e-8.
-        cdf_AV = logp_AV.double().exp_().cumsum(-1)  # its end is 1 but for rounding
+        # In float64: near 1, a float32 sum does not change with tokens rarer than 6e-8.
+        cdf_AV = logp_AV.double().exp_().cumsum(-1)  # ends at 1, up to rounding
         threshold_A1 = torch.from_numpy(draw_A).to(self._device)[:, None] * cdf_AV[:, -1:]
         token_A1 = torch.searchsorted(cdf_AV, threshold_A1, right=True).clamp_(max=cdf_AV.shape[-1] - 1)
         logp_A = logp_AV.gather(-1, token_A1)[:, 0]
@@ -293,12 +293,12 @@ class TorchGenerator(Generator):
         return [np.array(slots) for slots in groups.values()]
 
     def _put_back(self, slots: Sequence[int]) -> None:
-        """Undo the start of completions: they wait again, in the same order."""
+        """Undo the start of completions; they wait again in the same order."""
         for slot in sorted(slots, reverse=True):
             self._waiting.appendleft(self._slots.free(slot))
 
     def _finish(self, truncated_of: Mapping[int, bool]) -> None:
-        """Hand over the completions of slots, which are free then."""
+        """Keep the completions of some slots and free these slots."""
         for slot, truncated in truncated_of.items():
             rollout = self._slots.rollout(slot, truncated)
             self._add(self._slots.free(slot).seq_no, rollout)
@@ -308,7 +308,7 @@ class TorchGenerator(Generator):
     # -- the answers of an environment -----------------------------------------------------------------
 
     def _ask_environment(self, slot: int) -> bool:
-        """Have the environment answer the turn that has ended in a slot; False where it was the last."""
+        """Ask the environment to answer the turn that ended in a slot; return False if it was the last."""
         if self.environment is None:
             return False
         turns = self._slots.turns(slot)
@@ -320,10 +320,11 @@ class TorchGenerator(Generator):
         return True
 
     def _install_answers(self) -> None:
-        """Have completions go on whose answer is due, and end those that it ends.
+        """Use the answers that are due: each continues or ends its completion.
 
-        With `answers_at_once` those are due that are there. Else it does not depend on time: due are those of
-        `ANSWER_DELAY_STEPS` ago, and where no completion decodes the first ones; they are waited for.
+        With `answers_at_once` an answer is due when it arrives. Otherwise this must not depend on time: it is
+        due `ANSWER_DELAY_STEPS` after it was asked for, or at once if no slot can decode and it was asked for
+        first; due answers are waited for.
         """
         assert self.environment is not None
         held = self._slots
@@ -340,14 +341,14 @@ class TorchGenerator(Generator):
             self._install_answer(slot, self._answers.pop(slot).result())
 
     def _install_answer(self, slot: int, token_T: np.ndarray | None) -> None:
-        """Give a slot the tokens of an answer; None is a failure, and no token the end of the completion."""
+        """Give a slot the tokens of an answer; None means failure, and no tokens end the completion."""
         held = self._slots
         held.asked_S[slot] = -1
         at = int(held.next_S[slot])
         if token_T is None or not len(token_T):
             self._finish({slot: token_T is None})
         elif at - held.start_S[slot] + len(token_T) >= self.sampling.length.max_tokens:
-            self._finish({slot: True})  # it does not fit with a token to sample behind it
+            self._finish({slot: True})  # the budget has no room for it and a token sampled after it
         else:
             held.token_SL[slot, at : at + len(token_T)] = token_T
             held.given_S[slot] = at + len(token_T)

@@ -1,6 +1,6 @@
-"""Groups in flight: admitted in order, complete in any order, taken in order, wherever they are sampled.
+"""Groups in flight: they are admitted in order, complete in any order, and are taken in order of admission.
 
-In checkpoints and pipes their rollouts are a few long arrays, as many small ones would be slow to write.
+In checkpoints and pipes their rollouts are a few long arrays, because many small ones are slow to write.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ _BY_ROLLOUT = ("epoch", "sample", "first_version", "truncated", "interrupted")
 
 
 def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return a tree of plain values and arrays; every prompt is in it once."""
+    """Return rollouts as a tree of plain values and arrays, with each prompt stored once."""
     # The completions of a group share their prompt, which may be longer than they are.
     prompts = {r.prompt.id: r for r in rollouts}
     packed: dict[str, Any] = {
@@ -35,13 +35,13 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
-    """Return what `pack_rollouts` was given."""
+    """Return the rollouts from the result of `pack_rollouts`."""
     prompts = {p["id"]: Prompt.from_json(p) for p in packed["prompts"]}
     tokens = {
         p["id"]: np.array(t, dtype=np.int64)
         for p, t in zip(packed["prompts"], packed["prompt_tokens"], strict=True)
     }
-    # dtype, as an empty list would give floats, which slice nothing.
+    # With a dtype: an empty list would give floats, which cannot be slice bounds.
     ends = np.cumsum(packed["tokens"], dtype=np.int64)
     rollouts, experts, read = [], packed.get("experts"), 0
     for i, (name, end) in enumerate(zip(packed["prompt"], ends, strict=True)):
@@ -65,7 +65,7 @@ def pack_samples(samples: Mapping[int, Sequence[Rollout]]) -> dict[str, Any]:
 
 
 def unpack_samples(packed: dict[str, Any]) -> dict[int, tuple[Rollout, ...]]:
-    """Return what `pack_samples` was given."""
+    """Return the groups from the result of `pack_samples`, by sequence number."""
     rollouts = iter(unpack_rollouts(packed["rollouts"]))
     return {
         seq_no: tuple(islice(rollouts, size))
@@ -79,13 +79,13 @@ def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
         "rollouts": pack_samples({i: group.rollouts for i, group in enumerate(groups)}),
         "reward": _joined([group.reward_G for group in groups]),
         "correct": _joined([group.correct_G for group in groups]),
-        # Pairs, as JSON would make texts of the numbers of samples.
+        # Pairs, because JSON would turn the sample numbers into strings as keys.
         "failed": [[[sample, reason] for sample, reason in group.failed.items()] for group in groups],
     }
 
 
 def unpack_groups(packed: dict[str, Any]) -> list[Group]:
-    """Return what `pack_groups` was given."""
+    """Return the groups from the result of `pack_groups`."""
     groups, start = [], 0
     rollouts = unpack_samples(packed["rollouts"]).values()
     for members, failed in zip(rollouts, packed["failed"], strict=True):
@@ -99,51 +99,51 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Generator(ABC):
-    """Samples completions, wherever and with whatever engine.
+    """The base class of generators, which sample completions in any process and with any engine.
 
-    Groups come back in the order in which they were submitted, whatever order they finish in: that is what
-    bounds the staleness of trained tokens.
+    Groups come back in the order in which they were submitted, whatever order they finish in: this bounds
+    the staleness of trained tokens.
     """
 
     def __init__(self, version: int) -> None:
         self.version = version
-        """The version of the weights that were published last: a resume starts with them."""
+        """The version of the weights that were published last; a resume starts with them."""
         self._admitted = self._taken = 0
         self._incomplete: dict[int, GroupRequest] = {}
         self._partial: dict[int, dict[int, Rollout]] = {}
-        """The completions that are there of incomplete groups, by sequence number and sample."""
+        """The finished completions of incomplete groups, by sequence number and sample."""
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._before = Counters()
         """Counters of the run before the resume."""
 
     @abstractmethod
     def _assign(self, seq_no: int, group: GroupRequest) -> None:
-        """Have a group sampled; its completions come by `_add`, or the whole group by `_keep`."""
+        """Start to sample a group; its completions arrive by `_add`, or the whole group by `_keep`."""
 
     @abstractmethod
     def work(self) -> None:
-        """Make one decode step where the generator is in this process; elsewhere, wait for a message."""
+        """Make one decode step if the generator is in this process; otherwise wait for a message."""
 
     @abstractmethod
     def update(self, weights: Weights, version: int) -> None:
-        """Install new weights, which have been read when this returns.
+        """Update the weights, which have been read when this returns.
 
-        Completions in flight go on, and keep their stale KV cache.
+        Completions in flight continue and keep their stale KV cache.
         """
 
     @property
     @abstractmethod
     def installed(self) -> int:
-        """The newest version of the weights that all parts of the generator have."""
+        """The newest version of the weights that all processes of the generator have."""
 
     @property
     @abstractmethod
     def counters(self) -> Counters:
-        """Counters so far, the work before a resume included."""
+        """Counters so far, including the work before a resume."""
 
     @abstractmethod
     def wait_until_started(self) -> None:
-        """Wait until every process has its first weights: the time before counts as start-up."""
+        """Wait until every process has its first weights; the time before that counts as start-up."""
 
     @abstractmethod
     def close(self) -> None:
@@ -157,14 +157,14 @@ class Generator(ABC):
         return seq_no
 
     def admit(self, seq_no: int, group: GroupRequest) -> None:
-        """Have a group sampled under the sequence number that it has elsewhere."""
+        """Start to sample a group under a given sequence number."""
         self._incomplete[seq_no] = group
         self._assign(seq_no, group)
 
     @property
     def ready(self) -> int:
-        """Groups that are complete, next in order, and not taken."""
-        # Up to the first gap: a later group that is complete must not overtake one that is older.
+        """Number of groups that are complete, next in order, and not yet taken."""
+        # Up to the first gap: a later complete group must not overtake an earlier one.
         n = self._taken
         while n in self._complete:
             n += 1
@@ -191,7 +191,7 @@ class Generator(ABC):
 
     @property
     def in_flight(self) -> int:
-        """Groups that are admitted and not taken."""
+        """Number of groups that are admitted and not yet taken."""
         return self._admitted - self._taken
 
     def state(self) -> dict[str, Any]:
@@ -210,14 +210,14 @@ class Generator(ABC):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; completions that were in flight are sampled anew, and counted.
+        """Continue from `state`; groups that were in flight are sampled again and counted as restarted.
 
-        The generator must be new, and have the weights of the version in `state`.
+        The generator must be new and have the weights of the version in `state`.
         """
         self._restore_groups(state)
         for seq_no, group in self._incomplete.items():
             self._assign(seq_no, group)
-        # Their tokens were computed: they stay in the counters, and are sampled a second time.
+        # The lost tokens were paid for, so they stay in the counters.
         self._before = Counters(**state["counters"])
         self._before.restarted += len(self._incomplete)
 
@@ -232,7 +232,7 @@ class Generator(ABC):
     def _add(self, seq_no: int, rollout: Rollout) -> None:
         """Keep a completion; the last one completes its group."""
         samples = self._partial.setdefault(seq_no, {})
-        # By sample, as they finish in any order, and a group must not depend on that.
+        # By sample: they finish in any order, and a group must not depend on that.
         samples[rollout.sample] = rollout
         if len(samples) == self._incomplete[seq_no][2]:
             del self._partial[seq_no], self._incomplete[seq_no]
@@ -240,12 +240,12 @@ class Generator(ABC):
 
     def _keep(self, packed: dict[str, Any]) -> None:
         for seq_no, rollouts in unpack_samples(packed).items():
-            # A default: the complete groups of a resume were never among the incomplete ones here.
+            # With a default: groups complete at a resume were never among the incomplete ones here.
             self._incomplete.pop(seq_no, None)
             self._complete[seq_no] = rollouts
 
 
 def sum_of(counters: Sequence[Counters]) -> Counters:
-    """Return what several processes have spent together."""
+    """Return the sums of the counters of several processes."""
     totals: list[Any] = [sum(values) for values in zip(*(vars(c).values() for c in counters), strict=True)]
     return Counters(*totals)

@@ -1,7 +1,7 @@
-"""How completions are sampled: the settings of a run, and the random numbers and requests of its completions.
+"""Sampling of completions: the settings of a run, and the random numbers and requests of its completions.
 
-Random numbers are counter-based: every number is a hash of (seed, prompt id, epoch, sample) and the position,
-and no generator carries state. So a completion does not depend on where it ran or on what shared its batch.
+Random numbers are counter-based: each is a hash of (seed, prompt id, epoch, sample) and the position, without
+state. So a completion does not depend on the process that sampled it, or on the rest of its batch.
 
 Shapes in names: T tokens, G completions of a group, S streams.
 """
@@ -20,7 +20,7 @@ from scalerl.rl.model.causal_lm import prompt_tokens
 from scalerl.rl.types import Prompt, Rollout
 
 PROMPTS_KEPT = 10_000
-"""Prompts whose tokens are kept for when they are drawn again."""
+"""Number of prompts whose tokens are cached, as a prompt is drawn again in each epoch."""
 _INTERRUPT_POSITION = -2  # tokens are drawn at positions 0 and above
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 GroupRequest = tuple[Prompt, int, int]
@@ -29,7 +29,7 @@ GroupRequest = tuple[Prompt, int, int]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled: shared by every completion of a run, and by its evaluations."""
+    """Sampling settings, shared by all completions of a run; its evaluations have a seed of their own."""
 
     temperature: float
     fp32_logits: bool
@@ -45,7 +45,7 @@ class Sampling:
     """Whether the experts that read each token are recorded."""
     top_p: float = 1.0
     top_k: int = 0
-    """Tokens that can be sampled, see `Recipe`."""
+    """Limits, like `top_p`, on the tokens that can be sampled; see `Recipe`."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -54,22 +54,22 @@ class Sampling:
 
 
 class Turn(NamedTuple):
-    """A turn of a completion and what its environment answered, T tokens together."""
+    """A turn of a completion and its environment's answer, T tokens in total."""
 
     token_T: np.ndarray
     sampled_T: np.ndarray
-    """False where the environment answered; see `Rollout` for this and what follows."""
+    """False on the tokens of the answer; see `Rollout` for this field and the next two."""
     logp_T: np.ndarray
     version_T: np.ndarray
     first_version: int
-    """Version of the weights that read what no cache had of the tokens before."""
+    """Version of the weights that read the earlier tokens that were not cached."""
     cached: int
-    """Tokens before the turn that a cache had."""
+    """Number of tokens before the turn that were cached."""
 
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """A completion to sample; requests are ordered as they were admitted."""
+    """A completion to sample; requests compare by order of admission."""
 
     seq_no: int
     sample: int
@@ -77,28 +77,28 @@ class Request:
     prompt_T: np.ndarray = field(compare=False)
     epoch: int = field(compare=False)
     key: np.uint64 = field(compare=False)
-    """Names its stream of random numbers."""
+    """Key of its stream of random numbers."""
     interrupt_at: int = field(compare=False)
-    """Thinking tokens after which it is interrupted."""
+    """Number of thinking tokens after which it is interrupted."""
     interruptible: bool = field(compare=False, default=True)
-    """Whether tokens that were not sampled are those of an interruption; else an environment gave them."""
+    """Whether tokens that were not sampled come from an interruption rather than from an environment."""
     turns: tuple[Turn, ...] = field(compare=False, default=())
-    """Those before the one that is to be sampled, where each is a request of its own (vLLM)."""
+    """The earlier turns, if each turn is a request of its own (vLLM)."""
     server: int | None = field(compare=False, default=None)
-    """The server whose cache has them."""
+    """The server that has the earlier turns in its cache."""
 
     @property
     def version(self) -> int:
-        """The version that sampled the newest of its tokens; -1 without one."""
+        """The version of its newest token; -1 if there is none."""
         return int(self.turns[-1].version_T[-1]) if self.turns else -1
 
     @property
     def context_T(self) -> np.ndarray:
-        """The tokens of the prompt, and of the turns before with their answers."""
+        """The tokens of the prompt and of the earlier turns with their answers."""
         return np.concatenate([self.prompt_T, *(turn.token_T for turn in self.turns)])
 
     def rollout(self, sampled_T: np.ndarray, **as_sampled: Any) -> Rollout:
-        """Return the completion as it was sampled; `as_sampled` are the other fields of `Rollout`."""
+        """Return the sampled completion; `as_sampled` has the other fields of `Rollout`."""
         return Rollout(
             prompt=self.prompt,
             epoch=self.epoch,
@@ -111,7 +111,7 @@ class Request:
 
 
 class RequestFactory:
-    """Turns groups into the requests of their completions; the tokens of prompts are cached."""
+    """A factory of the requests of groups; it caches the tokens of prompts."""
 
     def __init__(self, tokenizer: Any, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -140,15 +140,15 @@ class RequestFactory:
 
 
 def stream_keys(*parts: object, last: Iterable[object]) -> np.ndarray:
-    """Return the 64-bit keys of streams of random numbers, one for each of `last`: uint64, shape (S,).
+    """Return the 64-bit keys of streams of random numbers, one for each item of `last`: uint64, shape (S,).
 
-    A stream is named by `parts`, which all streams share, and by its own one of `last`.
+    A key is a hash of `parts`, which all streams share, and of the stream's item of `last`.
     """
-    # `\0` after each part: without it ("a", "b1") and ("ab", "1") would have one stream.
+    # `\0` after each part: without it ("a", "b1") and ("ab", "1") would have the same stream.
     common = hashlib.blake2b("".join(f"{part}\0" for part in parts).encode(), digest_size=8)
     digests = []
     for part in last:
-        # What the samples of a group share is hashed once.
+        # The parts that all streams share are hashed once.
         own = common.copy()
         own.update(str(part).encode())
         digests.append(own.digest())
@@ -160,10 +160,10 @@ def uniform(key_S: np.ndarray, position_S: np.ndarray) -> np.ndarray:
 
     Both arguments are integer arrays of one shape; the result is float64 of that shape.
     """
-    # All arrays: NumPy wraps them round in silence, as is meant here, and warns of scalars that overflow.
+    # All are arrays: NumPy lets them wrap around silently, as intended, but warns if a scalar overflows.
     z = key_S.astype(np.uint64) + (position_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    # 53 bits, which float64 holds exactly: rounding up could give 1.
+    # 53 bits, which float64 holds exactly; with more, rounding up could give 1.
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,7 +1,7 @@
-"""The decode slots of the built-in generator: which completion each holds, and how far it has come.
+"""The decode slots of the built-in generator: the completion in each slot, and its progress.
 
-Shapes in names: S decode slots, L positions of a slot (prompt and completion), P positions whose experts are
-recorded, L layers, K experts of each; T tokens of a completion.
+Shapes in names: S decode slots, L positions of a slot (prompt and completion), T tokens of a completion; in
+PLK, P positions whose experts are recorded, L layers, K experts of each.
 """
 
 from typing import Any
@@ -16,17 +16,17 @@ _SAVED = (
     *("token_SL", "logp_SL", "sampled_SL", "version_SL", "first_version_S"),
     *("key_S", "start_S", "next_S", "given_S", "asked_S"),
 )
-"""What a resume needs; in checkpoints the names begin with an underscore."""
+"""Arrays that a resume needs; in checkpoints their names start with an underscore."""
 
 
 class DecodeSlots:
-    """`n_slots` places of `n_positions` tokens; those that hold a completion are active."""
+    """`n_slots` slots of `n_positions` tokens; a slot that holds a completion is active."""
 
     def __init__(self, n_slots: int, n_positions: int, routers: Routers | None = None) -> None:
-        """`routers` are those whose choices of experts are recorded, where they are."""
+        """Allocate the arrays; with `routers`, also one for the experts that they choose."""
         shape = n_slots, n_positions
         self.requests: dict[int, Request] = {}
-        """The completions that active slots hold."""
+        """The completions in the active slots, by slot."""
         self.active_S = np.zeros(n_slots, dtype=bool)
         self.token_SL = np.zeros(shape, dtype=np.int64)
         self.logp_SL = np.zeros(shape, dtype=np.float32)
@@ -39,11 +39,11 @@ class DecodeSlots:
         self.next_S = np.zeros(n_slots, dtype=np.int64)
         """Position of the next token."""
         self.given_S = np.zeros(n_slots, dtype=np.int64)
-        """Position at which an environment's answer ends, whose tokens are decoded and not sampled."""
+        """End position of an environment's answer, whose tokens are decoded but not sampled."""
         self.asked_S = np.full(n_slots, -1, dtype=np.int64)
-        """The decode step after which the environment was asked for an answer; -1 where none is due."""
+        """The decode step after which an environment was asked for an answer; -1 if none is pending."""
         self.expert_SPLK: np.ndarray | None = None
-        """The experts that read each position, where they are recorded."""
+        """The experts that read each position, if they are recorded."""
         self._saved = _SAVED
         if routers is not None:
             self.expert_SPLK = np.zeros((*shape, *routers.shape), dtype=routers.dtype)
@@ -54,13 +54,13 @@ class DecodeSlots:
 
     @property
     def decoding_S(self) -> np.ndarray:
-        """The slots that decode: active ones that wait for no answer."""
+        """True for the slots that decode: the active ones without a pending answer."""
         return self.active_S & (self.asked_S < 0)
 
     def start(self, slot: int, request: Request, version: int) -> None:
-        """Have a free slot hold a completion of which only the prompt is there."""
+        """Start a completion in a free slot, with its prompt only."""
         n = len(request.prompt_T)
-        # The other arrays keep what an earlier completion left: they are read up to `next_S` alone.
+        # The other arrays keep values of an earlier completion: they are read only up to `next_S`.
         self.requests[slot] = request
         self.active_S[slot] = True
         self.token_SL[slot] = 0
@@ -71,17 +71,17 @@ class DecodeSlots:
         self.first_version_S[slot] = version
 
     def free(self, slot: int) -> Request:
-        """Free a slot; return what it held."""
+        """Free a slot; return its request."""
         self.active_S[slot] = False
         return self.requests.pop(slot)
 
     def turns(self, slot: int) -> list[np.ndarray]:
-        """Return the tokens of each turn of the model up to now."""
+        """Return the tokens of each turn of the model so far."""
         span = slice(self.start_S[slot], self.next_S[slot])
         return turns_of(self.token_SL[slot, span], self.sampled_SL[slot, span])
 
     def rollout(self, slot: int, truncated: bool) -> Rollout:
-        """Return the completion that a slot holds, in copies, as the slot is refilled at once."""
+        """Return the completion in a slot; its arrays are copies, because the slot is refilled at once."""
         span = slice(int(self.start_S[slot]), int(self.next_S[slot]))
         experts = self.expert_SPLK
         return self.requests[slot].rollout(
@@ -95,11 +95,11 @@ class DecodeSlots:
         )
 
     def state(self, slots: np.ndarray) -> dict[str, Any]:
-        """Return what `restore` needs of some slots but for their requests."""
+        """Return what `restore` needs of some slots, except their requests."""
         return {f"_{name}": getattr(self, name)[slots] for name in self._saved}
 
     def restore(self, slots: np.ndarray, requests: list[Request], state: dict[str, Any]) -> None:
-        """Have `slots` hold what they held when `state` was taken of them."""
+        """Restore `slots` from their `state` and `requests`."""
         self.requests |= dict(zip(slots.tolist(), requests, strict=True))
         self.active_S[slots] = True
         for name, values in state.items():  # older checkpoints have fewer

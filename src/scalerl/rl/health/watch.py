@@ -1,7 +1,7 @@
-"""The watch: reports on the run's health, from the lines of steps.jsonl and the evaluations.
+"""The watch on a run's health: it reports findings from the lines of steps.jsonl and the evaluations.
 
 A finding is reported once when it starts, once more if a warning becomes an alarm, and once when it is over
-(`Figure.is_over` keeps a value at a threshold from coming and going). Unknown values change nothing.
+(`Figure.is_over` keeps it from toggling near a threshold). Unknown values change nothing.
 """
 
 import math
@@ -15,13 +15,13 @@ from scalerl.record.evaluation import EvalPoint
 from scalerl.rl.config.health import LONGEST_WINDOW, Health
 from scalerl.rl.health.figures import FIGURES, READ, Figure, Level, Rows, figures_of
 
-# The drift of lengths compares a window with the one before it.
+# Twice the window, because the drift of lengths compares a window with the one before it.
 _STEPS_KEPT = 2 * LONGEST_WINDOW
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that began at step `since`, or that is `over` at `step`: a line of alarms.jsonl."""
+    """A warning or alarm that started at step `since`, or is `over` at `step`: a line of alarms.jsonl."""
 
     step: int
     metric: str
@@ -33,7 +33,7 @@ class Finding:
     over: bool = False
 
     def json(self) -> dict[str, Any]:
-        """The line, with the time."""
+        """Return the line of alarms.jsonl, with the time."""
         return {**asdict(self), "time": time.time(), "text": str(self)}
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Finding:
 
 
 class Watch:
-    """Holds a run to the thresholds of `health`, for weights of `precision`, and reports findings."""
+    """The watch on a run: it applies the thresholds of `health` for a `precision`, and reports findings."""
 
     def __init__(self, health: Health, precision: str, report: Callable[[Finding], None]) -> None:
         self._of_steps = figures_of(health, precision)
@@ -55,19 +55,18 @@ class Watch:
         self._report = report
         self._pauses = health.on_alarm == "pause"
         self.pause_for: Finding | None = None
-        """The alarm for which the run is to pause; one that was reported before a resume does not pause it
-        again."""
+        """The alarm for which the run must pause; one reported before a resume does not pause it again."""
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Check a line of steps.jsonl."""
-        # What figures read, as the rows are part of every checkpoint.
+        # Only the fields that figures read, because the rows are part of every checkpoint.
         self._rows.append({key: row[key] for key in READ if key in row})
         self._check(row["step"], list(self._rows), self._of_steps)
 
     def evaluation(self, point: EvalPoint) -> None:
         """Check an evaluation."""
         p, n = point.pass_rate, point.n_prompts * point.n_samples
-        # Without the spread within prompts, p (1 - p) of the mean: never less than the mean of p (1 - p).
+        # Without the spread within prompts, use p (1 - p) of the mean, which bounds the mean of p (1 - p).
         noise = point.noise_sd if math.isfinite(point.noise_sd) else math.sqrt(p * (1 - p) / max(n, 1))
         self._points.append({"pass_rate": p, "noise_sd": noise})
         self._check(point.step, self._points, self._of_points)
@@ -77,12 +76,12 @@ class Watch:
         self._report(Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0))
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs, as JSON has it (NaN apart)."""
+        """Return what `restore` needs, as JSON values (and NaN)."""
         open_findings = {name: asdict(finding) for name, finding in self._open.items()}
         return {"rows": list(self._rows), "points": list(self._points), "open": open_findings}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`: what was reported is not reported again."""
+        """Continue from `state`; findings that were reported are not reported again."""
         self._rows = deque(state["rows"], maxlen=_STEPS_KEPT)
         self._points = list(state["points"])
         self._open = {name: Finding(**finding) for name, finding in state["open"].items()}
@@ -96,7 +95,7 @@ class Watch:
     def _check_one(self, step: int, name: str, figure: Figure, value: float) -> None:
         known = self._open.get(name)
         if known is not None:
-            # Also while it stays open: the report of its end says how bad it was.
+            # Also while it stays open, because the report of its end has the worst value.
             worst = max(known.worst, value) if figure.sign > 0 else min(known.worst, value)
             known = self._open[name] = replace(known, worst=worst)
             if figure.is_over(value, known.level):

@@ -1,8 +1,9 @@
-"""Kernels in C for models in float32 on a CPU, and the dense models that are written out for them.
+"""C kernels for models in float32 on a CPU, and the families of dense models that they support.
 
     native.c, fused.py     decoding
     packed.c, packed.py    the training pass over packed tokens, and their layout
-    library.py             compiles both when they are first needed, and keeps what it made
+    dense.py               the weights and shape of a dense model
+    library.py             compiles both C files at first use, and caches the result
 
 It may import `scalerl.rl.model`. Imported by `rl.engine`, `rl.learner`.
 """

@@ -1,9 +1,9 @@
-"""The dense families whose forward pass is written out here: Llama, Mistral, Qwen2 and Qwen3.
+"""The dense families whose forward pass the kernels implement: Llama, Mistral, Qwen2 and Qwen3.
 
 A block of all four is  x + attention(norm(x)),  then  x + down(silu(gate(norm(x))) * up(norm(x))),  with RMS
 norms and rotary positions; Qwen2 has biases, Qwen3 norms of queries and keys. `DenseModel.of` finds the
-weights of such a model, and returns None for every other, which then runs through its own modules. So does
-any model where there is no C compiler.
+weights of such a model and returns None for every other one, which then runs through its own modules, as does
+any model without a C compiler.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions in which an angle depends on the position alone."""
+"""Kinds of rotary positions whose angles depend only on the position."""
 
 
 def attends_to_all(config: Any) -> bool:
-    """Return whether every token attends to all that came before; others have a window, say."""
+    """Return whether every token attends to all tokens before it, without a sliding window or the like."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
 class DenseLayer:
-    """The weights of one block: the model's own tensors, so that an update of it is an update here."""
+    """The weights of one block: the model's own tensors, so that a weight update changes them too."""
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -45,7 +45,7 @@ class DenseLayer:
 
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
-        """The matrices, with their biases."""
+        """The linear layers: matrices with their biases."""
         return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
 
 
@@ -64,11 +64,11 @@ class DenseModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseModel | None:
-        """Return the weights of `model`; None where its family or a change to it is not written out here."""
+        """Return the weights of `model`, or None if its family, or a change to it, is not supported."""
         config: Any = model.config
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act not in ("silu", "swish"):
             return None
-        if not attends_to_all(config):  # the kernels do: a window would be ignored
+        if not attends_to_all(config):  # the kernels would ignore a window
             return None
         base: Any = model.base_model
         rotary, head_dim = base.rotary_emb, base.layers[0].self_attn.head_dim
@@ -85,13 +85,13 @@ class DenseModel:
             rotary,
         )
         if any(type(m) is not nn.Linear for layer in dense.layers for m in layer.linears):
-            return None  # an adapter, say
-        # A parameter that is not among these, as a further bias or norm, would be left out without a word.
+            return None  # such as an adapter
+        # Any further parameter, such as another bias or norm, would silently be left out.
         known = {id(p) for p in dense.parameters()}
         return dense if known == {id(p) for p in base.parameters()} else None
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield all parameters but those of the head."""
+        """Yield all parameters except those of the head."""
         yield from (self.embedding.weight, self.norm)
         for layer in self.layers:
             for linear in layer.linears:
@@ -101,19 +101,19 @@ class DenseModel:
 
     @torch.no_grad()
     def rotation(self, n_positions: int) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine by position, each (n_positions, head_dim), by the model's own module."""
+        """Return cosine and sine by position, each (n_positions, head_dim), from the model's own module."""
         device = self.norm.device
-        # Of its first argument it reads dtype and device alone.
+        # The module reads only dtype and device of its first argument.
         cos, sin = self.rotary(torch.zeros(1, device=device), torch.arange(n_positions, device=device)[None])
         return cos[0].contiguous(), sin[0].contiguous()
 
 
 LANES = 8
-"""Numbers in a vector: sizes of heads, hidden states and gates must be multiples of it."""
+"""Floats in a vector; the sizes of heads, hidden states and gates must be multiples of it."""
 
 
 def fits(model: DenseModel) -> bool:
-    """Return whether C can compute with a model: float32 on a CPU, and sizes of whole vectors."""
+    """Return whether the kernels can run a model: float32 on a CPU, with sizes in whole vectors."""
     sizes = (model.norm.shape[0], model.head_dim, model.layers[0].down.in_features)
     plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
     return plain and all(size % LANES == 0 for size in sizes)

@@ -1,11 +1,11 @@
-"""The forward pass of Llama and similar families, with as little around the matrix products as possible.
+"""The forward pass of Llama and similar families, with little overhead around the matrix products.
 
     hidden += attention(norm(hidden) Wqkv) Wo        RMSNorm (and q, k norm), RoPE, grouped-query attention
     hidden += (silu(gate) * up) Wdown                gate, up = norm(hidden) Wgate_up
 
-Matrices that read the same input are stored one below the other, and the modules of the model hold views of
-them: weights that are copied into the modules are here, too. Non-GEMM kernels are in native.c. Tokens
-of prompts and of completions take the same path, and each attends to exactly the tokens before it.
+Matrices that read the same input are stacked, and the modules of the model hold views of them, so that
+weights copied into the modules are updated here too. Non-GEMM kernels are in native.c. Tokens of prompts and
+completions take the same path, and each attends to itself and the tokens before it.
 
 Shapes in names: A tokens of a pass, B prompts or slots, S decode slots, T tokens of a prompt, D hidden size.
 """
@@ -25,11 +25,11 @@ from scalerl.rl.kernels.library import Pointer, load_library
 from scalerl.rl.model.cache_blocks import BLOCK, BlockPool, BlockTable, blocks_for, offsets
 
 MOST_TOKENS = 512
-"""Tokens of one pass, so that what lies between two matrix products stays in the processor's cache."""
+"""Most tokens of one pass, so that activations between two matrix products stay in the CPU's cache."""
 
 
 class Shape(ctypes.Structure):
-    """The attention of one model."""
+    """The shape of a model's attention, for C."""
 
     _fields_ = (
         *((name, c_int64) for name in ("heads", "kv_heads", "head_dim")),
@@ -38,24 +38,24 @@ class Shape(ctypes.Structure):
 
 
 class KernelStore(ctypes.Structure):
-    """Keys and values of one layer, in blocks; and the blocks of every entry, `columns` for each."""
+    """For C: keys and values of one layer, in blocks; and the blocks of every entry, `columns` for each."""
 
     _fields_ = (("keys", c_void_p), ("values", c_void_p), ("table", c_void_p), ("columns", c_int64))
 
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """Return the functions of native.c; None where there is no C compiler, or it does not take them.
+    """Return the functions of native.c; None if there is no C compiler, or it cannot compile them.
 
-    All tensors are contiguous and on the CPU: float32, or int64 where they are offsets.
+    All tensors are contiguous and on the CPU: offsets are int64, all others float32.
 
     rms_norm(x, weight, eps, out, *x.shape)    x / sqrt(mean(x^2) + eps) * weight, token by token
     swiglu(gate_up, out, *out.shape)           silu(gate) * up, from (A, 2 D) to (A, D)
     attend(shape, prompts, own, qkv, q_norm, k_norm, cos, sin, *offsets, score, out, A)
-        Writes the keys and values of the tokens to the store `own`, and attends to the tokens before them and
-        to themselves. `qkv` is (A, heads + 2 kv_heads, head_dim); the norms are None where a model has none;
-        `cos` and `sin` are (positions, head_dim); the four `offsets` are for each token (A,) the entry of its
-        prompt, how many positions of that come before it, its entry in `own` and its position there; `score`
+        Writes the keys and values of the tokens to the store `own`; each token attends to those before it and
+        to itself. `qkv` is (A, heads + 2 kv_heads, head_dim); the norms are None if a model has none; `cos`
+        and `sin` are (positions, head_dim). The four `offsets` have for each token (A,) the entry of its
+        prompt, the number of prompt positions before it, its entry in `own`, and its position there. `score`
         is scratch memory (heads, both extents), `out` (A, heads, head_dim). Tokens of one entry are in order.
     """
     stores = [POINTER(Shape), POINTER(KernelStore), POINTER(KernelStore)]
@@ -86,65 +86,66 @@ class _Blocks:
     """Keys, (places / LANES, kv_heads, dim, LANES), and values, (places, kv_heads, dim), of all layers."""
 
     def __init__(self, model: DenseModel, most: int) -> None:
-        """`most` is the number of blocks that may be needed."""
+        """Start empty; at most `most` blocks are needed."""
         shape = model.kv_heads, model.head_dim
         self.layers = [(torch.zeros(0, *shape, LANES), torch.zeros(0, *shape)) for _ in model.layers]
         self.pool = BlockPool(most, self._grow)
 
     def _grow(self, size: int) -> None:
-        """Allocate more blocks, layer by layer: all of them twice would be the cache once more."""
+        """Grow to `size` blocks, layer by layer: growing all at once would need a second cache."""
         places = size * BLOCK
         for i, (keys, values) in enumerate(self.layers):
             self.layers[i] = longer(keys, places // LANES), longer(values, places)
 
 
 def longer(tensor: Tensor, length: int) -> Tensor:
-    """Return a tensor with as much in it, and zeros after that, up to this length."""
-    # Zeros: blocks are read whole, and what was in that memory may not be finite.
+    """Return a copy of a tensor, padded with zeros to this length."""
+    # Zeros: blocks are read whole, and uninitialised memory may not be finite.
     new = tensor.new_zeros(length, *tensor.shape[1:])
     new[: len(tensor)] = tensor
     return new
 
 
 class _Store:
-    """Keys and values of `n` entries of `n_positions` at most, in blocks of a pool that stores share."""
+    """Keys and values of `n` entries of up to `n_positions`, in blocks from a pool that stores share."""
 
     def __init__(self, blocks: _Blocks, n: int, n_positions: int) -> None:
         self.table, self._blocks = BlockTable(blocks.pool, n, n_positions), blocks
 
     def of_layers(self) -> list[KernelStore]:
-        """Return where they are now, for each layer: blocks move where there are more of them."""
+        """Return the current addresses of keys and values of each layer; they change when the pool grows."""
         block_EN = self.table.block_EN
         where = block_EN.ctypes.data, block_EN.shape[1]
         return [KernelStore(k.data_ptr(), v.data_ptr(), *where) for k, v in self._blocks.layers]
 
     def save(self, entry_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
-        """Return copies of the first `length_B` positions of some entries, one after the other, by layer; of
-        keys whole runs of `LANES` positions."""
+        """Return copies of the first `length_B` positions of some entries, one after another, by layer.
+
+        Keys are saved in whole runs of `LANES` positions."""
         run, place = self._where(entry_B, length_B)
         layers = self._blocks.layers
         return [torch.stack([keys[run] for keys, _ in layers]), torch.stack([v[place] for _, v in layers])]
 
     def load(self, entry_B: np.ndarray, length_B: np.ndarray, saved: Sequence[Tensor]) -> None:
-        """Put back what `save` returned, into entries that have nothing."""
+        """Restore the result of `save` into empty entries."""
         self.table.hold(entry_B, length_B)
         run, place = self._where(entry_B, length_B)
         for (keys, values), old_keys, old_values in zip(self._blocks.layers, *saved, strict=True):
             keys[run], values[place] = old_keys, old_values
 
     def _where(self, entry_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return the runs of keys, and the places of values, of entries of these lengths."""
+        """Return the runs of keys and the places of values, for entries of these lengths."""
         places = self.table.places(entry_B, length_B)
-        starts = places[places % LANES == 0]  # runs are aligned to places, as blocks are whole runs
+        starts = places[places % LANES == 0]  # a block consists of whole runs, so runs start at multiples
         return torch.from_numpy(starts // LANES), torch.from_numpy(places)
 
 
 class FusedEngine:
-    """An `Engine` (`scalerl.rl.engine.engine`) in C and torch's matrix products.
+    """An `Engine` (`scalerl.rl.engine.engine`) by C kernels and torch's matrix products.
 
-    A prompt has one entry in a store of prompts, for all slots that go on from it; the completion of a slot
-    has an entry of its own in another store. So the slots of a group read the same keys and values, which
-    stay in the processor's cache meanwhile. Both take blocks of one pool, as many as their lengths need.
+    A prompt has one entry in a store of prompts, for all slots that continue it; the completion of a slot has
+    its own entry in another store. So the slots of a group read the same keys and values, which stay in the
+    CPU's cache. Both stores take blocks of one pool, as many as the actual lengths need.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class FusedEngine:
         self._own = _Store(self._blocks, n_slots, new_tokens)
         self._prompt_S = np.full(n_slots, -1)  # the entry of each slot's prompt, and its length
         self._prefix_S = np.zeros(n_slots, dtype=np.int64)
-        self._slots_P = np.zeros(n_slots, dtype=np.int64)  # how many go on from each prompt
-        # Prompts go on from an empty prefix in the store of prompts: both may be that of prompts.
+        self._slots_P = np.zeros(n_slots, dtype=np.int64)  # number of slots that continue each prompt
+        # In prefill both stores are that of prompts, with an empty prefix.
         self._score = torch.empty(heads, (of_slot[0] + max(of_slot)) * BLOCK)
         sizes = {"hidden": hidden, "normed": hidden, "mixed": heads * dim}
         sizes |= {"qkv": (heads + 2 * kv_heads) * dim, "gate_up": 2 * inner, "gated": inner}
@@ -174,20 +175,20 @@ class FusedEngine:
 
     @classmethod
     def of(cls, model: nn.Module, n_slots: int, prompt_tokens: int, new_tokens: int) -> Self | None:
-        """Return the engine of a model; None where it does not compute that, or there is no C compiler."""
+        """Return the engine of a model; None if the kernels do not support it or there is no C compiler."""
         dense = DenseModel.of(model)
         if dense is None or not fits(dense):
             return None
         others = (linear for layer in dense.layers for linear in (layer.o, layer.gate, layer.up, layer.down))
-        if any(linear.bias is not None for linear in others):  # the formulas above have none
+        if any(linear.bias is not None for linear in others):  # the kernels have no such biases
             return None
         kernels = load_kernels()
         return None if kernels is None else cls(dense, kernels, n_slots, prompt_tokens, new_tokens)
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
-        """Run all tokens of all prompts, one after the other and without padding; see `Engine`."""
+        """Run all tokens of all prompts, packed without padding; see `Engine`."""
         self.free(np.concatenate(groups))
-        # There are as many entries as slots: enough are free.
+        # There are as many entries as slots, so enough are free.
         entry_B = np.flatnonzero(self._slots_P == 0)[: len(groups)]
         for slots, prompt_T, entry in zip(groups, prompts, entry_B, strict=True):
             self._prompt_S[slots], self._prefix_S[slots] = entry, len(prompt_T)
@@ -207,7 +208,7 @@ class FusedEngine:
         return self._run(self._own, tokens_A, (self._prompt_S[slots_A], prefix_A, slots_A, at_A))
 
     def free(self, slots_B: np.ndarray) -> None:
-        """See `Engine`; a prompt goes with the last slot that goes on from it."""
+        """See `Engine`; a prompt is freed with the last slot that continues it."""
         self._own.table.free(slots_B)
         prompt_B = self._prompt_S[slots_B]
         prompt_B = prompt_B[prompt_B >= 0]
@@ -217,7 +218,7 @@ class FusedEngine:
             self._prompts.table.free(np.unique(left))
 
     def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
-        """Return keys and values of all layers, and the prompt that each slot goes on from; see `Engine`."""
+        """Return keys and values of all layers, and the prompt that each slot continues; see `Engine`."""
         prompt_B, prefix_B = self._prompt_S[slots_B], self._prefix_S[slots_B]
         # A prompt that several slots share is saved once.
         entry_P, first_P = np.unique(prompt_B, return_index=True)
@@ -240,11 +241,11 @@ class FusedEngine:
         self._own.load(slots_B, state["length"], state["own"])
 
     def _run(self, own: _Store, tokens_A: np.ndarray, where: Sequence[np.ndarray]) -> Tensor:
-        """Run the tokens in passes of `MOST_TOKENS`; their keys and values are written to `own`."""
+        """Run tokens in passes of at most `MOST_TOKENS`; write their keys and values to `own`."""
         inputs = [torch.from_numpy(array) for array in (tokens_A, *where)]
         stores = list(zip(self._prompts.of_layers(), own.of_layers(), strict=True))
         out_AD = torch.empty(len(tokens_A), self._embedding.shape[1])
-        # A cut within a prompt changes nothing: keys and values of its first part are in the store by then.
+        # A prompt may be cut: keys and values of its first part are in the store before the second part runs.
         for start in range(0, len(tokens_A), MOST_TOKENS):
             part = slice(start, start + MOST_TOKENS)
             token_part, *where_part = (tensor[part] for tensor in inputs)
@@ -275,11 +276,11 @@ class FusedEngine:
 
 
 def _stack(parameters: Sequence[Tensor]) -> Tensor:
-    """Return one tensor with all parameters, which become views of it."""
+    """Return a tensor of all parameters stacked, and turn the parameters into views of it."""
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
-        # A view: weights that are copied into the module later are then here, too.
+        # A view, so that weights copied into the module later are updated here too.
         parameter.data = part
     return whole
 

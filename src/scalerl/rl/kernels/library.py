@@ -1,4 +1,4 @@
-"""The C beside this file: compiled when it is first needed, in a second, and kept in the user's cache."""
+"""Compilation of the C files beside this one, at first use, in a second; the result is kept in the cache."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from scalerl.files import cache_folder
 
-# Not -ffast-math: it assumes that nothing is infinite, and scores of masked positions are.
+# Not -ffast-math: it assumes that all numbers are finite, but scores of masked positions are not.
 _FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _MACHINES = ("-march=native", "")
-"""Not every compiler knows the machine it is on."""
+"""Flags to try in order: not every compiler supports `native`."""
 
 
 class Pointer:
-    """The type of an argument that is a contiguous tensor on the CPU, or None for NULL."""
+    """The ctypes type of an argument that is a contiguous CPU tensor, or None for NULL."""
 
     @classmethod
     def from_param(cls, tensor: Tensor | None) -> ctypes.c_void_p:
-        """Return the address; called by ctypes."""
+        """Return the address of a tensor; called by ctypes."""
         return ctypes.c_void_p(None if tensor is None else address(tensor))
 
 
@@ -40,9 +40,9 @@ def address(tensor: Tensor) -> int:
 
 
 def load_library(name: str, arguments: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | None:
-    """Load the C file `name` beside this one; None where no compiler takes it.
+    """Compile and load the C file `name` beside this one; return None if that fails.
 
-    `arguments` are the types of the arguments of its functions, which return nothing.
+    `arguments` has the argument types of each of its functions, which return nothing.
     """
     named = os.environ.get("CC", "").split()
     choices = [named] if named else [["cc"], ["gcc"], ["clang"]]
@@ -56,15 +56,15 @@ def load_library(name: str, arguments: Mapping[str, Sequence[Any]]) -> ctypes.CD
 
 def _load(compiler: Sequence[str], source: Path) -> ctypes.CDLL | None:
     kept = cache_folder() / "kernels" / f"{source.stem}-{_key(compiler, source)}.so"
-    with suppress(OSError):  # it is not there
+    with suppress(OSError):  # not compiled yet
         return ctypes.CDLL(str(kept))
     for folder in (kept.parent, Path(tempfile.gettempdir())):
-        with suppress(OSError):  # a folder that cannot be written, or from which nothing may be run
+        with suppress(OSError):  # the folder may be read-only or mounted noexec
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="scalerl-", dir=folder) as made:
                 library = _compile(compiler, source, target := Path(made) / "library.so")
                 if folder == kept.parent and library:
-                    target.replace(kept)  # whole: another process may load it at this moment
+                    target.replace(kept)  # atomically: another process may load it at this moment
                 return library
     return None
 
@@ -78,10 +78,10 @@ def _compile(compiler: Sequence[str], source: Path, target: Path) -> ctypes.CDLL
 
 
 def _key(compiler: Sequence[str], source: Path) -> str:
-    """Hash the code, the compiler, and the processor: a home may be that of machines of several kinds."""
+    """Return a hash of code, compiler and CPU: machines with different CPUs may share a home directory."""
     binary = Path(shutil.which(compiler[0]) or "").resolve()
     parts = [*compiler, *_FLAGS, str(binary), str(binary.stat().st_mtime_ns), platform.platform()]
-    with suppress(OSError):  # Linux says there which instructions the processor has
+    with suppress(OSError):  # on Linux this file lists the CPU's instruction sets
         lines = set(Path("/proc/cpuinfo").read_text().splitlines())
         parts += sorted(line for line in lines if line.startswith(("flags", "Features", "model")))
     code = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]

@@ -4,7 +4,7 @@
  * A store of keys and values holds blocks of BLOCK positions: keys as [block][BLOCK / LANES][kv_heads][head_dim]
  * [LANES], values as [block][BLOCK][kv_heads][head_dim]. So scores run along positions and mixtures along dimensions,
  * both in whole vectors. A table has the blocks of each slot, in the order of its positions, `columns` for each. Every
- * token is computed by itself and in one order: what shares its pass changes no bit of it.
+ * token is computed on its own, in a fixed order: other tokens of a pass do not change a bit of it.
  */
 #include <math.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 #include "vectors.h"
 
-enum { BLOCK = 32 }; /* positions, as in blocks.py */
+enum { BLOCK = 32 }; /* positions, as in cache_blocks.py */
 
 static const Integers LANE = {0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -41,7 +41,7 @@ void rms_norm(const float *restrict x, const float *restrict weight, float eps, 
     }
 }
 
-/* One head of a query or key: normalised where `weight` is given (Qwen3), then turned by its position. */
+/* One head of a query or key: normalised if `weight` is given (Qwen3), then rotated by its position. */
 static inline void rotate(const float *restrict x, const float *restrict weight, const float *restrict cos,
                           const float *restrict sin, const Shape *s, float *restrict out)
 {
@@ -57,7 +57,7 @@ static inline void rotate(const float *restrict x, const float *restrict weight,
     }
 }
 
-/* Where position t is, of the slot whose blocks these are. */
+/* The place of position t of the slot that has these blocks. */
 static inline int64_t place(const int64_t *restrict blocks, int64_t t)
 {
     return blocks[t / BLOCK] * BLOCK + t % BLOCK;
@@ -66,7 +66,7 @@ static inline int64_t place(const int64_t *restrict blocks, int64_t t)
 /* query . keys, for the LANES positions of one block. */
 static inline Vector score_block(const float *restrict query, const float *restrict keys, int64_t dim)
 {
-    Vector a = {0}, b = {0}, c = {0}, d = {0}; /* four sums: one would wait for itself */
+    Vector a = {0}, b = {0}, c = {0}, d = {0}; /* four sums: additions to a single one would wait for each other */
     for (int64_t i = 0; i < dim; i += 4, keys += 4 * LANES) {
         a += query[i] * load(keys);
         b += query[i + 1] * load(keys + LANES);
@@ -76,7 +76,7 @@ static inline Vector score_block(const float *restrict query, const float *restr
     return (a + b) + (c + d);
 }
 
-/* out += weight . values, for the LANES positions of one block, whose values stand `stride` apart. */
+/* out += weight . values, for the LANES positions of one block, whose values are `stride` apart. */
 static inline void mix_block(const float *restrict weight, const float *restrict values, int64_t stride,
                              int64_t dim, float *restrict out)
 {
@@ -120,10 +120,10 @@ static inline void mix_slot(const Shape *s, const float *restrict weight, const 
     }
 }
 
-/* Token a comes after the first prefix_A[a] positions of slot prompt_A[a] of `prompts` and the first at_A[a] of slot
- * slot_A[a] of `own`: write its key and value there, and attend to all of them and to itself. Tokens of one slot
- * stand in order of position. qkv: [n][heads + 2 kv_heads][head_dim]; cos and sin: [positions][head_dim]; score:
- * [heads][room], and room is what the blocks of both take; out: [n][heads][head_dim]. */
+/* Token a follows the first prefix_A[a] positions of slot prompt_A[a] of `prompts` and the first at_A[a] of slot
+ * slot_A[a] of `own`: write its key and value to `own`, and let it attend to these positions and to itself. Tokens of
+ * one slot are in order of position. qkv: [n][heads + 2 kv_heads][head_dim]; cos and sin: [positions][head_dim];
+ * score: [heads][room], where room is the number of positions of the blocks of both; out: [n][heads][head_dim]. */
 void attend(const Shape *s, const Store *prompts, const Store *own, const float *restrict qkv,
             const float *restrict q_norm, const float *restrict k_norm, const float *restrict cos,
             const float *restrict sin, const int64_t *restrict prompt_A, const int64_t *restrict prefix_A,
@@ -145,7 +145,7 @@ void attend(const Shape *s, const Store *prompts, const Store *own, const float 
                 keys[(kv * dim + i) * LANES + lane] = key[i];
         }
         memcpy(values, qkv + heads * dim + wide, sizeof(float) * wide);
-        if (lane == 0) /* what was left in the rest of the block weighs 0 from now on, but may not be finite */
+        if (lane == 0) /* old values in the rest of the block have weight 0, but may not be finite */
             memset(values + wide, 0, sizeof(float) * (LANES - 1) * wide);
         for (int64_t h = 0; h < heads; h++)
             rotate(qkv + h * dim, q_norm, turn, lift, s, query + h * dim);

@@ -1,7 +1,7 @@
-/* What is no matrix product in the training pass of a dense model over packed tokens; called by packed.py.
+/* The non-GEMM kernels of the training pass of a dense model over packed tokens; called by packed.py.
  *
  * All arrays are float32 and row-major; sizes of heads, hidden states and gates are multiples of LANES. Every sum
- * runs in one order, so that a result depends on nothing but its arguments.
+ * is computed in a fixed order, so that a result depends only on its arguments.
  */
 #include <math.h>
 #include <stdint.h>
@@ -57,17 +57,17 @@ void swiglu_backward(const float *restrict grad, const float *restrict gate_up, 
         }
 }
 
-/* Prompts and, for each, the completions first[u] .. first[u + 1] that read it; in tokens of the packed arrays. */
+/* Prompts and, for each, the completions first[u] .. first[u + 1] that read it; offsets are in packed tokens. */
 typedef struct {
     int64_t heads, kv_heads, head_dim, n_prompts;
     const int64_t *prompt_start, *prompt_length, *first, *start, *length;
-    const float *cos, *sin; /* [position][head_dim], of which the first half is read */
+    const float *cos, *sin; /* [position][head_dim]; only the first half of each row is read */
     float *room;            /* see `lay_out` */
-    int64_t extent;         /* positions that the room has, a multiple of LANES */
+    int64_t extent;         /* positions in the room, a multiple of LANES */
     float scale;
 } Attention;
 
-/* Keys (turned) and values of one sequence and one key head, by position and by dimension, and their gradients. */
+/* Rotated keys and values of one sequence and one key head, by position and by dimension, and their gradients. */
 typedef struct {
     float *k, *v, *grad_k, *grad_v; /* [extent][head_dim] */
     float *k_t, *v_t;               /* [head_dim][extent] */
@@ -92,7 +92,7 @@ static Room lay_out(const Attention *a)
     return room;
 }
 
-/* Turn a head by its position; with sign -1 the transpose of that, which takes a gradient back. */
+/* Rotate a head by its position; with sign -1 by the transpose, which maps a gradient back. */
 static inline void turn(const float *restrict x, const Attention *a, int64_t position, float sign,
                         float *restrict out)
 {
@@ -104,7 +104,7 @@ static inline void turn(const float *restrict x, const Attention *a, int64_t pos
     }
 }
 
-/* Keys and values of `n` tokens, which stand at the positions from `at` on. */
+/* Fill the room with keys and values of `n` tokens at the positions from `at` on. */
 static void fill(const Attention *a, const Room *room, const float *restrict qkv, int64_t kv, int64_t n, int64_t at)
 {
     int64_t dim = a->head_dim, width = (a->heads + 2 * a->kv_heads) * dim;
@@ -121,12 +121,12 @@ static void fill(const Attention *a, const Room *room, const float *restrict qkv
     memset(room->grad_v + at * dim, 0, sizeof(float) * n * dim);
 }
 
-/* out[t] = x . columns[:, t] for t < length, and what is in the room up to a multiple of LANES. */
+/* out[t] = x . columns[:, t] for t < length, and with whatever is in the room up to a multiple of LANES. */
 static inline void products(const float *restrict x, const float *restrict columns, const Attention *a,
                             int64_t length, float *restrict out)
 {
     for (int64_t t = 0; t < length; t += LANES) {
-        Vector even = {0}, odd = {0}; /* two sums, as one would wait for itself */
+        Vector even = {0}, odd = {0}; /* two sums: additions to a single one would wait for each other */
         for (int64_t i = 0; i < a->head_dim; i += 2) {
             even += x[i] * load(columns + i * a->extent + t);
             odd += x[i + 1] * load(columns + (i + 1) * a->extent + t);
@@ -175,7 +175,7 @@ static inline void spread(const float *restrict weight, const float *restrict x,
     }
 }
 
-/* The queries of `n` tokens at the positions from `at` on; out: [token][heads][head_dim]. */
+/* Attention of the queries of `n` tokens at the positions from `at` on; out: [token][heads][head_dim]. */
 static void attend(const Attention *a, const Room *room, const float *restrict qkv, int64_t kv, int64_t n,
                    int64_t at, float *restrict out)
 {
@@ -188,7 +188,7 @@ static void attend(const Attention *a, const Room *room, const float *restrict q
         }
 }
 
-/* Their gradients, where those of keys and values are added up in the room. */
+/* Gradients of these queries; those of keys and values are accumulated in the room. */
 static void attend_backward(const Attention *a, const Room *room, const float *restrict grad,
                             const float *restrict qkv, int64_t kv, int64_t n, int64_t at, float *restrict grad_qkv)
 {
@@ -200,7 +200,7 @@ static void attend_backward(const Attention *a, const Room *room, const float *r
             weigh(a, room, length);
             products(grad + h * dim, room->v_t, a, length, room->grad_score);
             for (int64_t s = length; s % LANES; s++)
-                room->grad_score[s] = 0.0f; /* whatever a longer completion has left there */
+                room->grad_score[s] = 0.0f; /* a longer completion may have left values there */
             Vector along = {0};
             for (int64_t s = 0; s < length; s += LANES)
                 along += load(room->score + s) * load(room->grad_score + s);
@@ -216,7 +216,7 @@ static void attend_backward(const Attention *a, const Room *room, const float *r
         }
 }
 
-/* The gradients of keys and values out of the room. */
+/* Write the gradients of keys and values from the room to grad_qkv. */
 static void give(const Attention *a, const Room *room, int64_t kv, int64_t n, int64_t at, float *restrict grad_qkv)
 {
     int64_t dim = a->head_dim, width = (a->heads + 2 * a->kv_heads) * dim;
@@ -246,7 +246,7 @@ void attention(const Attention *a, const float *restrict qkv, float *restrict ou
         }
 }
 
-/* grad_qkv from the gradient of `out`; what completions ask of their prompt's keys and values is summed. */
+/* grad_qkv from the gradient of `out`; gradients of a prompt's keys and values are summed over completions. */
 void attention_backward(const Attention *a, const float *restrict grad, const float *restrict qkv,
                         float *restrict grad_qkv)
 {

@@ -1,16 +1,16 @@
 """The training pass of a dense model over packed tokens, with its gradient.
 
-A micro-batch has no padding: every prompt once, then what is read of each completion, one after another.
+A micro-batch has no padding: every prompt once, then the tokens that are read of each completion.
 
     token_F     prompt prompt ... completion completion ...
 
-The last token of a completion is predicted and never read; its first is predicted at the end of its prompt.
+The last token of a completion is predicted but never read; its first is predicted at the end of its prompt.
 
-The same mathematics as the model's own modules, in float32 on a CPU. Matrix products are torch's; the norm,
-the gated activation and the attention are in packed.c, each with a backward pass of its own.
+The mathematics is that of the model's own modules, in float32 on a CPU. Matrix products are torch's; the
+norm, the gated activation and the attention are in packed.c, each with its own backward pass.
 
-Shapes in names: M completions, U prompts, T positions, W wanted tokens, F tokens that are read, R of them at
-which something is predicted, D hidden size, I inner size of the MLP, H query heads, X heads of queries, keys
+Shapes in names: M completions, U prompts, T positions, W wanted tokens, F tokens that are read, R of these
+that predict a wanted token, D hidden size, I inner size of the MLP, H query heads, X heads of queries, keys
 and values, E head size.
 """
 
@@ -43,11 +43,11 @@ class Packing:
     first_U: np.ndarray
     """The first completion of each prompt; the last entry is the number of completions."""
     start_M: np.ndarray
-    """Flat offset of the first token that is read of each completion, in the order of their prompts."""
+    """Flat offset of the first token of each completion, in the order of their prompts."""
     length_M: np.ndarray
-    """Tokens that are read, 0 or more."""
+    """Number of tokens of each completion that are read, 0 or more."""
     needed_R: np.ndarray
-    """Flat offsets at which something is predicted, ascending."""
+    """Flat offsets of the tokens that predict a wanted token, ascending."""
     row_W: np.ndarray
     """For each wanted token, in the order of `wanted_MT`, its index in `needed_R`."""
 
@@ -55,12 +55,13 @@ class Packing:
     def of(
         cls, token_MT: np.ndarray, wanted_MT: np.ndarray, prompt_M: np.ndarray, group_M: np.ndarray
     ) -> Packing:
-        """Pack right-padded sequences, to predict those after the first token that `wanted_MT`, of shape
-        (M, T - 1), marks. Those of one group begin with the same `prompt_M` tokens, at least one.
+        """Pack right-padded sequences, whose tokens after the first are wanted where `wanted_MT` is true.
+
+        `wanted_MT` is (M, T - 1). Sequences of a group start with the same `prompt_M` tokens, at least one.
         """
         _, first_U, group_M = np.unique(group_M, return_index=True, return_inverse=True)
-        # Where nothing is wanted argmax is 0, and the whole row is read: it costs, and changes nothing.
-        read_M = wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1)  # up to the last that predicts something
+        # If a row has no wanted token, argmax is 0 and the whole row is read, which only costs time.
+        read_M = wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1)  # up to the last that predicts a token
         length_M = np.maximum(read_M - prompt_M, 0)
         order_M = np.argsort(group_M, kind="stable")
         at_T = np.arange(wanted_MT.shape[1])
@@ -73,7 +74,7 @@ class Packing:
         m_W, t_W = np.nonzero(wanted_MT)
         own_W = start_M[m_W] + t_W - prompt_M[m_W]
         at_W = np.where(t_W < prompt_M[m_W], start_U[group_M[m_W]] + t_W, own_W)
-        # The end of a prompt predicts the first token of each of its completions: one hidden state for all.
+        # One hidden state at the end of a prompt predicts the first token of each of its completions.
         needed_R, row_W = np.unique(at_W, return_inverse=True)
         read_MT = token_MT[:, :-1]
         return cls(
@@ -89,7 +90,7 @@ class Packing:
 
     @property
     def longest(self) -> int:
-        """Positions of the longest sequence that is read."""
+        """Number of positions of the longest sequence that is read."""
         prompt_M = np.repeat(self.prompt_length_U, np.diff(self.first_U))
         return int((prompt_M + self.length_M).max())
 
@@ -99,19 +100,19 @@ def _starts(length: np.ndarray) -> np.ndarray:
 
 
 def can_pack(model: DenseModel) -> bool:
-    """Return whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
+    """Return whether `packed_hidden_states` supports the model's sizes and there is a C compiler."""
     return fits(model) and load_kernels() is not None
 
 
 def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
-    """Return last hidden states, before the LM head, where something is predicted: shape (R, D)."""
+    """Return the last hidden states, before the LM head, of the tokens that predict a wanted one: (R, D)."""
     needed_R = torch.from_numpy(packing.needed_R)
     attention = _Attention.of(model, packing)
     x_FD = model.embedding(torch.from_numpy(packing.token_F))
     for layer in model.layers:
         qkv_FXE = _queries_keys_values(model, layer, rms_norm(x_FD, layer.norm, model.eps))
         mixed_FD: Any = _Attend.apply(qkv_FXE, attention)
-        if layer is model.layers[-1]:  # the keys of the other tokens have been read: they are done
+        if layer is model.layers[-1]:  # other tokens were only needed for their keys and values
             mixed_FD, x_FD = mixed_FD.index_select(0, needed_R), x_FD.index_select(0, needed_R)
         x_FD = x_FD + linear(mixed_FD, layer.o.weight, layer.o.bias)
         x_FD = x_FD + _mlp(layer, rms_norm(x_FD, layer.mlp_norm, model.eps))
@@ -119,10 +120,10 @@ def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
 
 
 def _queries_keys_values(model: DenseModel, layer: DenseLayer, x_FD: Tensor) -> Tensor:
-    """Shape (F, X, E), the heads of queries first."""
+    """Return queries, keys and values, (F, X, E), the heads of queries first."""
     parts = (layer.q, layer.k, layer.v)
     bias = None if layer.q.bias is None else torch.cat([part.bias for part in parts])
-    # One product for all heads: the gradient of `cat` gives each matrix its part.
+    # One product for all heads; the backward pass of `cat` gives each matrix its part of the gradient.
     qkv = linear(x_FD, torch.cat([part.weight for part in parts]), bias)
     qkv_FXE = qkv.unflatten(1, (-1, model.head_dim))
     if layer.q_norm is None or layer.k_norm is None:
@@ -158,7 +159,7 @@ class _RmsNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
         x, scale, rate = ctx.saved_tensors
-        # Autograd may pass an expanded gradient: its memory is not the array that C reads.
+        # Autograd may pass an expanded gradient, but C reads a contiguous array.
         grad, grad_x, grad_scale = grad.contiguous(), torch.empty_like(x), torch.zeros_like(scale)
         sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
         _functions().rms_norm_backward(grad, x, scale, rate, grad_x, grad_scale, *sizes)
@@ -172,7 +173,7 @@ class _Swiglu(Function):
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         _functions().swiglu(gate_up, out, *out.shape)
-        # The input alone: silu is cheaper to compute again than to hold.
+        # Only the input is kept: recomputing silu is cheaper than holding it.
         ctx.save_for_backward(gate_up)
         return out
 
@@ -187,8 +188,8 @@ class _Swiglu(Function):
 class _Attend(Function):
     """Rotary positions and causal attention, from (F, X, E) to (F, H E).
 
-    Gradients of a prompt's keys and values are summed over the completions that read them. Only the arguments
-    are kept for the backward pass, which computes the scores again.
+    Gradients of a prompt's keys and values are summed over the completions that read them. Only the input is
+    kept for the backward pass, which computes the scores again.
     """
 
     @staticmethod
@@ -229,13 +230,13 @@ class _Attention(ctypes.Structure):
         tensors = [*arrays, cos, sin, room]
         shape = (model.heads, model.kv_heads, model.head_dim, len(packing.prompt_start_U))
         attention = cls(*shape, *map(address, tensors), extent, model.head_dim**-0.5)
-        attention.owners = tensors  # what it points to lives as long as it does
+        attention.owners = tensors  # keeps alive the memory that it points to
         return attention
 
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """Return the functions of packed.c; None where there is no C compiler, or it does not take them."""
+    """Return the functions of packed.c; None if there is no C compiler, or it cannot compile them."""
     return load_library(
         "packed.c",
         {

@@ -1,5 +1,5 @@
-/* Vectors of LANES floats, by the extension that GCC and Clang share; and what decoder
- * and trainer both compute. */
+/* Vectors of LANES floats, by the extension that GCC and Clang share; and functions that
+ * decoder and trainer both use. */
 #ifndef VECTORS_H
 #define VECTORS_H
 
@@ -7,7 +7,7 @@
 
 #define LANES 8
 
-/* They may stand anywhere, and overlay arrays of floats. */
+/* They may be unaligned, and may alias arrays of floats. */
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -41,7 +41,7 @@ static inline float total(Vector x)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-/* Scores to weights that sum to 1, in place; n is a multiple of LANES, and -infinity weighs 0. */
+/* Turn scores into weights that sum to 1, in place; n is a multiple of LANES; -infinity gets weight 0. */
 static inline void softmax(float *restrict score, int64_t n, float scale)
 {
     Vector most = load(score), sum = {0};

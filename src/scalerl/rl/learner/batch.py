@@ -1,7 +1,7 @@
-"""What a trainer step is made of: the arrays of its batch, the rows of each pass, and its figures.
+"""The data of a trainer step: the arrays of its batch, the rows of each pass, and its statistics.
 
-All ranks cut a batch into the same passes, so that nothing is sent. The weights per token make the result
-independent of it, but for rounding.
+Every rank computes the same cut of a batch into passes, so nothing has to be sent. Because tokens are
+weighted over the whole batch, the result does not depend on the cut, except for rounding.
 
 Shapes in names: G completions of one group, N completions of the batch, T positions (prompt and completion).
 """
@@ -25,16 +25,16 @@ from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.types import Group, Rollout
 
 Fate = Literal["trained", "zero_variance", "truncated", "failed"]
-"""The fate of a group: it enters the loss; or it leaves it because its rewards are all the same, because
-truncation left fewer than two of its completions, or because failed verifications did."""
+"""The fate of a group: it enters the loss, or is dropped because its rewards are all the same, or because
+truncation or failed verifications left fewer than two completions."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Completions that enter the loss, right-padded. Position t predicts the token at t.
 
-    `weight_NT` sums to 1 over the batch (to less with `ConstantAverage`), and is 0 on prompts, on inserted
-    tokens and on padding.
+    `weight_NT` sums to 1 over the batch (to less with `ConstantAverage`); it is 0 on prompts, inserted tokens
+    and padding.
     """
 
     token_NT: np.ndarray
@@ -43,21 +43,21 @@ class Batch:
     version_NT: np.ndarray
     advantage_N: np.ndarray
     length_N: np.ndarray
-    """Prompt and completion, inserted tokens included."""
+    """Number of tokens of prompt and completion, including inserted ones."""
     prompt_N: np.ndarray
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     group_N: np.ndarray
-    """Number of the group; its completions share their prompt."""
+    """Index of the group; its completions share their prompt."""
     fates: tuple[Fate, ...]
-    """The fate of each group."""
+    """The fate of each group of the step, including dropped ones."""
     zero_variance: int
-    """Groups without signal."""
+    """Number of groups without signal, including kept ones."""
     expert_NTLK: np.ndarray | None = None
-    """The K experts of each of L layers that read the token at t; with `routing_replay`."""
+    """With `routing_replay`: the K experts in each of L layers that read the token at t."""
 
     @property
     def groups_used(self) -> int:
-        """Groups that enter the loss."""
+        """Number of groups that enter the loss."""
         return self.fates.count("trained")
 
     @property
@@ -69,9 +69,9 @@ class Batch:
         return len(self.advantage_N)
 
     def tokens_and_positions(self) -> tuple[float, float]:
-        """Return the tokens read, and the positions that they attend to; a group's prompt counts once.
+        """Return the number of tokens read, and of positions they attend to; a group's prompt counts once.
 
-        The last token of a completion is predicted and never read.
+        The last token of a completion is predicted but never read.
         """
         _, first_U = np.unique(self.group_N, return_index=True)
         prompt_N, read_N = self.prompt_N.astype(float), self.length_N - 1.0
@@ -89,9 +89,9 @@ def make_batch(
     keep_zero_variance: bool = False,
     keep_truncated: bool = False,
 ) -> Batch:
-    """Build the batch of one trainer step; it may be empty, and the step is then skipped and counted.
+    """Build the batch of one trainer step; a step with an empty batch is skipped but counted.
 
-    `budget` is the most tokens that a completion may sample.
+    `budget` is the largest number of tokens that a completion may sample.
     """
     kept: list[list[Rollout]] = []
     centred: list[np.ndarray] = []
@@ -99,10 +99,10 @@ def make_batch(
     without_signal = 0
     for group in groups:
         rollouts, whole = group.rollouts, _whole(group, keep_truncated)
-        # The mean is over what enters the loss: a truncated completion is no baseline either.
+        # The mean is over completions that enter the loss: dropped ones do not shift the baseline.
         centred_G = centre(group.reward_G[whole])
         signal = centred_G.any()
-        # Counted also where such groups are kept: they train nothing but the divergence, if that is on.
+        # Kept groups without signal count too: they train only the KL divergence, if that is on.
         without_signal += not signal
         if signal or (keep_zero_variance and whole):
             kept.append([rollouts[i] for i in whole])
@@ -115,7 +115,7 @@ def make_batch(
             fates.append("failed" if len(group.failed) > truncated else "truncated")
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
-    # zeros(0), as a batch may have no group left, and nothing cannot be concatenated.
+    # zeros(0), because concatenate needs an array even if no group is left.
     advantage_N = np.concatenate([*advantages_of(advantage, centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = weights_of(averaging, length_N, group_N, budget) if rollouts else np.zeros(0)
@@ -128,11 +128,11 @@ def has_signal(group: Group, *, keep_truncated: bool = False) -> bool:
 
 
 def _whole(group: Group, keep_truncated: bool) -> list[int]:
-    """Return the completions of a group that may enter the loss."""
+    """Return the indices of the completions of a group that may enter the loss."""
     return [
         i
         for i, r in enumerate(group.rollouts)
-        # Without sampled tokens there is nothing to train, and averaging would divide by 0.
+        # A completion without sampled tokens trains nothing, and averaging would divide by 0.
         if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
     ]
 
@@ -170,7 +170,7 @@ def padded(
     return Batch(
         token_NT=token_NT,
         behaviour_logp_NT=of_tokens("logp_T", np.float32),
-        # Inserted tokens are read and weigh 0: the model has not chosen them.
+        # Inserted tokens are read but have weight 0: the model did not choose them.
         weight_NT=of_tokens("sampled_T", np.float64) * weight_N[:, None],
         version_NT=of_tokens("version_T", np.int64),
         advantage_N=advantage_N,
@@ -184,10 +184,10 @@ def padded(
 
 
 def share_rows(length_N: np.ndarray, n_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each rank, ascending: the longest left goes to the rank with the fewest tokens."""
+    """Return the rows of each rank, ascending; the longest left goes to the rank with the fewest tokens."""
     shares: list[list[int]] = [[] for _ in range(n_ranks)]
     loads = [(0, rank) for rank in range(n_ranks)]
-    # Stable: each rank computes the shares of all, and equal lengths must fall alike on all of them.
+    # Stable: every rank computes all shares and must break ties between equal lengths in the same way.
     for row in np.argsort(-length_N, kind="stable"):
         tokens, rank = loads[0]
         shares[rank].append(int(row))
@@ -196,9 +196,9 @@ def share_rows(length_N: np.ndarray, n_ranks: int) -> list[np.ndarray]:
 
 
 def in_groups(length_N: np.ndarray, group_N: np.ndarray, size: BatchSize) -> list[np.ndarray]:
-    """Cut a batch into micro-batches in its own order; groups stay whole where they fit.
+    """Cut a batch into micro-batches in its own order, for a pass that reads the prompt of a group once.
 
-    For a pass that reads the prompt of a group once.
+    A group stays whole if it fits into a micro-batch.
     """
     most = size.micro_tokens or size.micro
     cost_N = length_N if size.micro_tokens else np.ones_like(group_N)
@@ -207,17 +207,17 @@ def in_groups(length_N: np.ndarray, group_N: np.ndarray, size: BatchSize) -> lis
         if total and total + int(cost_N[rows].sum()) > most:
             cuts, total = [*cuts, int(rows[0])], 0
         for row in rows:
-            if total and total + int(cost_N[row]) > most:  # a group that is too large is cut
+            if total and total + int(cost_N[row]) > most:  # the group alone is too large
                 cuts, total = [*cuts, int(row)], 0
             total += int(cost_N[row])
     return np.split(np.arange(len(group_N)), cuts)
 
 
 def by_length(length_N: np.ndarray, rows: np.ndarray, size: BatchSize, packed: bool) -> list[np.ndarray]:
-    """Cut `rows` into micro-batches, the shortest completions first, so that little is padded.
+    """Cut `rows` into micro-batches, the shortest completions first to keep padding small.
 
-    A micro-batch has at most `size.micro_tokens` tokens, padding counted unless they are `packed`, and at
-    least one completion; where that is 0, at most `size.micro` completions.
+    A micro-batch has at most `size.micro_tokens` tokens, including padding unless they are `packed`, but at
+    least one completion. If `size.micro_tokens` is 0, it has at most `size.micro` completions.
     """
     rows = rows[np.argsort(length_N[rows], kind="stable")]
     if not size.micro_tokens:
@@ -225,7 +225,7 @@ def by_length(length_N: np.ndarray, rows: np.ndarray, size: BatchSize, packed: b
     found: list[list[int]] = []
     for row in rows:
         tokens = [int(length_N[other]) for other in (*(found[-1] if found else ()), row)]
-        # The last is the longest, to which the others are padded.
+        # Rows are sorted, so the last is the longest, and the others are padded to its length.
         total = sum(tokens) if packed else len(tokens) * tokens[-1]
         if found and total <= size.micro_tokens:
             found[-1].append(int(row))
@@ -237,10 +237,10 @@ def by_length(length_N: np.ndarray, rows: np.ndarray, size: BatchSize, packed: b
 def of_rank(
     length_N: np.ndarray, rank: int, n_ranks: int, cut: Callable[[np.ndarray], list[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Return the micro-batches of one rank, with empty ones up to the most that any rank has.
+    """Return the micro-batches of one rank, followed by empty ones so that all ranks have equally many.
 
-    `cut` makes them of the rows of a rank. The collectives of a pass need all ranks, also those that have no
-    completion left.
+    `cut` makes the micro-batches from the rows of a rank. The collectives of a pass need all ranks, even
+    those without completions left.
     """
     each = [cut(rows) for rows in share_rows(length_N, n_ranks)]
     nothing = np.zeros(0, dtype=np.int64)
@@ -248,14 +248,14 @@ def of_rank(
 
 
 def nothing_of(batch: Batch) -> tuple[Batch, np.ndarray]:
-    """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
-    # Two, as a pass does not read the last token, and must read one.
+    """Return a completion of two tokens with weight 0, for a rank without completions in this pass."""
+    # Two tokens, because a pass must read one and does not read the last.
     one = {"weight_NT": np.zeros((1, 2)), "length_N": np.array([2]), "prompt_N": np.array([1])}
     return replace(batch, **one), np.zeros(1, dtype=np.int64)
 
 
 class StepSums(NamedTuple):
-    """Sums over trained tokens: scalars, but for `load`. Those of micro-batches and ranks are added."""
+    """Sums over trained tokens, added over micro-batches and ranks; scalars, except for `load`."""
 
     loss: Tensor
     entropy: Tensor
@@ -263,10 +263,10 @@ class StepSums(NamedTuple):
     ratio_squared: Tensor
     log_ratio_abs: Tensor
     clipped: Tensor
-    """Tokens on which a bound of the loss acts."""
+    """Number of tokens on which a bound of the loss acts."""
     kl: Tensor
     load: Tensor
-    """Tokens of each expert, layer after layer; none where the model is no mixture."""
+    """Number of tokens of each expert, layer after layer; empty if the model has no experts."""
 
     def packed(self) -> Tensor:
         """Return all sums as one tensor in float64, on the CPU."""
@@ -274,7 +274,7 @@ class StepSums(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Tensor) -> StepSums:
-        """Return the sums that `packed` has made one tensor of."""
+        """Return the sums from the tensor that `packed` returned."""
         n_scalars = len(cls._fields) - 1
         scalars = list(packed[:n_scalars])
         return cls(*scalars, load=packed[n_scalars:])
@@ -282,7 +282,7 @@ class StepSums(NamedTuple):
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step showed, over the trained tokens; NaN where the step was skipped."""
+    """Statistics of one step over its trained tokens; NaN if the step was skipped."""
 
     loss: float = math.nan
     grad_norm: float = math.nan
@@ -296,13 +296,13 @@ class StepStats:
     ess: float = math.nan
     """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
     logp_shift: float = math.nan
-    """Mean |log rho|, nats per token: how far trainer and generator are apart, staleness included."""
+    """Mean |log rho|, nats per token: the distance of trainer and generator, staleness included."""
     kl: float = math.nan
-    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
+    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN if it is off."""
     router_load_max: float = math.nan
-    """Load of a mixture of experts: trained tokens that meet the most loaded expert, over those of an even
-    load, in the layer where that is the most. See `scalerl.rl.model.routing.balance_of`."""
+    """Trained tokens of the most loaded expert of a mixture of experts, over those at an even load; the
+    largest value of any layer. See `scalerl.rl.model.routing.balance_of`."""
     router_load_entropy: float = math.nan
-    """Entropy of the load over that of an even load, in [0, 1], in the layer where it is the least."""
+    """Entropy of the load over experts, over that of an even load, in [0, 1]; the smallest of any layer."""
     flops: float = 0.0
     tokens: int = 0

@@ -1,10 +1,10 @@
-"""A learner on disk: what it needs to go on, and a sharded model in Hugging Face format.
+"""A learner on disk: its training state, and a sharded model in Hugging Face format.
 
-What it needs to go on is PyTorch's distributed checkpoint, saved by any number of ranks and loaded by any
-other, one included: every rank writes what it holds, and reads what it needs of the others' files. The copy
-is made at once, tensor by tensor into the memory of the CPU, and written by a thread while training goes on.
-A folder without `.metadata` is not whole: that file comes last. Every rank sums the files that it has
-written; rank 0 collects the sums, for the manifest of the run's checkpoint.
+The training state is a distributed checkpoint of PyTorch. Any number of ranks may save it and any other
+number may load it: every rank writes what it holds, and reads what it needs from all files. The state is
+first copied to CPU memory, tensor by tensor; a thread writes the copy while training goes on. `.metadata` is
+written last, so a folder without it is incomplete. Every rank computes the checksums of the files it wrote;
+rank 0 collects them for the manifest of the run's checkpoint.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from scalerl.rl.workers.ranks import on_all_ranks
 
 State = dict[str, Tensor]
 DISK, ADAPTER = "learner", "adapter"
-"""The folders within that of a run's checkpoint: of this, and of LoRA's adapters in PEFT's format."""
+"""Subfolders of a run's checkpoint: the training state, and LoRA adapters in PEFT's format."""
 
 
 @dataclass(frozen=True)
 class _Written(WriteResult):
-    """A tensor that a rank has written, with the sum of the file that it is in."""
+    """A tensor that a rank has written, with the checksum of its file."""
 
     file_sum: Sum
 
@@ -56,13 +56,13 @@ class _SummingWriter(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.sums: Sums = {}
-        """Sums of all ranks' files on rank 0, once the save has ended; none on the others."""
+        """Checksums of all ranks' files, on rank 0 once the save has ended; empty on the other ranks."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write, and sum what was written: it is read from the page cache."""
+        """Write the data, then compute the files' checksums while they are still in the page cache."""
         written = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in written}
-        # By the rank that wrote them, so that the driver need not read the shards of all.
+        # Each rank sums its own files, so that the driver need not read all shards.
         sums = {name: sum_file(Path(self.path) / name) for name in names}
         summed: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         summed.set_result(
@@ -80,24 +80,24 @@ class _SummingWriter(FileSystemWriter):
 
 
 class _NoParents(FileSystem):
-    """Makes one folder, and none above it: a run folder that was removed meanwhile must stay removed."""
+    """A file system that never makes parent folders: a run folder removed meanwhile must stay removed."""
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(exist_ok=True)
 
 
 def save(state: State, folder: Path, group: dist.ProcessGroup) -> Callable[[], Sums]:
-    """Start to save; what is in `state` may change once this returns. Collective over `group`.
+    """Start to save; the tensors in `state` may change once this returns. Collective over `group`.
 
-    `group` is used from a thread, and so must be used by nothing else. What is returned waits until all ranks
-    have written their part, raises a WriteError where one could not, and returns on rank 0 the sums of all.
+    A thread uses `group`, so nothing else may. The returned function waits until all ranks have written their
+    part, raises a WriteError if one could not, and on rank 0 returns the checksums of all files.
     """
     writer = _SummingWriter(folder)
     found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
 
     def wait() -> Sums:
         try:
-            # PyTorch returns the future, or with some stagers an object that holds it.
+            # PyTorch returns the future or, with some stagers, an object that holds it.
             (found if isinstance(found, Future) else found.upload_completion).result()
         except (CheckpointException, OSError, RuntimeError) as error:
             raise WriteError(f"{folder}: the checkpoint could not be saved ({_cause(error)})") from error
@@ -107,43 +107,44 @@ def save(state: State, folder: Path, group: dist.ProcessGroup) -> Callable[[], S
 
 
 def to_host(state: Mapping[str, Tensor]) -> State:
-    """Return copies in the memory of the CPU, made one by one; what is one tensor stays one."""
+    """Return copies of tensors in CPU memory, made one at a time; tied tensors stay tied."""
     distinct = {weight.data_ptr(): weight for weight in state.values()}
     copies = {at: weight.detach().to("cpu", copy=True).contiguous() for at, weight in distinct.items()}
     return {name: copies[weight.data_ptr()] for name, weight in state.items()}
 
 
 def host_state(model: nn.Module) -> State:
-    """Return copies of the weights of the plain model in the memory of the CPU, adapters merged."""
+    """Return copies of the weights of the plain model in CPU memory, adapters merged."""
     if not any(adapter_parameters(model)):
         return to_host(model.state_dict())  # tied weights stay tied
-    # One by one: all merged weights on the device would be the model once more.
+    # One at a time: all merged weights on the device would be a second model.
     return {n: w.detach().to("cpu", copy=True).contiguous() for n, w in merged_parameters(model)}
 
 
 def adapter_state(model: nn.Module, dtype: torch.dtype) -> State:
-    """Return copies of the adapters in the memory of the CPU, in the precision that they compute in, by their
-    names in PEFT's format; collective where they are sharded."""
+    """Return copies of the adapters in CPU memory in `dtype`, by their names in PEFT's format.
+
+    Collective if they are sharded."""
     whole = ((name, full_of(parameter.detach())) for name, parameter in adapter_parameters(model))
     return {name: tensor.to("cpu", dtype, copy=True).contiguous() for name, tensor in whole}
 
 
 def write(state: State, folder: Path) -> Sums:
-    """Write tensors of the CPU from this process alone; return the sums of the files.
+    """Write tensors in CPU memory from this process alone; return the checksums of the files.
 
     Raises:
-        OSError: they cannot be written, or what `folder` is to be in is gone.
+        OSError: the tensors cannot be written, or the parent of `folder` is gone.
     """
     writer = _SummingWriter(folder)
     writer.fs = _NoParents()
     try:
-        # Here, in the thread that writes: PyTorch warns where it is done, not where it is asked for.
+        # Silenced in this thread: PyTorch warns in the thread that writes, not in the one that requested it.
         with _alone():
             state_dict_saver.save(dict(state), storage_writer=writer, no_dist=True)
     except CheckpointException as error:
-        # The caller tells a full disk and a folder that was moved from others by the error of the system.
+        # The caller recognises a full disk or a moved folder by the OSError.
         found = _first(error) or error
-        if isinstance(found, RuntimeError):  # PyTorch's writer of archives has lost it
+        if isinstance(found, RuntimeError):  # PyTorch's archive writer does not pass on the OSError
             found = OSError(f"not written whole, as on a full disk: {first_line(found)}")
         raise found from error
     return writer.sums
@@ -151,14 +152,14 @@ def write(state: State, folder: Path) -> Sums:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Silence PyTorch's warning that there is no process group, which it gives also where none is wanted."""
+    """Silence PyTorch's warning that there is no process group; it warns even with `no_dist`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 def check_index(folder: Path) -> None:
-    """Raise an InputError unless a folder is a whole checkpoint whose index names types of tensors alone."""
+    """Raise an InputError unless a folder is a complete checkpoint whose index names only tensor types."""
     if not (folder / ".metadata").exists():
         raise InputError(f"{folder}: no whole checkpoint of a learner")
     try:
@@ -169,12 +170,12 @@ def check_index(folder: Path) -> None:
 
 
 def load(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Read into the tensors of `state`, in place; collective over `group`, if any.
+    """Read a checkpoint into the tensors of `state`, in place; collective over `group`, if any.
 
     Raises:
-        InputError: on every rank; it is not whole, or that of another model.
+        InputError: on every rank; the checkpoint is incomplete or of another model.
     """
-    # Before PyTorch unpickles the index, and on every rank, as each reads it.
+    # Before PyTorch unpickles the index, which every rank does.
     check = partial(check_index, folder)
     on_all_ranks(check) if group else check()
     try:
@@ -185,8 +186,9 @@ def load(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
 
 
 class _OfTensors(pickle.Unpickler):
-    """Reads the index of a checkpoint before PyTorch does: a pickle can execute anything, and that of tensors
-    names no types but these."""
+    """An unpickler that rejects all types but those of a tensor checkpoint's index.
+
+    It reads the index before PyTorch does, because a pickle can execute any code."""
 
     _NAMES: ClassVar = {
         "pathlib": {"PosixPath"},
@@ -208,28 +210,27 @@ class _OfTensors(pickle.Unpickler):
 
 
 def _cause(error: BaseException) -> str:
-    """Return the error of the first rank that failed."""
+    """Return the error of the first rank that failed, in brief."""
     return brief_error(_first(error) or error)
 
 
 def _first(error: BaseException) -> BaseException | None:
-    # Those after the first are ranks that waited for it.
+    # The other failures are of ranks that waited for the first.
     failures = list(error.failures.values()) if isinstance(error, CheckpointException) else []
     return failures[0][0] if failures else None
 
 
 def save_pretrained(whole: Whole, folder: Path, dtype: torch.dtype) -> None:
-    """Write config and weights, and adapters in `dtype`; collective, and rank 0 writes. A tokenizer is not in
-    it.
+    """Write config and weights, and adapters in `dtype`, but no tokenizer; collective, and rank 0 writes.
 
     Raises:
-        WriteError: on every rank, where rank 0 cannot write.
+        WriteError: on every rank; rank 0 cannot write.
     """
     file = _File(whole.model, folder) if dist.get_rank() == 0 else None
     n_files = len(groups_of(whole))
     for number, tensors in enumerate(gathered(whole), start=1):
         name = f"model-{number:05d}-of-{n_files:05d}.safetensors"
-        held = dict(tensors)  # on every rank: to gather a matrix that ranks share is collective
+        held = dict(tensors)  # on every rank: gathering a tensor-parallel matrix is collective
         on_all_ranks(lambda name=name, held=held: file.write(name, held) if file else None)
     on_all_ranks(lambda: file.close() if file else None)
     if adapter := adapter_state(whole.model, dtype):
@@ -246,7 +247,7 @@ class _File:
         self._bytes = 0
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors of one group, with the names and shapes that such models have on disk."""
+        """Write the tensors of one group with the names and shapes that they have in Hugging Face format."""
         from transformers.core_model_loading import revert_weight_conversion
 
         held, self._rest = {**tensors, **dict(self._rest)}, []  # buffers go into the first file
@@ -265,9 +266,9 @@ class _File:
             write_adapter(tensors, self._model, self._folder / ADAPTER)
 
     def close(self) -> None:
-        """Write config and index, without which nothing can be read."""
+        """Write config and index, which a reader of the folder needs."""
         config = self._model.config
-        # As `save_pretrained` does: vLLM, for one, finds the code of a model by it.
+        # As `save_pretrained` does: vLLM finds the code of a model by its architecture.
         config.architectures = [type(self._model).__name__]
         index = {"metadata": {"total_size": self._bytes}, "weight_map": self._places}
         with _disk_errors(self._folder):
@@ -280,7 +281,7 @@ class _File:
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into a WriteError."""
+    """Raise disk errors as a WriteError."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -1,9 +1,9 @@
 """A learner on several ranks, as the driver of a run sees it.
 
-    driver     LearnerGroup        has the methods of `Learner`; sends each by name with plain arguments
-    rank 0..n  LearnerRank         the same methods on every rank, on its `Learner`
+    driver     LearnerGroup        has the methods of `Learner`, and calls them on the ranks by name
+    rank 0..n  LearnerRank         executes these calls on the `Learner` of its rank
 
-`Ranks` connects them: with torchrun by a broadcast from rank 0, which is the driver too
+`Ranks` connects them: with torchrun by a broadcast from rank 0, which is also the driver
 (`scalerl.rl.learner.launch`); with Ray by a remote call to each actor. Arguments and results are
 numbers, text, lists, mappings, arrays and tensors; the driver receives the result of rank 0.
 """
@@ -34,24 +34,24 @@ from scalerl.rl.types import Mapped, Pending, Plan, Weights
 
 
 class Ranks(Protocol):
-    """Calls methods of `LearnerRank` by name."""
+    """The connection to the ranks: it calls methods of `LearnerRank` by name."""
 
     size: int
 
     def all(self, name: str, *args: Any) -> Any:
-        """Call a method on every rank, in the order of the calls, from one thread; return rank 0's result.
+        """Call a method on every rank and return rank 0's result; to be called from one thread.
 
         Raises:
-            ScalerlError: what all ranks raised; WorkerError where one of them is lost.
+            ScalerlError: the error that all ranks raised; a WorkerError if a rank is lost.
         """
         ...
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
-        """Start the same; a driver that is no rank itself need not wait for it."""
+        """Start a call on every rank; a driver that is not itself a rank need not wait for it."""
         ...
 
     def first(self, name: str, *args: Any) -> Any:
-        """Call a method on rank 0 alone, from any thread, while the others go on."""
+        """Call a method on rank 0 alone, from any thread."""
         ...
 
     def weights(self, plan: Plan) -> Weights:
@@ -59,58 +59,58 @@ class Ranks(Protocol):
         ...
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """Have a step given up once `stop` is set; report its micro-batches where this process makes them."""
+        """Abandon a step once `stop` is set; report its micro-batches if this process is a rank."""
         ...
 
 
 class LearnerRank:
-    """One rank: everything but `wait_saved` is collective."""
+    """One rank of a learner; all methods but `wait_saved` are collective."""
 
     learner: Learner
     _held: list[Tensor]
     _saving: Callable[[], Sums]
 
     def load(self, recipe: Mapping[str, Any], model_folder: str) -> str:
-        """Make the learner; returns the device it computes on."""
+        """Make the learner; return the device it computes on."""
         own = from_dict(recipe)
         torch.set_num_threads(own.cpu_threads)
         self.learner = load_learner(own, model_folder)
         return str(self.learner.device)
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float] | None:
-        """Make one step of a batch, which is given by its fields; None where it was given up, to stop."""
-        # The commands of torchrun are JSON, which makes lists of tuples.
+        """Make one step from the fields of a batch; return None if it was abandoned because the run stops."""
+        # With torchrun commands are JSON, which turns tuples into lists.
         try:
             return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
         except StepStoppedError:
             return None
 
     def gather(self) -> None:
-        """Help rank 0 to gather the weights that it reads."""
+        """Take part in the gathering of weights that rank 0 reads."""
         for _ in self.learner.weights():
             pass
 
     def hold(self) -> None:
-        """Keep what `Learner.hold` returns."""
+        """Keep the weights that `Learner.hold` returns for `held_scores`."""
         self._held = self.learner.hold()
 
     def held_scores(self, *what: Any) -> list[Tensor]:
-        """See `Learner.held_scores`."""
+        """Call `Learner.held_scores` with the weights of `hold`."""
         return list(self.learner.held_scores(self._held, *what))
 
     def save(self, folder: str, resumable: bool) -> None:
-        """Save the model in Hugging Face format, and start to save what training needs to go on."""
-        return_freed_memory()  # before there are more copies
+        """Save the model in Hugging Face format; if `resumable`, also start to save the training state."""
+        return_freed_memory()  # before more copies are made
         self.learner.save_pretrained(folder)
         if resumable:
             self._saving = self.learner.save(Path(folder) / DISK)
 
     def wait_saved(self) -> Sums:
-        """Wait until what `save` started is on the disk; on rank 0 that of all, and return their sums."""
+        """Wait until `save` has finished, on rank 0 that of all ranks; return their checksums there."""
         return self._saving()
 
     def restore(self, folder: str) -> int:
-        """Go on from a checkpoint; returns the version."""
+        """Continue from a checkpoint; return the version."""
         self.learner.restore(Path(folder))
         return self.learner.version
 
@@ -119,22 +119,22 @@ class LearnerGroup:
     """The learner of a run whose ranks are called through `ranks`; see `Learner` for its methods."""
 
     def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path) -> None:
-        """Let the ranks load the model."""
+        """Make all ranks load the model."""
         self._ranks, self.trainers = ranks, ranks.size
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
-        """The model's shape, without weights."""
+        """The model without weights, for its shapes."""
         self._plan = plan_of(self.model)
         self.fp32_logits = recipe.fp32_head("trainer")
         self.version = 0
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
-        """Start a step; `version` is raised when its result is read."""
+        """Start a step; `version` increases when its result is read."""
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
         return Mapped(self._step_of, self._ranks.begin("step", values))
 
     def _step_of(self, values: dict[str, Any] | None) -> StepStats:
-        # Not before: a step that is lost with its ranks, or was given up, has made no version.
+        # Only now: a step that was abandoned, or lost with its ranks, makes no version.
         if values is None:
             raise StepStoppedError
         stats = StepStats(**values)
@@ -146,7 +146,7 @@ class LearnerGroup:
         self._ranks.watch(stop, report)
 
     def check_life(self) -> None:
-        """Check nothing: torchrun ends all ranks where one is lost."""
+        """Do nothing: torchrun ends all ranks if one is lost."""
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -157,11 +157,11 @@ class LearnerGroup:
         self.version = self._ranks.all("restore", str(folder))
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
-        """See `Learner.saver`. The model is written at once, block by block; the rest while training goes on.
+        """See `Learner.saver`. The model is written now, block by block; the rest while training goes on.
 
-        All ranks must see the folder: with several nodes it is on a file system that they share.
+        All ranks must see the folder: with several nodes it must be on a shared file system.
         """
-        # On the disk of the checkpoint, so that `move` only renames; it may be left of a run that was killed.
+        # On the disk of the checkpoint, so that `move` only renames. A killed run may have left it behind.
         part = near / ".learner.part"
         shutil.rmtree(part, ignore_errors=True)
         try:
@@ -172,7 +172,7 @@ class LearnerGroup:
 
         def move(folder: Path) -> Sums:
             try:
-                # Called by the checkpoint's thread; a collective there would mix with those of a step.
+                # Rank 0 alone: a collective in the checkpoint's thread would mix with those of a step.
                 sums = self._ranks.first("wait_saved") if resumable else {}
                 for path in part.iterdir():
                     path.rename(folder / path.name)
@@ -183,7 +183,7 @@ class LearnerGroup:
         return move
 
     def hold(self) -> list[Tensor]:
-        """Let the ranks hold their shards."""
+        """Make the ranks hold their shards; the list for `held_scores` is empty."""
         self._ranks.all("hold")
         return []
 

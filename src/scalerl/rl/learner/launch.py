@@ -1,9 +1,9 @@
-"""A learner on the processes that torchrun started, or that this one starts as torchrun would.
+"""A learner on processes started by torchrun, or by this process in the way of torchrun.
 
     torchrun --nproc-per-node 2 -m scalerl train RECIPE
 
-Rank 0 is the run: it generates, verifies and writes. The others wait for its commands: the name of a method
-of `LearnerRank` and its arguments, as JSON with the arrays beside it (nothing that is received is unpickled).
+Rank 0 is the driver: it generates, verifies and writes. The other ranks wait for its commands: the name of a
+method of `LearnerRank` and its arguments, as JSON followed by the arrays. No pickles are sent.
 """
 
 import json
@@ -32,17 +32,17 @@ from scalerl.rl.workers.ranks import free_port, losses, meet
 from scalerl.rl.workers.signals import STOPPING
 
 _IDLE = timedelta(days=30)
-"""How long ranks wait for the next command: rank 0 may generate or evaluate for long. A rank that exits is
-noticed at once, by its closed connection."""
+"""Longest wait of a rank for the next command: rank 0 may generate or evaluate for a long time. The exit of a
+rank is noticed at once, by its closed connection."""
 _STOP = "stop"
-_END = 30.0  # seconds in which ranks end by themselves once the first has sent the end
+_END = 30.0  # seconds that ranks have to exit after the stop command, before they are killed
 
 
 def timeout_of(recipe: Recipe) -> float:
     """Return the seconds that ranks wait for each other.
 
     Raises:
-        InputError: the recipe has a learner of another kind.
+        InputError: the recipe has a cluster whose learner is not FSDP2.
     """
     if recipe.cluster is not None and not isinstance(recipe.cluster.learner, Fsdp2):
         raise InputError('cluster.learner.kind: torchrun starts several processes for "fsdp2" alone')
@@ -50,21 +50,21 @@ def timeout_of(recipe: Recipe) -> float:
 
 
 def lead_or_follow(timeout: float, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:
-    """Call `lead` on rank 0, with a function that makes the learner of all ranks; the others follow it.
+    """Call `lead` on rank 0 with a function that makes the learner; the other ranks execute its commands.
 
     Raises:
-        InputError: on every rank; torchrun has started more here than there are GPUs.
-        WorkerError: a rank has exited, or has not answered for `timeout` seconds.
+        InputError: on every rank; torchrun has started more processes here than there are GPUs.
+        WorkerError: a rank has exited, or has not responded for `timeout` seconds.
     """
     if torch.cuda.is_available():
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if here > gpus:
             raise InputError(f"torchrun: {here} processes need a GPU each here, and PyTorch sees {gpus}")
-        # Before the group is made, as NCCL takes the device that is current then.
+        # Before the process group is made: NCCL uses the device that is current then.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     with losses(timeout):
         meet(timeout)
-    # A group of its own: to wait for a command may take hours, to wait within a step must not.
+    # A group of its own: waiting for a command may take hours, waiting within a step must not.
     commands, rank = dist.new_group(backend="gloo", timeout=_IDLE), LearnerRank()
     try:
         if dist.get_rank():
@@ -79,11 +79,11 @@ def lead_or_follow(timeout: float, lead: Callable[[Callable[..., LearnerGroup]],
 
 @contextmanager
 def local_ranks(n: int) -> Iterator[None]:
-    """Start `n` - 1 more processes of this command; with this one they are as torchrun would start them.
+    """Start `n` - 1 more processes of this command, and set up all of them, this one included, like torchrun.
 
-    They have no terminal, so that signals reach the first alone, and they end with their connection to it.
+    They have no terminal, so signals reach only rank 0; they exit when their connection to it closes.
     """
-    port = str(free_port("127.0.0.1"))  # at this instant: the first rank listens at it next
+    port = str(free_port("127.0.0.1"))  # free at this instant; rank 0 listens at it next
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     where |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "TORCHELASTIC_RUN_ID": "scalerl"}
 
@@ -110,7 +110,7 @@ def local_ranks(n: int) -> Iterator[None]:
 
 
 class _Leader:
-    """The `Ranks` of rank 0, which is one of them."""
+    """The `Ranks` of a driver that is itself rank 0."""
 
     def __init__(self, rank: LearnerRank, commands: Any, seconds: float) -> None:
         self._rank, self._commands, self._seconds = rank, commands, seconds
@@ -122,18 +122,18 @@ class _Leader:
             return getattr(self._rank, name)(*args)
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
-        """See `Ranks`: this process is a rank, and so the work is done when this returns."""
+        """See `Ranks`: this process is a rank, so the work is done when this returns."""
         return Done(self.all(name, *args))
 
     def first(self, name: str, *args: Any) -> Any:
         return getattr(self._rank, name)(*args)
 
     def weights(self, plan: Plan) -> Weights:
-        """See `Ranks`: this rank reads them as they are gathered, a block at a time."""
+        """See `Ranks`: this rank reads the weights as they are gathered, one block at a time."""
         return WeightStream(plan, self._gathered)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """See `Ranks`: this rank sends it to the others, before each micro-batch."""
+        """See `Ranks`: this rank shares `stop` with the others before each micro-batch."""
         self._rank.learner.watch(stop, report)
 
     def _gathered(self) -> Iterator[tuple[str, Tensor]]:
@@ -143,10 +143,10 @@ class _Leader:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop the other ranks at the end.
+        """Stop the other ranks at the end of the context.
 
-        After a lost rank, or an error that is not ours, they may be in a collective and receive no command:
-        they exit when the connection to this process is closed.
+        After a lost rank, or an error that is not a ScalerlError, they may be in a collective and receive no
+        command: they exit when this process closes its connection.
         """
         try:
             yield
@@ -159,15 +159,15 @@ class _Leader:
 
 
 def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
-    """Execute the commands of rank 0. An error that all ranks raise is reported by rank 0 alone."""
-    for number in STOPPING:  # rank 0 handles them, and stops this rank by a command
+    """Execute the commands of rank 0; errors that all ranks raise are reported by rank 0 alone."""
+    for number in STOPPING:  # rank 0 handles these signals and stops this rank by a command
         signal.signal(number, signal.SIG_IGN)
     with losses(seconds):
         while (command := _receive(commands)) != [_STOP]:
             name, *args = command
             try:
                 getattr(rank, name)(*args)
-            except OutOfMemoryError:  # of this rank alone: the others notice that it has ended
+            except OutOfMemoryError:  # on this rank alone: the others notice its exit
                 raise
             except ScalerlError:
                 pass
@@ -177,9 +177,9 @@ def _send(tree: Any, group: Any) -> None:
     arrays: dict[str, Tensor] = {}
     plain = without_arrays(tree, arrays)
     shapes = {name: [str(a.dtype).removeprefix("torch."), list(a.shape)] for name, a in arrays.items()}
-    # A bytearray, as PyTorch warns of memory that cannot be written.
+    # A bytearray, because PyTorch warns about read-only memory.
     text = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
-    # The size first: a receiver must allocate before it can take part.
+    # The size first: a receiver must allocate before it can take part in the broadcast.
     dist.broadcast(torch.tensor(len(text)), 0, group=group)
     copies = [array.clone(memory_format=torch.contiguous_format) for array in arrays.values()]
     for part in (text, *map(_bytes, copies)):

@@ -1,15 +1,15 @@
 """The learner: forward, loss, one optimiser step; on one process or sharded over many.
 
-Every process makes a `Learner` and calls its methods with the same arguments in the same order: with several,
-every method is collective, and what it returns is the same everywhere. With one there is no process group.
+Every process makes a `Learner` and calls its methods with the same arguments in the same order: with several
+processes every method is collective and returns the same everywhere. With one there is no process group.
 
     learner = load_learner(recipe, model_folder)                # scalerl.rl.learner.load
     stats = learner.step(batch)                                 # the same whole batch on every rank
     for name, weight in learner.weights(): ...                  # whole tensors, one block at a time
     learner.restore(folder)                                     # saved by any number of ranks
 
-A batch is shared by rows, balanced by tokens. The weights of tokens sum to 1 over the whole batch, so the
-gradients of the ranks are summed, not averaged, and so are the sums that the stats are made of.
+The rows of a batch are divided over the ranks, balanced by tokens. Token weights sum to 1 over the whole
+batch, so gradients are summed over the ranks, not averaged; so are the sums behind the statistics.
 
 Shapes in names: M completions of a micro-batch, T positions, D hidden size, V vocabulary.
 """
@@ -59,14 +59,14 @@ def _completions(batch: Batch, rows: np.ndarray) -> tuple[Any, ...]:
 
 
 class StepStoppedError(Exception):
-    """The run is to stop: a step was given up between two micro-batches, and has changed nothing."""
+    """The run stops: a step was abandoned between two micro-batches and has changed nothing."""
 
 
 class Learner:
-    """Trains one model. `version` counts trainer steps, skipped ones included.
+    """The trainer of one model; `version` counts trainer steps, skipped ones included.
 
-    Weights of a lower precision have masters in float32: gradients are summed and steps are made there, as a
-    step of a small learning rate would round to nothing.
+    Weights in a lower precision have float32 masters, which gradients are summed in and steps are made on: in
+    the lower precision a step with a small learning rate would round to nothing.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Learner:
         mesh: DeviceMesh | None = None,
         packed: bool = False,
     ) -> None:
-        """`base` is a model that stays as it is: what the divergence `recipe.kl` is measured from.
+        """Prepare to train `model`; `base` is a frozen model, the reference of the divergence `recipe.kl`.
 
-        Both are sharded over `mesh` (`scalerl.rl.learner.sharding`), where it is given. `packed` says that
-        their attention is one for packed sequences.
+        With a `mesh` both are sharded over it (`scalerl.rl.learner.sharding`). `packed` says that their
+        attention is one for packed sequences.
         """
         self._whole, self._mesh, self._recipe = model, mesh, recipe
         self.model = plain_of(model).train()
         self.trainers = dist.get_world_size() if mesh else 1
-        """Processes that it is on."""
+        """Number of processes of the learner."""
         self.version = 0
         self.fp32_logits = recipe.fp32_head("trainer")
         self.device = next(model.parameters()).device
@@ -99,61 +99,61 @@ class Learner:
         how["cut"] = recipe.top_p, recipe.top_k
         self.score = Scorer(model, recipe.temperature, self.fp32_logits, **how)
         self._base_score = Scorer(base, recipe.temperature, self.fp32_logits, **how) if base else None
-        # An error of one rank alone must end that rank, as the others wait for it.
+        # A loss that raises on one rank alone must end that rank, because the others wait for it.
         self._loss = recipe.loss if mesh else partial(loss_of, recipe.loss)
         self._updates = max(int(getattr(recipe.loss, "updates", 1)), 1)
-        # Of shards, shards: a checkpoint has them as it has masters.
+        # Shards of a sharded model: the checkpoint stores them like masters.
         self._proximal = [p.detach().clone() for p in self._trained] if self._updates > 1 else []
-        """The weights before the first of `updates` steps, for a loss that has a proximal policy."""
+        """The weights before the first of `updates` steps, for a loss with a proximal policy."""
         self._flop_count = FlopCount.of(self.model)
         self.stop = threading.Event()
         self._report: Callable[[int, int], None] = lambda done, of: None
-        # A group of its own, as a thread saves while this one trains: nothing orders the collectives of two
-        # threads in one group.
+        # A group of its own: a thread saves while this one trains, and the collectives of two threads in one
+        # group would have no defined order.
         self._disk: dist.ProcessGroup | None = None
         self._stopping: dist.ProcessGroup | None = None
         if mesh:
             seconds = timedelta(seconds=recipe.learner.timeout)
             self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
-            # On the CPU: a stop must not wait for what a GPU has queued.
+            # On the CPU: a stop must not wait for the GPU's queue.
             self._stopping = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """Give a step up between two micro-batches, by a `StepStoppedError`, once `stop` is set on any rank.
+        """Abandon a step between two micro-batches by a `StepStoppedError` once `stop` is set on any rank.
 
-        `report` is called before each micro-batch with its number, from 0, and that of all of the step.
+        `report` is called before each micro-batch with its index and the number of micro-batches of the step.
         """
         self.stop, self._report = stop, report
 
     def check_life(self) -> None:
-        """Raise a LearnerLostError where a process of the learner is gone: its driver notices that."""
+        """Do nothing; a learner of other processes raises a LearnerLostError here if one of them is lost."""
 
     def weights(self) -> Weights:
-        """Return the current weights as a stream, by the names of the plain model, tied ones once.
+        """Return the current weights as a stream, by the names of the plain model; tied weights occur once.
 
-        Those of one process are not copied. Of a sharded model no rank holds more than a block at a time, in
-        the model's precision; all must be read, on every rank.
+        Weights of one process are not copied. Those of a sharded model are gathered one block at a time, in
+        the model's precision, and every rank must read all of them.
         """
         if self._mesh is None:
             return weights_of(self.model)
         plan = plan_of(self.model, dtype_of(self._recipe.precision))
         groups = partial(gathered, cast("Whole", self._whole))
-        # Copies, as the storage of what is gathered is freed with its group.
+        # Copies, because the storage of gathered weights is freed with their block.
         return WeightStream(plan, lambda: ((n, w.detach().clone()) for of_one in groups() for n, w in of_one))
 
     @torch.no_grad()
     def restore(self, folder: Path) -> None:
-        """Go on from the checkpoint in `folder`, of a learner on any number of processes."""
+        """Continue from the checkpoint in `folder`, saved by a learner on any number of processes."""
         state = self._disk_state()
         checkpoint.load(state, folder / checkpoint.DISK, self._disk)
         self.version = int(state["version"])
         self._round_masters()
 
     def save(self, folder: Path) -> Callable[[], Sums]:
-        """Start to save what the ranks of a sharded learner need to go on; training may go on at once.
+        """Start to save the training state of a sharded learner; training may continue at once.
 
-        What is returned waits until it is on the disk, on rank 0 that of all ranks, and returns its sums;
-        without `.metadata` it is not whole.
+        The returned function waits until the state is on disk, on rank 0 that of all ranks, and returns the
+        checksums of its files. A folder without `.metadata` is incomplete.
         """
         return checkpoint.save(self._disk_state(), folder, cast("dist.ProcessGroup", self._disk))
 
@@ -163,10 +163,10 @@ class Learner:
         checkpoint.save_pretrained(cast("Whole", self._whole), Path(folder), dtype)
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
-        """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
+        """Return a function that writes the current model into a folder in Hugging Face format.
 
-        It may be called in any thread, later. With `resumable` it also writes what `restore` reads.
-        What has to be written at once goes `near` that folder. For a learner on one process.
+        It may be called later, from any thread. With `resumable` it also writes what `restore` reads.
+        For a learner on one process; only others need `near`, the place of files that are written at once.
         """
         weights = checkpoint.host_state(self.model)
         adapter = checkpoint.adapter_state(self.model, dtype_of(self._recipe.precision))
@@ -183,7 +183,7 @@ class Learner:
         return write
 
     def _disk_state(self) -> checkpoint.State:
-        """Return masters and moments by name, without a copy."""
+        """Return version, masters, moments and proximal weights by name, without copies of tensors."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         state = {"version": torch.tensor(self.version)}
         state |= {f"{name}/proximal": held for name, held in zip(names, self._proximal, strict=False)}
@@ -193,7 +193,7 @@ class Learner:
         return state
 
     def hold(self) -> list[Tensor]:
-        """Return a copy of the weights that are trained, for `held_scores`; of shards, this rank's."""
+        """Return a copy of the trained weights, for `held_scores`; if sharded, of this rank's shards."""
         return copies(self._trained)
 
     def held_scores(
@@ -205,35 +205,35 @@ class Learner:
         expert_NTLK: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `scalerl.rl.learner.score.scores_of_held`; `held` is what `hold` returned."""
-        # Torn: the step before is made, and not on record yet.
+        # Torn: the last step is made but not recorded yet.
         return self._within_memory(
             lambda: scores_of_held(held, self._trained, self.score, token_NT, wanted_NT, heads, expert_NTLK),
             torn=True,
         )
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
-        """Start a step; in this process it is done at once."""
+        """Make a step; in this process it is done when this returns."""
         return Done(self.step(batch))
 
     def step(self, batch: Batch) -> StepStats:
-        """One update from `batch`; an empty batch changes nothing but the version."""
+        """Make one update from `batch`; an empty batch changes only the version."""
         scored = self.version % self._updates > 0
         if not scored:
             for held, weight in zip(self._proximal, self._trained, strict=False):
                 held.copy_(weight.detach())
         if not len(batch):
-            # Counted: a version stands for a batch that was consumed, by which admission gives slots back.
+            # Counted: admission frees the slots of a consumed batch by its version.
             self.version += 1
             return StepStats()
-        sharded = self._mesh is not None  # whose other ranks are in the middle of it
+        sharded = self._mesh is not None  # the other ranks are then in the middle of the step
         try:
             sums, ratio_max = self._within_memory(lambda: self._accumulate_all(batch), torn=sharded)
         except (OutOfMemoryError, OwnCodeError):
             self._drop_gradients()
             raise
-        # By the version, so that a resume needs no state of a scheduler.
+        # From the version, so that a resume needs no scheduler state.
         lr = self._recipe.lr_at(self.version)
-        # Checked before the step: the weights that are saved then are still the last good ones.
+        # Checked before the optimiser step, so that the weights are still the last good ones.
         norm = clip_gradients(self._masters, self._recipe.optimiser.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
@@ -243,7 +243,7 @@ class Learner:
         load = math.nan, math.nan
         if self.score.routers is not None:
             load = balance_of(sums.load.view(self.score.routers.n_layers, -1).numpy())
-        # A backward pass costs two forward passes; base model and proximal policy only a forward pass.
+        # A backward pass costs two forward passes; base model and proximal policy cost one forward pass each.
         n_passes = 3 + (self._base_score is not None) + scored
         tokens, ratio, squares = int(batch.sampled_NT.sum()), float(sums.ratio), float(sums.ratio_squared)
         return StepStats(
@@ -275,7 +275,7 @@ class Learner:
             tensor.grad = None
 
     def _accumulate_all(self, batch: Batch) -> tuple[StepSums, float]:
-        """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
+        """Compute the gradient of the whole batch; return its sums and its largest importance ratio."""
         sums, ratio_max = torch.zeros(1, dtype=torch.float64), 0.0
         micro_batches = self._micro_batches(batch)
         proximal = self._by_proximal(batch, micro_batches)
@@ -283,7 +283,7 @@ class Learner:
             self._report(i, len(micro_batches))
             self._check_stop()
             if self._mesh:
-                # Reduced in the last pass alone, gradients travel once a step, and are whole until then.
+                # Reduced only in the last pass, gradients are sent once a step but are unsharded until then.
                 reduces = i == len(micro_batches) - 1 or self._recipe.learner.reduce == "micro_batch"
                 group_of(self._whole).set_requires_gradient_sync(reduces)
             some = (batch, rows) if len(rows) else nothing_of(batch)
@@ -292,7 +292,7 @@ class Learner:
         if not self._mesh:
             return StepSums.unpacked(sums), ratio_max
         of_all, most = sums.to(self.device), torch.tensor(ratio_max, device=self.device)
-        # Not over `tensor`, whose ranks have computed the same rows together.
+        # Not over `tensor`, whose ranks computed the same rows together.
         group = self._mesh["data"].get_group()
         dist.all_reduce(of_all, group=group)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
@@ -307,7 +307,7 @@ class Learner:
             raise StepStoppedError
 
     def _by_proximal(self, batch: Batch, micro_batches: list[np.ndarray]) -> list[Tensor]:
-        """Score each micro-batch by the proximal policy; nothing where that is the policy as it is now."""
+        """Score each micro-batch by the proximal policy; return nothing if that is the current policy."""
         found = list[Tensor]()
         if self.version % self._updates:
             with in_place(self._proximal, self._trained):
@@ -320,9 +320,9 @@ class Learner:
         return found
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
-        """Return the rows of each pass of this rank; empty ones where another rank has more.
+        """Return the rows of each pass of this rank; extra passes are empty if another rank has more.
 
-        Groups stay whole where their prompt is read once; other completions go by length.
+        Groups stay together if their prompt is read once; otherwise completions are sorted by length.
         """
         size = self._recipe.batch
         if self.score.dense:
@@ -333,9 +333,9 @@ class Learner:
         return of_rank(batch.length_N, rank, n_ranks, cut)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray, *proximal: Tensor) -> tuple[StepSums, float]:
-        """Add the gradient of some completions to the masters'; returns sums, and the largest ratio.
+        """Add the gradient of some completions to the masters'; return sums and the largest ratio.
 
-        `proximal` are their log-probabilities by a proximal policy, where there is another than this one.
+        `proximal` has their log-probabilities by the proximal policy, if it differs from the current one.
         """
         extent = int(batch.length_N[rows].max())
 
@@ -352,7 +352,7 @@ class Learner:
         kl_MT = torch.zeros_like(logp_MT)
         if self._base_score is not None:
             with torch.no_grad():
-                base_logp_MT, _ = self._base_score(*completions[:-1])  # by the experts that it chooses
+                base_logp_MT, _ = self._base_score(*completions[:-1])  # the base model routes by itself
             kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         load, routers = loss.new_zeros(0), self.score.routers
@@ -361,12 +361,12 @@ class Learner:
             if routers.balance_coefficient and trained_MT.any():
                 share = trained_MT.sum() / int(batch.sampled_NT.sum())
                 loss = loss + routers.balance_coefficient * share * routers.balance_loss()
-        # At once, so that the activations of one micro-batch are all that is held.
+        # Backward per micro-batch, so that only its activations are held.
         loss.backward()
         if routers is not None:
             routers.clear()
         self._gather_gradients()
-        # In float64, as the square of a ratio above e^44 overflows float32.
+        # In float64, because the square of a ratio above e^44 overflows float32.
         log_ratio = (logp_MT.detach() - behaviour_MT)[trained_MT].double()
         ratio = log_ratio.exp()
         sums = StepSums(

@@ -1,4 +1,4 @@
-"""Build the learner of a recipe: on this process, or sharded over all of the process group."""
+"""Build the learner of a recipe: in this process, or sharded over the process group."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -34,15 +34,14 @@ from scalerl.rl.workers.ranks import on_all_ranks
 
 
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    """Return the learner of a recipe, at version 0; over all processes of the default group, if there is one.
+    """Return the learner of a recipe at version 0, over all processes of the default group, if there is one.
 
-    Then it is collective: rank 0 reads the model and sends it; the others need only its config at
+    With a group this is collective: rank 0 reads the model and sends it; the others need only its config at
     `model_folder`.
 
     Raises:
-        InputError: on every rank; the model cannot be loaded or sharded, or computes at random while it is
-            trained.
-        OutOfMemoryError: on the rank whose device does not hold it.
+        InputError: on every rank; the model cannot be loaded or sharded, or is random during training.
+        OutOfMemoryError: on a rank whose device is too small.
     """
     n_ranks = dist.get_world_size() if dist.is_initialized() else 1
 
@@ -60,7 +59,7 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
 def _placed(
     recipe: Recipe, model_folder: str | Path, mesh: DeviceMesh | None, trained: bool
 ) -> tuple[nn.Module, bool]:
-    """Return a model on its device, or its shards, and whether its attention is one for packed sequences."""
+    """Return a model on its device, or its shards, and whether its attention takes packed sequences."""
     device, read = compute_device(), partial(_model, recipe, model_folder, trained, mesh)
     attention = _attention(recipe, device)
     if mesh is None:
@@ -68,8 +67,8 @@ def _placed(
         packed = attention != "sdpa" and packs(model, attention)
     else:
         model = on_all_ranks(read)
-        # Only rank 0 has weights to try it with, and all must do the same. There they are on the CPU yet,
-        # which has no flash attention.
+        # Only rank 0 has weights to try packing with, and all ranks must decide alike. The weights are still
+        # on the CPU, which has no flash attention, so this tries our own attention for packed sequences.
         found = torch.tensor(attention != "sdpa" and dist.get_rank() == 0 and packs(model, register())).int()
         dist.broadcast(found, 0)
         if packed := bool(found):
@@ -81,7 +80,7 @@ def _placed(
 
 
 def _attention(recipe: Recipe, device: torch.device) -> str:
-    """Return the name in transformers of the attention to try."""
+    """Return the name that transformers has for the attention to try."""
     chosen = recipe.learner.attention
     if chosen == "flash_attention_2" and not (device.type == "cuda" and find_spec("flash_attn")):
         raise InputError(
@@ -90,7 +89,7 @@ def _attention(recipe: Recipe, device: torch.device) -> str:
         )
     kernel = device.type == "cuda" and recipe.precision == "bfloat16"
     if chosen == "auto":
-        # Flash attention needs an Ampere GPU: shards are not tried with it before the first step.
+        # Flash attention needs an Ampere GPU or later; a sharded model does not try it before the first step.
         able = kernel and HAS_KERNEL and torch.cuda.get_device_capability(device) >= (8, 0)
         chosen = "varlen" if able else "sdpa"
     if chosen == "varlen" and kernel and not HAS_KERNEL:
@@ -108,7 +107,7 @@ def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
 
 
 def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: DeviceMesh | None) -> Any:
-    """Return the model, on ranks after the first its shape."""
+    """Return the model with its weights on rank 0, and empty on the other ranks."""
     precision = dtype_of(recipe.precision)
     if mesh is None or dist.get_rank() == 0:
         model: Any = load_model(model_folder, precision)
@@ -120,7 +119,7 @@ def _model(recipe: Recipe, model_folder: str | Path, trained: bool, mesh: Device
         model = empty_model(model_folder, precision)
         without_dropout(model)
     if recipe.learner.compile and has_routers(model):
-        # Each layer would be compiled apart, for the hook that reads its experts.
+        # The hook that reads a layer's experts would make PyTorch compile every layer on its own.
         raise InputError(f"learner.compile: {recipe.model} is a mixture of experts: leave it false")
     if recipe.learner.compile or mesh is not None:
         blocks_of(model)  # raises where there are none

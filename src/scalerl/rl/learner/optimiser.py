@@ -1,4 +1,4 @@
-"""AdamW over the masters, with its moments on the device or in the memory of the CPU."""
+"""AdamW over the masters, with its moments on the device or in CPU memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalerl.rl.config.optimiser import AdamW
 
 
 def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
-    """Build the optimiser over `parameters`; biases and norms do not decay."""
+    """Return the optimiser of `parameters`; biases and norms have no weight decay."""
     parameters = list(parameters)
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -23,10 +23,10 @@ def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.Adam
 
 
 class Optimiser:
-    """AdamW with moments of 0 from the start, as its own are, so that a state is whole before a step."""
+    """AdamW whose moments exist, as zeros, before the first step, so that its state can always be saved."""
 
     def __init__(self, settings: AdamW, masters: list[Tensor], offload: bool) -> None:
-        """With `offload` the moments are in the memory of the CPU but for those of one tensor at a time."""
+        """Make the state of `masters`; with `offload` only one tensor's moments at a time leave the CPU."""
         self._masters, self._offload = masters, offload
         self.adamw = new_adamw(settings, masters)
         for master in masters:
@@ -35,18 +35,18 @@ class Optimiser:
             self._to(master, "cpu")
 
     def moments(self, master: Tensor) -> dict[str, Tensor]:
-        """Return the number of steps and both moments of a master, which may be written to."""
+        """Return the number of steps and both moments of a master; the caller may write to them."""
         return self.adamw.state[master]
 
     def step(self, lr: float) -> None:
-        """Make one step of the masters' gradients, and drop those."""
+        """Make one step from the masters' gradients, then drop the gradients."""
         for group in self.adamw.param_groups:
             group["lr"] = lr
         if not self._offload:
             self.adamw.step()
         else:
             grads = [master.grad for master in self._masters]
-            # None, not 0: gradients take no memory while nothing is trained, and AdamW passes them over.
+            # None, not 0: it takes no memory, and AdamW skips masters without a gradient.
             self.adamw.zero_grad(set_to_none=True)
             for master, grad in zip(self._masters, grads, strict=True):
                 master.grad = grad
@@ -57,7 +57,7 @@ class Optimiser:
         self.adamw.zero_grad(set_to_none=True)
 
     def _to(self, master: Tensor, device: Any) -> None:
-        """Move the moments of a master; the number of steps is on the device, as the fused step needs it."""
+        """Move the moments of a master if they are offloaded; the fused step needs `step` on the device."""
         if self._offload:
             state = self.adamw.state[master]
             state |= {name: state[name].to(device) for name in ("exp_avg", "exp_avg_sq")}

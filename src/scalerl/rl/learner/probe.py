@@ -1,24 +1,24 @@
 """The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
 
-Trained tokens cannot tell: most are a few versions old, and a difference may be staleness. So the probe keeps
-a copy of the weights of one version, waits for completions that this version started, and scores them with
-that copy by the trainer's own forward pass:
+Trained tokens do not show this: most are a few versions old, and a difference may be staleness. So the probe
+keeps a copy of the weights of one version, waits for completions that this version started, and scores them
+with that copy by the trainer's own forward pass:
 
-    hold     the weights of version v as they are published
-    score    in the batches of the next steps, a few completions whose KV cache was started by v: their tokens
-             up to the first that another version sampled, so that neither weights nor KV cache differ
-    release  once no token of v can come any more (v is older than the schedule allows); hold the next
+    hold     the weights of version v when they are published
+    score    a few completions in each of the next batches whose KV cache was started by v: their tokens up to
+             the first sampled by another version, so that neither weights nor KV cache differ
+    release  v once the schedule allows no more tokens of it, and hold the next version
 
-What is left between the two log-probabilities is kernels and precision, and it says three things:
+The two log-probabilities then differ only by kernels and precision. Three figures are computed:
 
-    gap      |trainer - recorded|: large with another temperature, or weights lost or corrupted on their way
-    head     the same less |trainer with its LM head in the other precision - recorded|: above 0 where the
-             generator's head has the other precision. In the gap that drowns in the noise of bfloat16
-    rank     where the tokens stand in the trainer's distribution: whether they are a sample of it at all, as
-             a generator may well record the probabilities of a distribution that it did not sample from
+    gap      |trainer - recorded|: large if the temperature differs, or weights were lost or corrupted in sync
+    head     the gap less |trainer with its LM head in the other precision - recorded|: above 0 if the
+             generator's head has the other precision, which bfloat16 noise would hide in the gap
+    rank     the ranks of the tokens in the trainer's distribution: they show whether the tokens are a sample
+             of it, as a generator can record probabilities of a distribution it did not sample from
 
-It costs a forward pass of a few of the batch's completions (two in a low precision), and memory for one copy
-of the trained weights. The copy is of the learner's own weights, not of what was published.
+The probe costs a forward pass (two in a low precision) over a few completions of a batch, and memory for one
+copy of the trained weights. It copies the learner's own weights, not those that were published.
 
 Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary,
 L layers with experts, K experts of a token.
@@ -39,13 +39,13 @@ from scalerl.rl.types import Rollout
 
 
 class Probe:
-    """Holds a version of the learner's weights, and scores `health.probe` of the completions it sampled."""
+    """A copy of one version of the learner's weights, to score `health.probe` completions that it started."""
 
     def __init__(self, learner: Learner, recipe: Recipe) -> None:
         self._learner = learner
         self._schedule = recipe.schedule
         self._completions = recipe.health.probe
-        # In float32 there is no other head, and a recipe may ask for heads that differ.
+        # In float32 there is no other head; and if the recipe itself sets different heads, they must differ.
         self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
         self._cuts = recipe.top_p < 1 or recipe.top_k > 0
         self._held: list[Tensor] = []
@@ -53,11 +53,11 @@ class Probe:
         self._hold()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Score some of what the latest step consumed; return the fields for its line, if there are any.
+        """Score some completions of the latest step; return the fields for its line, if there are any.
 
-        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance`, and with a low precision
-        `head_gap` and `head_gap_rms` in nats, all over `probe_tokens` tokens. `sampling` and `head` of
-        `scalerl.rl.health.figures.FIGURES` say what they are for.
+        They are `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance`, and in a low precision
+        `head_gap` and `head_gap_rms` in nats, all over `probe_tokens` tokens. See `sampling` and `head` of
+        `scalerl.rl.health.figures.FIGURES` for their use.
         """
         if not self._completions:
             return {}
@@ -65,7 +65,7 @@ class Probe:
         some = fresh[:: max(1, len(fresh) // self._completions)][: self._completions]
         found = self._score(some) if some else {}
         now = self._learner.version
-        # Only a version that is published can be found in a completion: with OffPolicy every k-th.
+        # Completions have only published versions: with OffPolicy every k-th.
         if now - self.version > self._schedule.max_staleness and self._schedule.publishes(now):
             self._hold()
         return found
@@ -75,10 +75,10 @@ class Probe:
         return {"version": self.version, "held": list(self._held)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         if self._held and state["held"]:
             self.version, self._held = state["version"], state["held"]
-        else:  # nothing was probed until now, or ranks hold the weights: those that they have now
+        else:  # the probe was off, or the ranks hold the weights: hold the current ones
             self._hold()
 
     def _hold(self) -> None:
@@ -99,7 +99,7 @@ class Probe:
         experts = None if expert_NTLK is None else expert_NTLK[:, :-1]  # the last token is not read
         logp_WH, rank_W2 = self._learner.held_scores(self._held, *tokens, heads, experts)
         gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
-        # By other rounding a token at the edge of top_p or top_k is outside: of these the ranks say enough.
+        # Rounding may put a token at the edge of top_p or top_k outside: drop its infinite gap.
         gap_WH = gap_WH[gap_WH.isfinite().all(1)] if self._cuts else gap_WH
         rank, variance = rank_W2.mean(0).tolist()
         found = {
@@ -118,8 +118,8 @@ class Probe:
         return found
 
     def _up_to_next_version(self, rollout: Rollout) -> Rollout:
-        """Return the tokens of a completion that came before those of other versions than the held one."""
-        end = int((rollout.version_T == self.version).sum())  # versions never fall within a completion
+        """Return a completion cut before its first token of another version than the held one."""
+        end = int((rollout.version_T == self.version).sum())  # versions never decrease within a completion
         own = {name: getattr(rollout, name)[:end] for name in ("token_T", "sampled_T", "logp_T", "version_T")}
         if rollout.expert_PLK is not None:
             own["expert_PLK"] = rollout.expert_PLK[: len(rollout.prompt_T) + end - 1]

@@ -1,17 +1,17 @@
-"""Log-probabilities of tokens that were sampled earlier, under a model as it is now, with gradient.
+"""Log-probabilities of previously sampled tokens under the current model, with gradient.
 
-Three ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed
-tokens: no padding, and the prompt that a group shares once, its gradient the sum over the group. Every other
-model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing, compiled blocks, shards), and any
-where there is no C compiler, is run through its own modules: over packed tokens where it has an attention for
-them (`scalerl.rl.model.packed_attention`), else padded.
+Three implementations give the same result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is
+run over packed tokens: without padding, and with the prompt of a group read once, its gradient summed over
+the group. Every other model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing, compiled
+blocks, shards), and any model without a C compiler, is run through its own modules: over packed tokens if it
+has an attention for them (`scalerl.rl.model.packed_attention`), otherwise padded.
 
-At a vocabulary of 150,000 the logits of 16,000 tokens are 10 GB, and their softmax and gradient as much
-again. Here the logits of `chunk` places are in memory, and are computed again in the backward pass where
-there is more than one chunk.
+With a vocabulary of 150,000 the logits of 16,000 tokens take 10 GB, and so do their softmax and gradient.
+Only the logits of `chunk` positions are in memory here; they are computed again in the backward pass if there
+is more than one chunk.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
-tokens, R distinct places at which they are predicted, C places of a chunk, H heads, L layers with experts,
+tokens, R distinct positions that predict them, C positions of a chunk, H heads, L layers with experts,
 K experts of a token.
 """
 
@@ -45,13 +45,13 @@ def chunked_log_probs(
     chunk: int,
     fp32: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return each target's log-probability, with gradient, and its distribution's entropy, without; (W,).
+    """Return the log-probability of each target, with gradient, and its entropy, without gradient; (W,).
 
-    `row_W` is the place that predicts each target. Weight, bias and `fp32` are as
-    `scalerl.rl.model.causal_lm.head_of` has them; sums over the vocabulary are in float32, or in float64
-    where the weights are.
+    `row_W` is the index into `hidden_RD` that predicts each target. Weight, bias and `fp32` are as in
+    `scalerl.rl.model.causal_lm.head_of`. Sums over the vocabulary are in float32, or in float64 for float64
+    weights.
     """
-    # By place, so that the targets of a chunk are a slice.
+    # Sorted by position, so that the targets of a chunk are a slice.
     order_W = torch.argsort(row_W, stable=True)
     back_W = torch.argsort(order_W)
     row_W, target_W = row_W[order_W], target_W[order_W]
@@ -78,7 +78,7 @@ class _Chunked(torch.autograd.Function):
         cuts: list[int],
     ) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(weight_VD.dtype, torch.float32)
-        # Each by itself: FSDP2 warns of views that leave a module, whose hooks are lost if they are changed.
+        # Separate tensors: FSDP2 warns about views that leave a module and loses its hooks if they change.
         logp_W = hidden_RD.new_empty(len(row_W), dtype=kind)
         entropy_R = hidden_RD.new_empty(len(hidden_RD), dtype=kind)
         logp_CV = hidden_RD.new_empty(0)
@@ -87,7 +87,7 @@ class _Chunked(torch.autograd.Function):
             logp_CV = _log_softmax(hidden_RD[part], weight_VD, bias_V, temperature, fp32)
             logp_W[wanted] = logp_CV[row_W[wanted] - start, target_W[wanted]]
             entropy_R[part] = -logp_CV.exp().mul_(logp_CV).sum(-1)
-        # A single chunk is no more memory than that of the backward pass, and saves a product.
+        # Keeping a single chunk takes no more memory than the backward pass does, and saves a product.
         kept_CV = logp_CV if len(hidden_RD) <= chunk else None
         ctx.save_for_backward(hidden_RD, weight_VD, bias_V, row_W, target_W, kept_CV)
         ctx.rest = temperature, chunk, fp32, cuts
@@ -112,10 +112,10 @@ class _Chunked(torch.autograd.Function):
                 grad_CV = grad_CV.to(weight_VD.dtype)
             grad_hidden_RD[part] = product(grad_CV, weight_VD)
             if ctx.needs_input_grad[1]:
-                # In float32: bfloat16 would round away what one chunk adds to the sum of all.
+                # In float32: in bfloat16 the sum over chunks would lose small contributions.
                 added_VD = product(grad_CV.t(), hidden_CD)
                 grad_weight_VD = added_VD if grad_weight_VD is None else grad_weight_VD.add_(added_VD)
-                del added_VD  # as large as the head, and the next one is made before it would be replaced
+                del added_VD  # as large as the head; it would live until the next one is made
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
         if ctx.needs_input_grad[1] and grad_weight_VD is None:
@@ -134,7 +134,7 @@ T = TypeVar("T")
 
 
 class Scorer:
-    """Scores tokens by `model`, at the sampling temperature; collective where the model is sharded."""
+    """Scores of tokens by `model` at the sampling temperature; collective if the model is sharded."""
 
     def __init__(
         self,
@@ -147,21 +147,21 @@ class Scorer:
         kernels: bool = True,
         cut: tuple[float, int] = (1.0, 0),
     ) -> None:
-        """`packed` says that the model's attention is one for packed sequences; `kernels` allows the packed
-        pass in C, where it computes this model. `chunk` tokens' logits are in memory at once. `cut`
-        is `top_p` and `top_k` of a recipe, for `distributions` alone."""
+        """Choose the implementation: `packed` says that the model's attention takes packed sequences, and
+        `kernels` allows the packed pass in C if it supports the model. The logits of `chunk` tokens are in
+        memory at once. `cut` is `top_p` and `top_k` of a recipe, used only by `distributions`."""
         self.model = plain_of(model)
         self._whole, self._temperature, self._fp32_logits = model, temperature, fp32_logits
         self._chunk, self.packed, self._cut = chunk, packed, cut
         self._device = next(model.parameters()).device
         self.routers = Routers.of(self.model)
-        """Of a mixture of experts: after a pass, its load over the wanted tokens."""
+        """The routers of a mixture of experts; after a pass they hold its load over the wanted tokens."""
         dense = DenseModel.of(model) if kernels and model is self.model else None
         self._dense = dense if dense and can_pack(dense) else None
 
     @property
     def dense(self) -> DenseModel | None:
-        """The model for the packed pass; None where the model goes through its own modules."""
+        """The model for the packed pass in C; None if the model runs through its own modules."""
         base: Any = self.model.base_model
         blocks = base.layers if self._dense else ()
         return None if any(block.gradient_checkpointing for block in blocks) else self._dense
@@ -174,12 +174,12 @@ class Scorer:
         group_M: np.ndarray | None = None,
         expert_MTLK: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
+        """Return log-probability and entropy of every wanted token after the first, (M, T - 1); 0 elsewhere.
 
         `token_MT` is right-padded; `wanted_MT` has shape (M, T - 1). Sequences of one group in `group_M`
-        begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
-        positions go through the head: the logits of prompts and padding are never made. `expert_MTLK` are the
-        experts that read each token but the last, in place of the routers' own choice.
+        start with the same `prompt_M` tokens; without these arguments all sequences are separate. Only wanted
+        positions go through the head: logits of prompts and padding are never computed. `expert_MTLK` has the
+        experts that read each token but the last, and replaces the routers' own choice.
         """
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
 
@@ -192,7 +192,7 @@ class Scorer:
         logp_W, entropy_W = self._run(compute)
         wanted = torch.from_numpy(wanted_MT).to(self._device)
         zero_MT = logp_W.new_zeros(wanted_MT.shape)
-        # Row by row, which is the order of the wanted tokens.
+        # `masked_scatter` fills row by row, which is the order of the wanted tokens.
         return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
 
     @torch.no_grad()
@@ -203,10 +203,10 @@ class Scorer:
         heads: Sequence[bool],
         expert_MTLK: np.ndarray | None = None,
     ) -> Iterator[list[Tensor]]:
-        """Log-probabilities of sampling, over the vocabulary at wanted tokens after the first, part by part.
+        """Yield sampling log-probabilities over the vocabulary at wanted tokens after the first, in parts.
 
-        In order, each part with a tensor (W, V) for each of `heads`: whether the LM head is in FP32. All of
-        them at once would be gigabytes for long completions. All parts must be taken, on every rank.
+        Each part has a tensor (W, V) for each of `heads`, which say whether the LM head is in FP32. All parts
+        at once would take gigabytes for long completions. Every rank must take all parts.
         """
         hidden_RD, row_W = self._run(
             lambda model: self._hidden(model, token_MT, wanted_MT, None, None, expert_MTLK)
@@ -221,11 +221,11 @@ class Scorer:
             )
 
     def _run(self, compute: Callable[[nn.Module], T]) -> T:
-        """Call `compute` with the model: of a sharded one embeddings and head are gathered meanwhile."""
+        """Call `compute` with the model; embeddings and head of a sharded model are gathered meanwhile."""
         if not isinstance(self._whole, Whole):
             return compute(self.model)
         found = self._whole(compute)
-        if not torch.is_grad_enabled():  # they stay gathered only for a backward pass
+        if not torch.is_grad_enabled():  # only a backward pass needs them to stay gathered
             group_of(self._whole).reshard()
         return found
 
@@ -238,7 +238,7 @@ class Scorer:
         group_M: np.ndarray | None,
         expert_MTLK: np.ndarray | None,
     ) -> tuple[Tensor, Tensor]:
-        """Last hidden states (R, D), each once, and for every wanted token, row by row, which is its."""
+        """Return distinct last hidden states (R, D), and each wanted token's index into them, row by row."""
         if dense := self.dense:
             if prompt_M is None or group_M is None:
                 prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
@@ -256,14 +256,14 @@ def wanted_hidden(
     routers: Routers | None = None,
     expert_MTLK: np.ndarray | None = None,
 ) -> Tensor:
-    """Return the last hidden states (W, D) that predict the wanted tokens, row by row, padded or packed.
+    """Return the last hidden states (W, D) that predict the wanted tokens, row by row, `packed` or padded.
 
-    `routers` count the wanted tokens, and use the experts that are given.
+    `routers` count the wanted tokens, and use the experts `expert_MTLK`, if given.
     """
     device = next(model.parameters()).device
     if packed:
-        # Up to the last that predicts something, and one token at least: a rank without completions must
-        # pass something through the blocks.
+        # Read up to the last position that predicts a wanted token, but at least one token: a rank without
+        # completions must still pass something through the blocks.
         read_M = np.where(wanted_MT.any(1), wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)
         inputs = packed_inputs(token_MT[:, :-1], read_M, device)
         read_MT = np.arange(wanted_MT.shape[1]) < read_M[:, None]
@@ -281,9 +281,9 @@ def wanted_hidden(
 
 @torch.no_grad()
 def packs(model: Any, attention: str) -> bool:
-    """Give the model an attention for packed sequences; return whether it computes the same with it.
+    """Give the model an attention for packed sequences; return whether its results stay the same.
 
-    Where it does not, its attention is as before.
+    If they do not, restore its previous attention.
     """
     before = model.config._attn_implementation
     token_MT = np.array([[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]]) % model.config.vocab_size
@@ -303,9 +303,9 @@ def packs(model: Any, attention: str) -> bool:
 
 @contextmanager
 def in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[None]:
-    """Have the model compute with the weights `held`, without a gradient; those of `trained` come back.
+    """Let the model compute with the weights `held`, without gradient; restore those of `trained` at the end.
 
-    A second model would take as much memory again, in shards of its own.
+    A second model would need its own shards and as much memory again.
     """
     own = copies(trained)
     with torch.no_grad():
@@ -317,7 +317,7 @@ def in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[None
 
 
 def copies(trained: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of the weights as they are, of shards those of this rank, in the memory of the CPU."""
+    """Return copies of the current weights, or of this rank's shards, in CPU memory."""
     return [local_of(p).detach().to("cpu", copy=True) for p in trained]
 
 
@@ -330,11 +330,11 @@ def scores_of_held(
     heads: Sequence[bool],
     expert_NTLK: np.ndarray | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Score tokens with the weights `held` in the place of `trained`.
+    """Score tokens with the weights `held` in place of `trained`.
 
     Returns:
-        The log-probability of every wanted token after the first by each of H heads, (W, H); and its rank and
-        the variance of ranks by the first head, (W, 2).
+        The log-probability of every wanted token after the first for each of H heads, (W, H); and, for the
+        first head, its rank and the variance of the rank of a sample, (W, 2).
     """
     chosen_W = token_NT[:, 1:][wanted_NT]
     logps, ranks, start = [], [], 0
@@ -349,8 +349,8 @@ def scores_of_held(
 
 
 def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ranks of tokens in their distributions, and the variance of each rank of a sample."""
-    # In float64, as each probability is one of 150,000 that are added up.
+    """Return the rank in [0, 1] of each token in its distribution, and the variance of that of a sample."""
+    # In float64, because as many as 150,000 probabilities are added up.
     logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
     likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
     tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)

@@ -1,13 +1,13 @@
-"""Sharding of a model: every block on its own, and embeddings and head as one more group.
+"""Sharding of a model: each block is one FSDP2 group, and embeddings and head are one more.
 
-Rank 0 reads the model; the others start with its shape. Tensors are sent one by one, and a block is sharded
-as soon as it is complete, so that no other process ever holds more of the model than a block.
+Rank 0 reads the model; the other ranks start with an empty one. Tensors are sent one at a time, and a block
+is sharded as soon as it is complete, so that no other rank ever holds more of the model than one block.
 
-With tensor parallelism the matrices of each block are cut by the plan that transformers has for the model, by
-output and then by input, so that heads and inner units are shared; everything between blocks is the same on
-all processes of a row of the mesh. Embeddings and head stay whole.
+With tensor parallelism the matrices of each block are cut by transformers' plan for the model, by output and
+then by input, so that heads and inner units are divided over the ranks; activations between blocks are the
+same on all ranks of a row of the mesh. Embeddings and head are not cut.
 
-`torch.compile` works on the same blocks, one by one.
+`torch.compile` works on the same blocks, one at a time.
 """
 
 import re
@@ -32,8 +32,8 @@ from scalerl.errors import InputError
 from scalerl.rl.model.lora import merged_parameters
 
 _GRAPHS = 64
-"""The most graphs of a function, of which PyTorch allows 8, and computes the rest without: a block has more
-for lengths that vary, a single completion, passes without gradients, a base model, and pairs of these."""
+"""Most compiled graphs of a function. PyTorch allows 8 and runs further variants eagerly; a block has more:
+for varying lengths, a single completion, passes without gradients, a base model, and their combinations."""
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
@@ -43,7 +43,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
         InputError: the model does not name its blocks.
     """
     names = set(model._no_split_modules or ())
-    # Of a class or one that it derives from: FSDP2 makes a subclass of a block's.
+    # By the class or its bases: FSDP2 replaces the class of a block by a subclass.
     blocks = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
     if not blocks:
         kind = model.config.model_type
@@ -52,32 +52,32 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
-    """Compile the forward pass of every block, and so its backward pass; it is done by the first pass.
+    """Compile the forward pass of every block, and with it the backward pass, at the first pass.
 
-    For a model that is sharded already, and has its activations checkpointed: that is then within a compiled
-    block, and FSDP2's gathering around it. An attention that PyTorch cannot trace (the packed one on a CPU)
-    splits a block, and leaves one that is checkpointed as it was. Blocks of one class share their code; names
-    of parameters stay as they are.
+    The model must already be sharded and have its activations checkpointed: checkpointing is then inside a
+    compiled block, and FSDP2's gathering outside. An attention that PyTorch cannot trace (the packed one on a
+    CPU) splits a block, and leaves a checkpointed block uncompiled. Blocks of one class share their code;
+    parameter names do not change.
     """
     config: Any = torch._dynamo.config
-    # Since PyTorch 2.7 it is recompile_limit, and this name another of it.
+    # An alias of recompile_limit since PyTorch 2.7.
     config.cache_size_limit = max(config.cache_size_limit, _GRAPHS)
     for block in blocks_of(model):
-        # `forward`, not the module: its hooks, as those of FSDP2, then stay outside of what is compiled, and
-        # no module is put around it, which would change names.
+        # `forward`, not the module: its hooks, such as FSDP2's, then stay outside the compiled code, and no
+        # wrapper module changes the names.
         block.forward = torch.compile(block.forward, backend=backend)
 
 
 T = TypeVar("T")
-_HEADS = 2  # the dimension of heads in what the norms of queries and keys are given
+_HEADS = 2  # the dimension of heads in the input of the norms of queries and keys
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _NORM = "replicated_with_grad_allreduce"
 
 
 class Whole(nn.Module):
-    """The root of a sharded model: what it is called with runs while embeddings and head are gathered.
+    """The root of a sharded model: it calls a function while embeddings and head are gathered.
 
-    The blocks gather themselves. All computation with the head must be done in such a call.
+    The blocks gather themselves. All computation with the head must be in such a call.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,16 +85,16 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, compute: Callable[[nn.Module], T]) -> T:
-        """Return what `compute` returns for the model; its tensors take part in the backward pass."""
+        """Return the result of `compute` for the model; its tensors take part in the backward pass."""
         return compute(self.model)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: torch.dtype) -> Whole:
-    """Shard `model` over `mesh`, masters in float32 and computation in `precision`; collective.
+    """Shard `model` over `mesh`, with float32 masters and computation in `precision`; collective.
 
-    The dimension `tensor` of the mesh shares matrix products, the dimension `data` the rest. The values are
-    those of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are summed over the
-    processes, as the weights of the tokens are those of the whole batch.
+    The dimension `tensor` of the mesh is for tensor parallelism, `data` for FSDP2. All ranks get the values
+    of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are summed over the
+    processes, because token weights sum to 1 over the whole batch.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -108,9 +108,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: t
         fully_shard(block, mesh=mesh["data"], mp_policy=policy)
     _fill([module for module in model.modules() if id(module) not in of_blocks], device)
     whole = Whole(model)
-    # After the blocks: the root takes the parameters that are not in a group yet.
+    # After the blocks: the root takes all parameters that are not in a group yet.
     fully_shard(whole, mesh=mesh["data"], mp_policy=policy)
-    # FSDP2 divides by the number of ranks by default; here the weights of all tokens sum to 1 already.
+    # FSDP2 divides by the number of ranks by default; here token weights already sum to 1 over all ranks.
     for group in map(group_of, groups_of(whole)):
         group.set_force_sum_reduction_for_comms(True)
         group.set_gradient_divide_factor(1.0)
@@ -123,30 +123,30 @@ def groups_of(whole: nn.Module) -> list[nn.Module]:
 
 
 def group_of(module: nn.Module) -> FSDPModule:
-    """Return the same sharded module, with the type that has its methods."""
+    """Return the same sharded module, typed as an FSDPModule."""
     assert isinstance(module, FSDPModule)
     return module
 
 
 def plain_of(model: nn.Module) -> nn.Module:
-    """Return the model itself, of a root that was sharded."""
+    """Return the model itself if given the root of a sharded one."""
     return model.model if isinstance(model, Whole) else model
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, in its memory; all of one that is not sharded."""
+    """Return this rank's shard of a tensor, sharing its memory, or the tensor if it is not sharded."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def clip_gradients(masters: Sequence[Tensor], most: float) -> float:
-    """Scale the gradients so that the norm of all is at most `most`; return what it was; collective."""
-    by_mesh: dict[Any, list[Any]] = {}  # what is shared by tensor has a mesh of its own
+    """Scale the gradients so that their total norm is at most `most`; return the norm before; collective."""
+    by_mesh: dict[Any, list[Any]] = {}  # tensor-parallel parameters have another mesh than the rest
     for master in masters:
         if master.grad is not None:
             by_mesh.setdefault(getattr(master, "device_mesh", None), []).append(master)
     norms = [nn.utils.get_total_norm([m.grad for m in of_mesh]) for of_mesh in by_mesh.values()]
-    # The norm of one norm is the same, to the last bit.
+    # With a single mesh this is its norm, bit for bit.
     norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
     for of_mesh in by_mesh.values():
         nn.utils.clip_grads_with_norm_(of_mesh, most, norm)
@@ -156,8 +156,8 @@ def clip_gradients(masters: Sequence[Tensor], most: float) -> float:
 def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
     """Yield the parameters of one group after another, each while it is gathered; collective.
 
-    They are those of the plain model, whole, adapters merged, tied ones once, in the precision that the model
-    computes in; their storage is freed with the group.
+    Names are those of the plain model; parameters are unsharded, adapters are merged, tied ones occur once,
+    all in the precision that the model computes in. Their storage is freed with the group.
     """
     blocks = [module for module in groups_of(whole) if module is not whole]
     names = {id(module): f"{name}." for name, module in whole.model.named_modules()}
@@ -174,7 +174,7 @@ def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
 
 
 def _fill(modules: list[nn.Module], device: torch.device) -> None:
-    """Give the tensors of some modules the values of rank 0, parameters as masters in float32."""
+    """Give the tensors of some modules the values of rank 0, with parameters as float32 masters."""
     filled: dict[int, tuple[Tensor, nn.Parameter]] = {}  # tied ones stay tied
     for module in modules:
         for name, value in module._parameters.items():
@@ -189,12 +189,12 @@ def _fill(modules: list[nn.Module], device: torch.device) -> None:
 
 
 def full_of(weight: Tensor) -> Tensor:
-    """Return the whole of a weight, also of a matrix that ranks share; then it is collective."""
+    """Return the unsharded weight; collective if it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _from_first(value: Tensor, device: torch.device) -> Tensor:
-    """Return the value of rank 0 on every rank."""
+    """Return rank 0's value on every rank; collective."""
     whole = value.to(device) if dist.get_rank() == 0 else torch.empty_like(value, device=device)
     whole = whole.contiguous()
     dist.broadcast(whole, 0)
@@ -202,9 +202,10 @@ def _from_first(value: Tensor, device: torch.device) -> Tensor:
 
 
 def check_plan(model: Any, n: int) -> None:
-    """Raise an InputError where `n` processes cannot share the blocks of `model`: `n` does not divide its
-    heads, or transformers has no plan for it, or one that is not known here (as for mixtures of experts).
-    """
+    """Raise an InputError if `n` processes cannot divide the blocks of `model` by tensor parallelism.
+
+    They cannot if `n` does not divide heads and inner units, or transformers has no plan for the model, or
+    one with styles that are not supported here (as for mixtures of experts)."""
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % n or config.intermediate_size % n:
@@ -226,7 +227,7 @@ def share_block(model: Any, block: nn.Module, mesh: DeviceMesh) -> None:
     for name, _ in block.named_modules():
         key = re.sub(r"\d+", "*", f"{prefix}.{name}")
         if (style := _plan(model).get(key)) == _NORM:
-            # Each process has some of the heads: its part of the gradient is added to the others'.
+            # Each process has some of the heads, so gradients of the norm are summed over processes.
             styles[name] = SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
         elif style is not None:
             styles[name] = _STYLES[style]()
@@ -234,6 +235,6 @@ def share_block(model: Any, block: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _plan(model: Any) -> dict[str, str]:
-    """Return the style of every module of a block, by names below the base model with `*` for numbers."""
+    """Return the style of every module of a block, by its name in the base model with `*` for numbers."""
     plan: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
     return {name: style for name, style in plan.items() if ".*." in name}

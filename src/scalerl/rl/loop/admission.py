@@ -1,19 +1,19 @@
-"""Admission control: the in-flight limit that enforces k; and verified groups, cut into the batches of steps.
+"""Admission control: the in-flight limit that enforces k, and the batches that verified groups are cut into.
 
-With P groups a trainer step, group g is consumed by the step that starts at version g // P, whatever the
-order in which groups complete. A slot of the limit comes back only when every generator has the
-weights of the step that consumed it. So `PipelineRL(k)`, with k + 1 batches in flight, admits group g once
-all have version g // P - k: the group is sampled by that version or a later one, and no trained token is
-older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k
-batches in flight, all of a phase sampled by the weights at its start: the last of its batches is trained at
-staleness k - 1.
+A trainer step consumes P groups in order of admission, so group g is consumed by the step that starts at
+version g // P, whatever order groups complete in. A slot of the limit is freed only when every generator has
+the weights of the step that consumed it. `PipelineRL(k)` has k + 1 batches in flight, so it admits group g
+once all generators have version g // P - k: the group is sampled by that version or a later one, and no
+trained token is older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786).
+`OffPolicy(k)` has k batches in flight, all sampled by the weights at the start of their phase: the last one
+is trained at staleness k - 1.
 
-A batch is P groups. With `zero_variance = "resample"` (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2)
-those count that enter the loss alone, so that further groups take the place of the others; but after
-`max_gen_batches` times P groups a batch is complete whatever it holds. A group that is replaced gives its
-slot back as soon as that is known: it is no group of the P. Of each step at most so many do as leave P groups
-of all that it may consume. Then at most u + q // P is the version that trains a group, with u steps begun and
-q groups before it that are in flight, and the bound is as above.
+With `zero_variance = "resample"` (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2) only groups with
+signal count towards the P of a batch, and further groups replace the others. A batch is also complete after
+`max_gen_batches` times P groups, whatever it holds. A replaced group frees its slot as soon as it is found to
+have no signal. A batch replaces at most `max_gen_batches - 1` times P groups, so every step still consumes at
+least P groups that keep their slot. After u steps have started, a group with q groups in flight before it is
+therefore trained at version u + q // P at the latest, and the bound above holds.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from scalerl.rl.types import Group
 
 @dataclass
 class AdmissionControl:
-    """Decides whether another group may be admitted; `admitted` are all so far."""
+    """The in-flight limit of a schedule; `admitted` counts all groups admitted so far."""
 
     schedule: AnySchedule
     prompts: int
@@ -37,16 +37,17 @@ class AdmissionControl:
     admitted: int = 0
 
     def allows(self, version: int, replaced: int = 0) -> bool:
-        """Return whether a group may be admitted, `version` being the one that every generator has, and
-        `replaced` the groups so far whose place others take.
+        """Return whether another group may be admitted.
+
+        Every generator has `version`; `replaced` groups so far gave their place to others.
         """
-        # Every version is the result of one batch: so many groups have come back as weights.
+        # Each version results from one batch, so all generators have the weights that these groups trained.
         consumed = version * self.prompts + replaced
         return self.admitted < consumed + self.schedule.in_flight_limit(self.prompts)
 
 
 class VerifiedGroups:
-    """The groups that are verified and not consumed yet: complete batches, and then the open one."""
+    """Groups that are verified and not yet consumed: complete batches, then the open one."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._resamples = recipe.zero_variance == "resample"
@@ -55,23 +56,23 @@ class VerifiedGroups:
         self._most = self._prompts * (recipe.batch.max_gen_batches if self._resamples else 1)
         self._groups, self._sizes = deque[Group](), deque[int]()
         self._open = self._counting = 0
-        """Groups of the open batch, and those of them that count."""
+        """Groups of the open batch, and how many of them count towards its P groups."""
         self.replaced = 0
-        """Groups without signal so far that others replace."""
+        """Groups without signal so far that other groups replace."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
     @property
     def complete(self) -> int:
-        """Batches that are complete."""
+        """Number of complete batches."""
         return len(self._sizes)
 
     def missing(self, batches: int) -> int:
-        """Return the least number of groups with which so many batches may be complete."""
+        """Return the least number of further groups that could complete `batches` batches."""
         if batches <= self.complete:
             return 0
-        # The open batch ends by what comes first: enough groups that count, or the most that it may hold.
+        # The open batch is complete with enough groups that count, or with the most groups it may hold.
         first = min(self._prompts - self._counting, self._most - self._open)
         return first + (batches - self.complete - 1) * self._prompts
 
@@ -81,7 +82,7 @@ class VerifiedGroups:
         self._open += 1
         if not self._resamples or has_signal(group, keep_truncated=self._keep_truncated):
             self._counting += 1
-        # Beyond that the batch is complete without another in its place.
+        # Beyond this many the batch reaches its most groups without a replacement for this one.
         elif self._open - self._counting <= self._most - self._prompts:
             self.replaced += 1
         if self._counting == self._prompts or self._open == self._most:
@@ -93,12 +94,12 @@ class VerifiedGroups:
         return list(islice(self._groups, self._sizes[0]))
 
     def take(self) -> list[Group]:
-        """Remove the first batch, and return its groups."""
+        """Remove the first batch and return its groups."""
         return [self._groups.popleft() for _ in range(self._sizes.popleft())]
 
     def put_back(self, groups: list[Group]) -> None:
         """Undo a `take`."""
-        # Reversed, as `extendleft` reverses: the order of admission is what bounds staleness.
+        # `extendleft` reverses, so reverse first: the order of admission is what bounds staleness.
         self._groups.extendleft(reversed(groups))
         self._sizes.appendleft(len(groups))
 
@@ -107,8 +108,8 @@ class VerifiedGroups:
         return list(self._groups), self.replaced
 
     def restore(self, groups: Iterable[Group], replaced: int) -> None:
-        """Go on from `state`."""
-        # `add` cuts the batches anew, and counts only the groups held: `replaced` also has those consumed.
+        """Continue from `state`."""
+        # `add` cuts the batches again but counts only the groups held; `replaced` includes consumed ones.
         for group in groups:
             self.add(group)
         self.replaced = replaced

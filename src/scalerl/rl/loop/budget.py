@@ -1,4 +1,4 @@
-"""What a run has spent of its budget, and what a resume may make of it."""
+"""The budget of a run: how much is spent, and how a resume may change it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from scalerl.rl.learner.batch import Fate
 
 
 def spent(kind: str, row: Mapping[str, Any], n_prompts: int) -> float:
-    """Return what is spent of a budget of this kind, in its unit.
+    """Return how much a run has spent, in the unit of its kind of budget.
 
     Args:
-        kind: of the budget.
+        kind: kind of the budget.
         row: the counters of a line of steps.jsonl: `step`, `flops`, `tokens`, `device_seconds`, and a
             `ledger` with the fates of the groups consumed.
         n_prompts: training prompts, retired ones included.
@@ -27,21 +27,21 @@ def spent(kind: str, row: Mapping[str, Any], n_prompts: int) -> float:
         return sum(row["device_seconds"][role] for role in ("generate", "train", "idle")) / 3600
     if kind == "tokens":
         return float(row["tokens"]["generated"])
-    # Epochs: by the groups consumed, whatever became of them.
+    # Epochs count every consumed group, whether or not it was trained.
     return sum(row["ledger"][fate] for fate in get_args(Fate)) / n_prompts
 
 
 def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> None:
-    """Raise an InputError where a run whose recipe had the budget `before` cannot go on with that of
-    `recipe`: its kind is another, it is less than what is spent, or the learning rate decays over it.
-    """
+    """Raise an InputError if a run with the budget `before` cannot continue with that of `recipe`.
+
+    It cannot if the kind differs, more is spent already, or the learning rate decays over the budget."""
     now = recipe.budget
     if (kind := before.get("kind")) != now.kind:
         raise InputError(
             f"{folder}: the run has budget.kind = {kind!r}, and this recipe {now.kind!r}: a resume may "
             "change budget.amount; a budget of another kind is another run (-o)"
         )
-    # Nothing is spent before the first line: any amount will do.
+    # Nothing is spent before the first line, so any amount is valid.
     if now.amount == before.get("amount") or not (last := read_last(folder / "steps.jsonl")):
         return
     optimiser = recipe.optimiser
@@ -51,7 +51,7 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
             "and with another the steps made would have had other rates: a run that is to be extended sets "
             "optimiser.decay_steps; this recipe is another run (-o)"
         )
-    # Prompts are loaded for epochs alone: that may take a download.
+    # Only epochs need the prompts, which may have to be downloaded.
     used = spent(now.kind, last, len(recipe.task.prompts("train")) if now.kind == "epochs" else 1)
     if now.amount < used:
         raise InputError(
@@ -61,7 +61,7 @@ def check_budget(folder: Path, before: Mapping[str, Any], recipe: Recipe) -> Non
 
 
 def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return what another amount changes in config.json: `budget`, with the amounts `before`."""
+    """Return the change of config.json if the amount differs: `budget`, with earlier amounts as `before`."""
     before, (kind, amount) = amounts(config), recipe.budget_on_axis()
     if before[-1] == plain(amount):
         return {}
@@ -69,10 +69,10 @@ def changes_of_budget(config: Mapping[str, Any], recipe: Recipe) -> dict[str, An
 
 
 def amounts(config: Mapping[str, Any]) -> list[float]:
-    """Return the amounts that the budget of a run has had, the present one last.
+    """Return the amounts that the budget of a run has had, the current one last.
 
     Raises:
-        InputError: config.json was edited, and has none.
+        InputError: config.json was edited and has no amount.
     """
     budget = config.get("budget")
     if not isinstance(budget, Mapping) or not isinstance(budget.get("amount"), (int, float)):

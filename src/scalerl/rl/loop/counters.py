@@ -20,19 +20,19 @@ _NOT_OF_ALL_STEPS = ("flops", "tokens", *_OF_ROUTERS)
 
 
 class RunClock:
-    """Wall time of training: laps, without the time in which the clock is stopped."""
+    """Wall time of training in laps, excluding the time for which the clock was stopped."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
 
     def lap(self) -> float:
-        """Return the seconds since the last lap, less those in which the clock was stopped."""
+        """Return the seconds since the last lap, excluding those for which the clock was stopped."""
         before, self._since = self._since, time.perf_counter()
         return self._since - before
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the clock: what is done meanwhile does not count as training."""
+        """Stop the clock within the context, so that its time does not count as training."""
         started = time.perf_counter()
         yield
         self._since += time.perf_counter() - started
@@ -40,35 +40,36 @@ class RunClock:
 
 @dataclass
 class RunCounters:
-    """Cumulative over the run."""
+    """Cumulative counters of a run, resumes included."""
 
     generators: int = 1
     """Processes that decode."""
     trainers: int = 1
     """Processes that train."""
     held: HeldDevices = field(default_factory=HeldDevices)
-    """Devices that one process of each role is counted with: all seconds here are device-seconds."""
+    """Devices that one process of each role counts as; every time below but `wall_seconds` and `seen` is in
+    device-seconds."""
     apart: bool = False
-    """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
+    """Whether generators have devices of their own rather than take turns with the trainers."""
     generator_seconds: float = 0.0
-    """Time for which devices that decode were held, idle or not, summed over them; start-up apart."""
+    """Time for which the decoding devices were held, idle or not, excluding start-up."""
     generator_startup: float = 0.0
-    """Start-up of processes that decode on devices of their own, summed over the devices."""
+    """Start-up of the processes that decode on devices of their own."""
     startup_seconds: float = 0.0
     """Start-up of the processes that train and evaluate."""
     wall_seconds: float = 0.0
-    """Time of training, without start-up, the probe, and evaluations that hold it up."""
+    """Wall seconds of training, excluding start-up, the probe, and evaluations that block training."""
     apart_seconds: float = 0.0
-    """Wall seconds summed over the GPUs that only evaluations or verifiers have."""
+    """Time for which GPUs that only evaluations or verifiers use were held."""
     trainer_seconds: float = 0.0
-    """Wall seconds summed over the devices that train: a resume may have more of them, or fewer."""
+    """Time for which the training devices were held; a resume may change their number."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     waited_seconds: float = 0.0
-    """Time in which the trainer waited for groups to be generated."""
+    """Time the trainers spent waiting for generation."""
     seen: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """What generators have said until now: seconds of work, held and of start-up, summed over processes."""
+    """The generators' last counters: seconds of work, held, and of start-up, summed over processes."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -77,11 +78,11 @@ class RunCounters:
     prompts: int = 0
     restarted: int = 0
     fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Fate), 0))
-    """Consumed groups by their fate."""
+    """Number of consumed groups by fate."""
 
     @property
     def devices(self) -> dict[str, float]:
-        """Devices that each role holds; generators that take turns with the trainers hold none."""
+        """Number of devices that each role holds; generators that take turns with the trainers hold none."""
         generating = self.generators * self.held.generator if self.apart else 0.0
         return {
             "generate": generating,
@@ -91,23 +92,22 @@ class RunCounters:
 
     @property
     def idle_seconds(self) -> float:
-        """Device-seconds in which neither role did anything, those of GPUs that neither has included.
+        """Device-seconds without generation or training, including GPUs that neither role holds.
 
-        The time that a process is held, and its work in that time, are read at one instant, so that the
-        difference never falls.
+        A process's held time and working time are read at one instant, so that their difference never falls.
         """
         held = self.trainer_seconds + self.apart_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens per second of work: idle devices would make the same code look slower."""
+        """Sampled tokens per device-second of work; idle time would make the same code look slower."""
         return self.generated / (self.generate_seconds + self.train_seconds)
 
     def hold(self, generator: Counters, wall_seconds: float) -> None:
-        """Add wall time of training, and what the generator has done in it; `generator` is cumulative."""
+        """Add wall time of training and the generator's work in it; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
-        # Added up by step, not multiplied at the end: a resume may have other devices.
+        # Accumulated per step rather than multiplied at the end: a resume may have other devices.
         self.trainer_seconds += wall_seconds * self.trainers * self.held.trainer
         self.apart_seconds += wall_seconds * self.held.apart
         now = generator.seconds, generator.held, generator.startup
@@ -115,8 +115,8 @@ class RunCounters:
             (after - before) * self.held.generator for after, before in zip(now, self.seen, strict=True)
         )
         self.seen = now
-        # A generator of its own is held before and after the trainer's steps, and says so itself; one that
-        # takes turns with the trainer is held as long as that.
+        # A generator on its own device is held before and after the trainer's steps and counts that itself;
+        # one that takes turns with the trainer is held as long as the trainer.
         self.generator_seconds += held if self.apart else wall_seconds * self.generators
         self.generator_startup += startup if self.apart else 0.0
         self.generate_seconds += worked
@@ -131,18 +131,18 @@ class RunCounters:
         self.waited_seconds += step.waited_seconds * training
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
-        # Of all groups consumed, also those without signal: they were paid for.
+        # Groups without signal count too: generating them cost compute.
         self.samples += sum(len(group.rollouts) for group in step.groups)
         self.prompts += len(step.groups)
         for fate in step.batch.fates:
             self.fates[fate] += 1
 
     def add_probe(self, seconds: float) -> None:
-        """Add the time in which all trainers probed, as evaluation."""
+        """Add the seconds that all trainers spent on the probe, as evaluation."""
         self.evaluate_seconds += seconds * self.trainers * self.held.trainer
 
     def add_evaluation(self, seconds: float, startup: float) -> None:
-        """Add an evaluation, and the start of processes since the one before."""
+        """Add the seconds of an evaluation and of process start-up since the previous one."""
         self.evaluate_seconds += seconds * self.held.evaluator
         self.startup_seconds += startup * self.held.evaluator
 
@@ -162,12 +162,11 @@ class RunCounters:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs."""
-        # A copy of the fates, too: a thread writes this while they go on.
+        # The fates are copied too: a thread writes this state while the counters change.
         return {k: v for k, v in vars(self).items() if k != "held"} | {"fates": dict(self.fates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, on the devices that there are now."""
-        # The devices are those of this start, not those of the checkpoint.
+        """Continue from `state`, on the devices of this start rather than those of the checkpoint."""
         now = {name: getattr(self, name) for name in ("generators", "trainers", "held", "apart")}
         self.__dict__.update(dict(state) | now)
         self.seen = tuple(state["seen"])
@@ -177,8 +176,8 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
     """Return a line of steps.jsonl; docs/reference/run-folder.md has its table of fields."""
     generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
-    n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
-    # By token: a completion may have been sampled by several versions.
+    n, before = len(rollouts), step.index - 1  # the trainer's version when it took the batch
+    # Per token: a completion may have been sampled by several versions.
     staleness_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
     row = {
         "step": step.index,

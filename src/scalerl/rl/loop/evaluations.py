@@ -1,4 +1,4 @@
-"""The evaluations of a run: when they are due; started, made beside the training, and recorded in order."""
+"""The evaluations of a run: when they are due, how they run beside training, and their record in order."""
 
 import math
 import threading
@@ -22,56 +22,56 @@ from scalerl.rl.sync.shared_weights import hold
 from scalerl.rl.types import Weights
 
 MAX_PENDING = 3
-"""Evaluations under way before training waits for the oldest."""
+"""Most evaluations in progress at once; training then waits for the oldest."""
 _MOMENT = 0.1
-"""Seconds between two checks whether the run is to stop."""
+"""Seconds between two checks of the stop event."""
 _MANY_CUT = 0.25
-"""Share of truncated completions of the untrained model that is worth a warning."""
+"""Share of truncated completions of the untrained model from which a warning is logged."""
 
 
 @dataclass
 class Agenda:
-    """What is due at which share of the budget: evaluations, and frozen forecasts.
+    """The shares of the budget at which evaluations and frozen forecasts are due.
 
-    Evaluations keep their distance where a resume changes the budget: `count` is over the `first` one.
+    `count` evaluations are spread over the `first` budget, so a resume with another keeps their spacing.
     """
 
     count: int
     milestones: Sequence[float] = ()
     """Shares of the budget at which a forecast is frozen."""
     due: int = 1
-    """The next of `count` evaluations."""
+    """Number of the next evaluation, from 1."""
     frozen: int = 0
-    """Milestones that have passed."""
+    """Number of milestones whose forecast is frozen or cannot be made."""
     every: int = 0
-    """Steps between two evaluations; above 0 it takes the place of `count`."""
+    """Steps between two evaluations; replaces `count` if above 0."""
     budget: float = 1.0
     first: float = 1.0
-    """The budget that the run began with."""
+    """The budget that the run started with."""
 
     def evaluates(self, spent: float, step: int = 0) -> bool:
-        """Return whether an evaluation is due after `step`; several that one step passes are made once."""
+        """Return whether an evaluation is due after `step`; several passed by one step count as one."""
         ends = spent >= self.budget
         if self.every:
             return step % self.every == 0 or ends
-        # A step may cost any multiple of the budget.
+        # Capped, as a step may cost any multiple of the budget.
         before, share = self.due, min(spent, self.budget) / self.first
-        # The floor jumps over all that has passed; the loop settles the last, where it is off by one.
+        # The floor skips all evaluations that have passed; rounding may leave it one short, hence the loop.
         self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
         return self.due > before or ends
 
     def to_freeze(self, share: float) -> bool:
-        """Return whether a milestone has been reached whose forecast was not frozen."""
+        """Return whether a milestone has passed since the last forecast was frozen."""
         return self._passed(share) > self.frozen
 
     def froze(self, share: float) -> None:
-        """Note that the forecast was frozen, or cannot be made."""
+        """Record that the forecast at this share was frozen or cannot be made."""
         self.frozen = self._passed(share)
 
     def aim_at_new_end(self, share: float) -> None:
-        """Have the last milestone that has passed frozen anew: a resume has changed the budget."""
+        """Make the last milestone that has passed due again: a resume has changed the budget."""
         self.frozen = max(self._passed(share) - 1, 0)
 
     def _passed(self, share: float) -> int:
@@ -82,17 +82,17 @@ class Agenda:
         return {"due": self.due, "frozen": self.frozen}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.due, self.frozen = state["due"], state["frozen"]
 
 
 class EvaluationError(WorkerError):
-    """An evaluation cannot be made: its process was lost again and again, or cannot start."""
+    """An evaluation cannot be made: its process was lost too often or cannot start."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """An evaluation under way, and the counters at its start."""
+    """An evaluation in progress, and its row with the counters at its start."""
 
     row: dict[str, Any]
     weights: Weights
@@ -102,33 +102,33 @@ class _Pending:
 
 @dataclass
 class Evaluations:
-    """Evaluations under way, written in the order in which they were started."""
+    """Evaluations in progress; they are written to the record in the order in which they were started."""
 
     evaluate: Evaluate
     writer: RunWriter
     recipe: Recipe
     counters: RunCounters
     on_point: Callable[[EvalPoint, EvaluationResult, Weights], None]
-    """Called with an evaluation that is on record, its outcome, and the weights that it is of."""
+    """Called with each recorded evaluation, its result, and the evaluated weights."""
     on_suite: Callable[[Mapping[str, Any]], None] = lambda row: None
-    """Called with a line of downstream.jsonl that is on record."""
+    """Called with each recorded line of downstream.jsonl."""
     activities: Activities = field(default_factory=Activities)
     last_step: int = -1
-    """Step of the last evaluation that was started."""
+    """Step of the evaluation that was started last."""
     started: int = 0
-    """Evaluations that were started."""
+    """Number of evaluations started."""
     _pending: deque[_Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._sets: dict[str, tuple[str, list[str]]] = {}
-        """Hash and ids of the prompts that are evaluated, by name."""
+        """Hash and ids of each evaluated set of prompts, by its name."""
         self._samples: dict[str, int] = {}
         for name, (task, samples) in self.recipe.evaluated.items():
             self._sets[name] = task.heldout_hash, [prompt.id for prompt in task.prompts("heldout")]
             self._samples[name] = samples
 
     def start(self, step: int, weights: Weights, last: bool = False) -> None:
-        """Start the evaluation of `weights`, with the counters as they stand; the `last` has all suites."""
+        """Start the evaluation of `weights` with the current counters; the `last` one runs all suites."""
         counters = self.counters
         row = {"step": step, "time": time.time(), "samples": counters.samples, "prompts": counters.prompts}
         self.last_step = step
@@ -137,17 +137,17 @@ class Evaluations:
         self._start(row | counters.json(), weights, suites)
 
     def write_finished(self, stop: threading.Event | None = None, most: int = MAX_PENDING) -> bool:
-        """Write what is done; wait until `most` at most are under way, or `stop` is set.
+        """Write finished evaluations; wait until at most `most` are in progress or `stop` is set.
 
         Returns:
-            Whether `most` at most are under way.
+            Whether at most `most` are in progress.
 
         Raises:
-            EvaluationError: one cannot be made; it is still pending.
+            EvaluationError: an evaluation cannot be made; it stays pending.
         """
         while self._pending:
             future = self._pending[0].future
-            # In short waits, as a signal sets `stop` and cannot wake a thread that waits for a future.
+            # Wait in short intervals: a signal sets `stop` but cannot wake a thread that waits for a future.
             while len(self._pending) > most and not future.done() and not (stop and stop.is_set()):
                 self.activities.waits_for_evaluation()
                 wait([future], timeout=_MOMENT)
@@ -157,12 +157,12 @@ class Evaluations:
                 result = future.result()
             except ScalerlError as error:
                 raise EvaluationError(f"{self.writer.path}: {error}") from error
-            # Popped once its result is there: after an error a checkpoint still has it, for the resume.
+            # Pop it only with its result: after an error the checkpoint still has it for the resume.
             self._write(self._pending.popleft(), result)
         return len(self._pending) <= most
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs; those under way are started again, with their weights."""
+        """Return what `restore` needs; evaluations in progress are started again, from their weights."""
         return {
             "prompt_set": self._sets[HELDOUT][0],
             "suites": {name: found for name, (found, _) in self._sets.items() if name != HELDOUT},
@@ -172,7 +172,7 @@ class Evaluations:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.last_step, self.started = state["last_step"], state["started"]
         for row, weights, suites in state["pending"]:
             # A resume may have other suites.
@@ -185,9 +185,9 @@ class Evaluations:
     def _write(self, pending: _Pending, result: EvaluationResult) -> None:
         self.counters.add_evaluation(result.seconds, result.startup)
         row = pending.row
-        # The row holds the counters at the start of this evaluation; only its own cost is known since.
+        # The row has the counters at the start of this evaluation; only its own cost is added.
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
-        # Weights with NaN sample nonsense, whose pass rate of 0 would look like any other.
+        # Weights with NaN sample nonsense, and its pass rate of 0 would look like a genuine one.
         if not math.isfinite(result.entropy):
             raise DivergedError(row["step"], "the model's probabilities are not finite any more")
         row = row | {"device_seconds": seconds}
@@ -221,7 +221,7 @@ class Evaluations:
 
 
 def before_training(point: EvalPoint) -> list[str]:
-    """Return what the evaluation of the untrained model says against training it as it is."""
+    """Return warnings about training the model as it is, from the evaluation of the untrained model."""
     lines: list[str] = []
     if point.pass_rate == 0:
         lines.append(

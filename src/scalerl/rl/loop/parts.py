@@ -1,4 +1,4 @@
-"""The parts of a run that may be in other processes: learner, generator, verifier, evaluation."""
+"""The parts of a run that may be in other processes: learner, generator, verifier and evaluator."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from scalerl.rl.placement.ray.parts import RayParts
 
 Load = Callable[[Recipe, str], Any]
-"""Makes the learner of a recipe and a model's folder."""
+"""Returns the learner for a recipe and a model's folder."""
 
 
 class PartsHere:
-    """Parts in this process and in processes beside it, by the recipe's `placement`; they end with the run.
+    """The parts of a run on one machine, in the processes that the recipe's `placement` asks for.
 
-    `scalerl.rl.placement.ray.parts.RayParts` has the same methods.
+    `closing` shuts them down. `scalerl.rl.placement.ray.parts.RayParts` has the same methods.
     """
 
     timeline: Any = None
-    """What every process did when: recorded on a cluster alone."""
+    """What every process did when; recorded only on a cluster."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class PartsHere:
         load: Load,
         folder: Path = Path(),
     ) -> None:
-        """Logs of workers of vLLM go to `folder`."""
+        """Assign devices to the parts; vLLM workers log to `folder`."""
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._aside, self._load, self._folder = aside, load, folder
-        # torchrun has said how many trainers there are on this machine.
+        # Set by torchrun: the number of trainers on this machine.
         self._trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._devices = assign(recipe, gpus_in_use(), self._trainers)
         if engine := recipe.vllm:
@@ -63,17 +63,17 @@ class PartsHere:
         else:
             held = self._devices.held if aside else replace(self._devices.held, apart=0.0)
         self.held = held
-        """What a process of each role is counted with."""
+        """The devices that a process of each role counts as."""
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
-        """Record that the run goes on from a step, because its learner was lost: on a cluster alone."""
+        """Do nothing: only a cluster records that a run went back to a step after it lost its learner."""
 
     def learner(self) -> Any:
         """Return the learner, at version 0: a `Learner`, or a class with its methods."""
         return self._load(self._recipe, self._model_folder)
 
     def generator(self, learner: Any, version: int) -> Generator:
-        """Return the generator, with the weights of `learner` as `version`."""
+        """Return the generator, with the learner's weights as `version`."""
         recipe, model = self._recipe, self._model_folder
         if engine := recipe.vllm:
             from scalerl.rl.engine.vllm.launch import place_workers
@@ -89,18 +89,17 @@ class PartsHere:
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
-        """Return the verification of completions."""
+        """Return the verifier of completions."""
         verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
         return verifier
 
     def evaluate(self, stop: threading.Event, activities: Activities) -> Evaluate:
-        """Return the evaluator: the servers of vLLM, or where `aside` is true a process of its own.
+        """Return the evaluator: the vLLM servers, a process of its own if `aside`, or else this process.
 
-        One in this process gives an evaluation up once `stop` is set.
-
-        On a GPU that generator and trainer take turns on, it takes turns too, with the generator's model and
-        KV cache, of which a process of its own would have a second.
+        On a GPU that an in-process generator shares with the trainer, the evaluator always runs in this
+        process and borrows the generator's model and KV cache: another process would need a second copy.
+        An evaluator in this process abandons an evaluation once `stop` is set.
         """
         recipe, model_folder = self._recipe, self._model_folder
 
@@ -128,10 +127,9 @@ class PartsHere:
 def parts_of(
     recipe: Recipe, model_folder: str, closing: ExitStack, folder: Path, aside: bool, load: Load
 ) -> PartsHere | RayParts:
-    """Return the parts of `recipe`: on the cluster that is connected to, where it has one, with logs in
-    `folder`.
+    """Return the parts of `recipe`: on its Ray cluster, which must be connected, or on this machine.
 
-    Without a cluster `load` makes the learner, and evaluations have their own process if `aside` is true.
+    Logs go to `folder`. Without a cluster, `load` makes the learner, and `aside` gives evaluations a process.
     """
     if recipe.cluster is None:
         return PartsHere(recipe, model_folder, closing, aside, load, folder)
@@ -147,9 +145,9 @@ def place_generator(
     version: int = 0,
     devices: Assignment | None = None,
 ) -> Generator:
-    """Return the generator of a run, where the recipe places it, with the weights of `learner` as `version`.
+    """Return the generator where the recipe places it, with the learner's weights as `version`.
 
-    Without `devices` processes of their own have what this one has.
+    Without `devices`, generator processes see the same devices as this process.
     """
     check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":

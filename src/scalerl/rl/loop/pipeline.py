@@ -1,4 +1,4 @@
-"""The training loop: one file, the same code whatever the placement of generator and learner.
+"""The training loop: one file and the same code for every placement of generator and learner.
 
                  prompts                    groups, in order of admission
     PromptPool ----------> Generator ------------------------------------> verify -> make_batch
@@ -6,22 +6,22 @@
         | pass rates           | weights, version          rewards ------------+          v
         +----------------------+--------------------------------------------------- Learner.begin
 
-    admit    submits prompts as long as `scalerl.rl.loop.admission` allows; waits for nothing
-    work     consumes groups in order of admission; waits until the next batch of them is complete (with
-             `OffPolicy`, the next k batches), and admits meanwhile
-    step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
-             the k-th of a phase)
+    admit    submits prompts as long as `scalerl.rl.loop.admission` allows; never waits
+    work     takes groups in order of admission; waits until the next batch is complete (with `OffPolicy`,
+             the rest of the phase), and admits meanwhile
+    step     consumes a batch, then publishes the weights, which unblocks admission (with `OffPolicy`, only
+             after the k-th batch of a phase)
 
-While a learner in other processes steps, this process goes on: it receives messages, admits groups, verifies
-those that are needed next, and makes their batch; never more than those of one more wait, so that memory is
-bounded. A learner in this process is done when `begin` returns.
+While a learner in other processes makes a step, this process receives messages, admits groups, verifies the
+groups needed next, and makes their batch. It verifies no further than the next wait needs, which bounds
+memory. An in-process learner has finished by the time `begin` returns.
 
 The in-flight limit of `scalerl.rl.loop.admission` bounds the staleness of trained tokens. Completions in
-flight while the trainer steps go on with the new weights and the KV cache of the old ones.
+flight during a weight update continue with the new weights on the old weights' KV cache.
 
-With the placement `inline` the generator is in this process: `work` is one decode step, until just the next
-batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
-Generators in processes of their own (`scalerl.rl.placement.rollouts`) decode all the time, `work` waits for a
+With the placement `inline` the generator is in this process: `work` makes one decode step, and the trainer
+steps as soon as the next batch is complete. This fixed rule makes a run a function of its seed, bit for bit.
+Generators in processes of their own (`scalerl.rl.placement.rollouts`) decode continuously: `work` waits for a
 message from them, and weights are updated while completions are in flight.
 """
 
@@ -51,25 +51,25 @@ from scalerl.rl.model.weights import bytes_of
 from scalerl.rl.types import Done, Group, Pending, Reward, Rollout, Verify
 
 _POLL_SECONDS = 0.02
-"""Seconds to wait for the end of a step, or of a verification, before messages are received."""
+"""Longest wait for a step or a verification, in seconds, before messages are received again."""
 
 
 @dataclass(frozen=True)
 class WeightSync:
-    """The weight sync of a step; zeros where the schedule publishes no weights."""
+    """The weight sync of a step; `bytes` and `seconds` are 0 if the schedule publishes no weights then."""
 
     bytes: int = 0
     """Size of all tensors, in their own dtype."""
     seconds: float = 0.0
-    """Time in which the trainer sent them."""
+    """Seconds the trainer spent sending them."""
     update_seconds: float = math.nan
-    """From the start of that until all generators had the newest version that they were found to have since
-    the step before; NaN where there is none."""
+    """Seconds from the start of a sync until every generator was found to have its version, for the newest
+    such version since the previous step; NaN if there is none."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One trainer step: what it consumed, and what it showed."""
+    """One trainer step: the groups it consumed, its statistics and times."""
 
     index: int
     groups: tuple[Group, ...]
@@ -79,7 +79,7 @@ class Step:
     """Start of the training, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
-    """Time in which the trainer waited for groups to be generated."""
+    """Seconds the trainer spent waiting for generation before this step."""
     sync: WeightSync = WeightSync()
 
 
@@ -90,9 +90,10 @@ class _PendingRewards:
 
 
 class Pipeline:
-    """The loop over its parts. While none is under way, `state` is what a resume needs beside their states.
+    """The training loop over pool, generator, learner and verifier.
 
-    Once `stop` is set, no further step is yielded: within two decode steps, micro-batches or messages.
+    Between steps, `state` and the states of these parts are all that a resume needs. Once `stop` is set,
+    `steps` ends within two decode steps, micro-batches or messages.
     """
 
     def __init__(
@@ -112,27 +113,27 @@ class Pipeline:
         self._verifying: _PendingRewards | None = None
         self._verified = VerifiedGroups(recipe)
         self._begun = learner.version
-        """Steps that are begun or made."""
+        """Number of steps started so far, including one in progress."""
         self._batch: Batch | None = None
-        """The batch of the next verified groups, if it is made already."""
+        """The batch of the next step, if it is already made."""
         self._waited = 0.0
-        """Seconds since the last step in which the trainer waited for groups to be generated."""
+        """Seconds the trainer has spent waiting for generation since the last step."""
         self._published = deque[tuple[int, float]]()
-        """Versions that not all generators are known to have, and when their sync began."""
+        """Versions that some generator may not have yet, each with the start of its sync."""
         self._update_seconds = math.nan
 
     @property
     def admitted(self) -> int:
-        """Groups submitted to the generator so far."""
+        """Number of groups submitted to the generator so far."""
         return self._admission.admitted
 
     @property
     def pool_left(self) -> int:
-        """Prompts that can still be drawn."""
+        """Number of prompts that can still be drawn."""
         return self._pool.left
 
     def queue(self) -> dict[str, int]:
-        """Return the groups in flight by state: being generated, generated and next in order, verified."""
+        """Return the number of groups in flight by state; generated ones are complete and next in order."""
         generated = self._generator.ready
         generating = self._generator.in_flight - generated
         return {
@@ -142,12 +143,12 @@ class Pipeline:
         }
 
     def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
-        """Return the groups admitted, the fates of those consumed, and those in flight, counted apart."""
+        """Return how many groups were admitted, met each fate, and are in flight, each counted on its own."""
         in_flight = self._generator.in_flight + self._n_verifying + len(self._verified)
         return {"admitted": self.admitted, **fates, "in_flight": in_flight}
 
     def steps(self) -> Iterator[Step]:
-        """Yield trainer steps, until the pool has run dry or `stop` is set."""
+        """Yield trainer steps until the pool runs dry or `stop` is set."""
         while self._wait_for_batches():
             try:
                 step = self._step()
@@ -156,8 +157,8 @@ class Pipeline:
             yield step
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs. Groups that are being verified are verified again after it: to wait
-        for verdicts may take longer than a run that is stopped has left."""
+        """Return what `restore` needs; it verifies again the groups that are under verification now."""
+        # Waiting for their verdicts could take longer than a run that is being stopped has left.
         verifying = self._verifying.sampled if self._verifying else ()
         verified, replaced = self._verified.state()
         return {
@@ -169,7 +170,7 @@ class Pipeline:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self._admission.admitted = state["admitted"]
         self._verified.restore(unpack_groups(state["verified"]), state["replaced"])
         self._begun, self._waited = self._learner.version, state["waited"]
@@ -191,27 +192,27 @@ class Pipeline:
 
     @property
     def _batches_needed(self) -> int:
-        """Batches that must be complete before the next step: with `OffPolicy` the rest of the phase."""
+        """Number of batches that must be complete before the next step; `OffPolicy`: the rest of a phase."""
         n_prompts = self._recipe.batch.prompts
         at_once = self._recipe.schedule.at_once(n_prompts) // n_prompts
         return at_once - self._begun % at_once
 
     def _n_to_verify(self) -> int:
-        """Return how many groups to verify next; 0 where there are enough, or too few are left."""
+        """Return how many groups to verify next; 0 if enough are verified or too few are left."""
         wanted, left = self._verified.missing(self._batches_needed), self._generator.in_flight
         if left < wanted and not self._pool.left:
-            # A step takes whole batches: what is left of the pool's last one is never trained.
+            # A step takes whole batches, so the groups of an unfinished last batch are never trained.
             first = self._verified.missing(self._verified.complete + 1)
             n_prompts = self._recipe.batch.prompts
-            return first + (left - first) // n_prompts * n_prompts if left >= first else 0  # the last ones
+            return first + (left - first) // n_prompts * n_prompts if left >= first else 0
         return wanted
 
     def _wait_for_batches(self) -> bool:
-        """Wait until the groups of a step are verified; False when there are none left, or to stop."""
+        """Wait until the groups of the next step are verified; return False if none are left or on `stop`."""
         while self._verified.complete < self._batches_needed:
             if self._stop.is_set():
                 return False
-            self._learner.check_life()  # without it no weights come, which the groups wait for
+            self._learner.check_life()  # groups may wait for weights that a lost learner never sends
             self._admit_and_verify()
             if self._verified.complete >= self._batches_needed or self._verifying:
                 if self._verifying and self._activities.due("verifying"):
@@ -219,19 +220,19 @@ class Pipeline:
                 continue
             if not (wanted := self._n_to_verify()):
                 return self._verified.complete > 0
-            if wanted <= self._generator.ready:  # groups that take the place of others are there already
+            if wanted <= self._generator.ready:  # the replacements are already generated
                 continue
             if self._activities.due("generating"):
                 count = Count(self._generator.ready, wanted, "groups")
                 self._activities.doing("generating", count, self._generator.counters.tokens)
-            # Only this counts as waiting for generation; a wait for the verifier does not.
+            # Waiting for the verifier does not count as waiting for generation.
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
         return True
 
     def _admit_and_verify(self) -> None:
-        """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
+        """Admit what the limit allows and verify the groups needed next; wait `_POLL_SECONDS` at most."""
         self._admit()
         if not self._verifying and 0 < (n := self._n_to_verify()) <= self._generator.ready:
             sampled = self._generator.take(n)
@@ -244,10 +245,10 @@ class Pipeline:
                     self._pool.record(group)
                     self._verified.add(group)
                     made += 1
-            finally:  # a custom class may have raised: the others wait, from that group on
+            finally:  # if a custom class raised, its group and those after it stay pending
                 left = done.sampled[made:]
                 self._verifying = _PendingRewards(left, Done(rewards[made:])) if left else None
-            self._admit()  # for those without signal, where others replace them
+            self._admit()  # groups without signal may have freed their slots
 
     def _make_batch(self) -> Batch:
         recipe = self._recipe
@@ -272,10 +273,10 @@ class Pipeline:
             self._unmake(groups)
             raise
         try:
-            # 0: while groups are being verified, `_admit_and_verify` does the waiting.
+            # 0 while groups are being verified: `_admit_and_verify` then does the waiting.
             while not pending.wait(0.0 if self._verifying else _POLL_SECONDS):
                 self._activities.doing(TRAINING)
-                with suppress(OwnCodeError):  # it is raised again after this step, which would be torn
+                with suppress(OwnCodeError):  # raised again after this step, so as not to abandon it half-way
                     self._admit_and_verify()
                     if self._verified.complete and self._batch is None:
                         self._batch = self._make_batch()
@@ -290,13 +291,13 @@ class Pipeline:
         return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, sync)
 
     def _unmake(self, groups: list[Group]) -> None:
-        """Put the groups of a step back that has trained nothing: a resume makes it from its beginning."""
+        """Put back the groups of a step that trained nothing, so that a resume makes the step anew."""
         self._verified.put_back(groups)
         self._begun -= 1
         self._batch = None
 
     def _version_everywhere(self) -> int:
-        """Return the version that all generators have; note the seconds since its sync began."""
+        """Return the version that all generators have; record the seconds since its sync started."""
         installed = self._generator.installed
         while self._published and self._published[0][0] <= installed:
             self._update_seconds = time.perf_counter() - self._published.popleft()[1]
@@ -304,7 +305,7 @@ class Pipeline:
 
     def _publish(self) -> WeightSync:
         started = time.perf_counter()
-        # Read only where they are sent: from a sharded learner that is a gather over all ranks.
+        # Read the weights only to send them: with a sharded learner that is a gather over all ranks.
         weights = self._learner.weights()
         self._generator.update(weights, self._learner.version)
         self._published.append((self._learner.version, started))
@@ -313,7 +314,7 @@ class Pipeline:
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: LengthControl) -> Group:
-    """Return the group of some completions, with the penalties of the length control."""
+    """Return the group of these completions, with the length control's penalties added to the rewards."""
     group = Group.of(rollouts, rewards)
     penalties = [penalty_of(length, r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
     return replace(group, reward_G=group.reward_G + np.array(penalties))

@@ -1,7 +1,7 @@
-"""Progress of a run, reported after every step and every evaluation; and what it is doing within them.
+"""Progress of a run: reports after every step and evaluation, and the activities within them.
 
-Activities go from its parts to the person who looks a few times a second, and every two seconds to
-progress.json. What is reported in between is dropped, so that a decode step pays for a look at the clock.
+An activity is shown a few times a second and written to progress.json every two seconds. Reports in between
+are dropped, so that they cost a decode step no more than a reading of the clock.
 """
 
 import math
@@ -17,32 +17,32 @@ from scalerl.rl.health.watch import Finding
 
 EVALUATING, TRAINING = "evaluating", "training"
 _REPORT_SECONDS = 0.25
-"""Seconds between two reports of one activity; another one is reported at once."""
+"""Seconds between two reports of the same activity; a new activity is reported at once."""
 
 
 class Activities:
-    """Keeps the latest activity; its methods may be called by any thread."""
+    """The latest activity of a run; any thread may call the methods."""
 
     def __init__(
         self,
         report: Callable[[Activity], None] = lambda activity: None,
         write: Callable[[Activity], None] = lambda activity: None,
     ) -> None:
-        """`report` is called with every one that is due, `write` with those for the run folder."""
+        """Call `report` with every activity that is due, and `write` with those for progress.json."""
         self._report, self._write = report, write
         self._now = Activity()
         self._due = self._write_due = 0.0
         self._tokens = 0
-        """Tokens that the generator had sampled when the activity began."""
+        """Tokens that the generator had sampled at the start of the activity."""
         self._trained_since, self._share_at_start = math.nan, 0.0
         self._lock = threading.Lock()
 
     def due(self, doing: str) -> bool:
-        """Return whether a report of this is due: it is what the run has just begun, or its time is up."""
+        """Return whether a report of this activity is due: it is new, or its last report is old enough."""
         return doing != self._now.doing or time.monotonic() >= self._due
 
     def doing(self, doing: str, count: Count | None = None, tokens: int = 0) -> None:
-        """Report what is being done, and the tokens that the generator has sampled so far."""
+        """Report an activity if it is due, with its count and the tokens sampled in the run so far."""
         with self._lock:
             if not self.due(doing):
                 return
@@ -51,12 +51,12 @@ class Activities:
                 self._tokens = tokens
                 self._now = replace(self._now, since=now)
             since, sampled = self._now.since, max(tokens - self._tokens, 0)
-            if count is None or math.isnan(count.since):  # one of another process has its own
+            if count is None or math.isnan(count.since):  # a count of another process has its own start
                 count = replace(count, since=since) if count else Count()
             self._now = replace(
                 self._now, doing=doing, count=count, tokens=sampled, time=now, left=self._left()
             )
-            # By the monotonic clock: `time` goes on record, and may be set back meanwhile.
+            # By the monotonic clock: the wall clock of `time` may be set back.
             self._due = time.monotonic() + _REPORT_SECONDS
             self._report(self._now)
             if time.monotonic() >= self._write_due:
@@ -64,11 +64,11 @@ class Activities:
                 self._write(self._now)
 
     def waits_for_evaluation(self) -> None:
-        """Report that nothing is done but an evaluation, in another process."""
+        """Report that the run waits for an evaluation in another process."""
         self.doing(EVALUATING, self._now.evaluating)
 
     def evaluating(self, done: int, of: int) -> None:
-        """Note how far an evaluation in another process is, for the next report."""
+        """Keep the progress of an evaluation in another process for the next report."""
         with self._lock:
             before, count = self._now.evaluating, Count()
             if done < of:
@@ -77,40 +77,40 @@ class Activities:
             self._now = replace(self._now, evaluating=count)
 
     def starts(self, step: int, share: float) -> None:
-        """Note the step that is made next, and the share of the budget that is spent before it."""
+        """Record the step that starts, and the share of the budget spent before it."""
         with self._lock:
-            # From the first step on: what a start takes says nothing about the speed of steps.
+            # Time from the first step on: start-up says nothing about the speed of steps.
             if math.isnan(self._trained_since):
                 self._trained_since, self._share_at_start = time.monotonic(), share
             self._now = replace(self._now, step=step, share=min(share, 1.0), left=self._left())
 
     def _left(self) -> float:
-        """Return the seconds until the budget is spent, at the speed since this start."""
+        """Return the seconds until the budget is spent, at the speed since this start; NaN if unknown."""
         spent, seconds = self._now.share - self._share_at_start, time.monotonic() - self._trained_since
         return seconds * (1 - self._now.share) / spent if spent > 0 and self._now.share < 1 else math.nan
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run after a step, after an evaluation, or at a finding on its health."""
+    """The state of a run after a step, after an evaluation, or at a health finding."""
 
     step: int = 0
     share: float = 0.0
-    """Share of the budget."""
+    """Share of the budget spent."""
     tokens_per_second: float = math.nan
-    """Sampled tokens per second of generating and training."""
+    """Sampled tokens per device-second of generation and training."""
     pass_rate: float = math.nan
     """Pass rate of the last evaluation."""
     forecast: Mapping[str, Any] | None = None
     """The last row of forecasts.jsonl."""
     evaluated: bool = False
-    """Whether this is an evaluation (its step is then `step`) and not a step."""
+    """Whether this reports an evaluation, made after `step`, rather than a step."""
     finding: str = ""
-    """The finding on the run's health, if this is one."""
+    """The text of the health finding, if this reports one."""
 
 
 class View:
-    """Keeps the latest progress, and reports every change of it to `report`."""
+    """The latest progress of a run; steps, evaluations and findings are passed to `report`."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
         self._report, self._last = report, Progress()
@@ -122,14 +122,14 @@ class View:
         self._report(self._last)
 
     def point(self, point: EvalPoint) -> None:
-        """Report an evaluation that is on record."""
+        """Report a recorded evaluation."""
         self._last = replace(self._last, pass_rate=point.pass_rate)
         self._report(replace(self._last, step=point.step, evaluated=True))
 
     def frozen(self, forecast: Mapping[str, Any]) -> None:
-        """Keep a forecast, for the next report."""
+        """Keep a forecast for the next report."""
         self._last = replace(self._last, forecast=forecast)
 
     def finding(self, finding: Finding) -> None:
-        """Report a finding on the run's health."""
+        """Report a health finding."""
         self._report(replace(self._last, step=finding.step, finding=str(finding)))

@@ -1,6 +1,6 @@
 """The prompt pool: which prompt is drawn next, and which are retired.
 
-Prompts are drawn without replacement, pass after pass, each pass shuffled by the seed and its number.
+Prompts are drawn without replacement in passes; the seed and the number of a pass determine its order.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from scalerl.rl.types import Group, Prompt
 
 @dataclass
 class _Deck:
-    """The prompts of one task of a mixture, or all."""
+    """The prompts of one task of a mixture, or all prompts if there is no mixture."""
 
     prompts: Sequence[Prompt]
     weight: float
@@ -29,19 +29,19 @@ class _Deck:
 
     @property
     def left(self) -> int:
-        """Prompts that can still be drawn."""
+        """Number of prompts that can still be drawn."""
         return len(self.prompts) - len(self.retired)
 
     def draw(self) -> Prompt:
         """Return the next prompt that is not retired; there must be one."""
         while True:
             while self.queue:
-                # Looked at here, as the queue of the pass was filled before some of its prompts were retired.
+                # Checked here: the prompt may have been retired since the queue was filled.
                 prompt = self.queue.pop()
                 if prompt.id not in self.retired:
                     self.drawn += 1
                     return prompt
-            # Made anew for each pass, so that a resume needs none of its state.
+            # A new random generator for each pass, so that a resume needs no generator state.
             first, *more = self.seed
             order = np.random.default_rng([first, self.passes, *more]).permutation(len(self.prompts))
             self.queue = [self.prompts[i] for i in order]
@@ -50,18 +50,18 @@ class _Deck:
 
 @dataclass
 class PromptPool:
-    """Draws prompts in passes, and retires them by the results of verified groups.
+    """The pool of training prompts: draws them in passes, and retires them by the results of verified groups.
 
-    With `weights`, by the start of the prompts' ids up to the first slash, each task has passes of its own,
-    and is drawn as often as its weight says, as evenly as can be. A task whose prompts are all retired leaves
-    its share to the others.
+    The keys of `weights` are tasks: the part of a prompt's id before the first slash. With them each task has
+    its own passes and is drawn in proportion to its weight, as evenly as possible. A task whose prompts are
+    all retired leaves its share to the others.
     """
 
     prompts: Sequence[Prompt]
     curriculum: Curriculum
     seed: int
     weights: Mapping[str, float] = field(default_factory=dict)
-    # By prompt: the epoch is part of the key of random numbers, so that each draw samples anew.
+    # Draws of each prompt. The epoch is part of the key of random numbers, so each draw samples anew.
     _epochs: Counter[str] = field(default_factory=Counter)
     _history: dict[str, History] = field(default_factory=dict)
 
@@ -77,22 +77,22 @@ class PromptPool:
 
     @property
     def left(self) -> int:
-        """Prompts that can still be drawn."""
+        """Number of prompts that can still be drawn."""
         return sum(deck.left for deck in self._decks.values())
 
     def draw(self) -> tuple[Prompt, int] | None:
-        """Return the next prompt and its epoch; None when every prompt has been retired."""
+        """Return the next prompt and its epoch, or None if every prompt is retired."""
         open_ = [deck for deck in self._decks.values() if deck.left]
         if not open_:
             return None
-        # The task that is furthest behind its share: no chance in it, so that a resume draws the same.
+        # The task furthest behind its share. This uses no randomness, so a resume draws the same prompts.
         prompt = min(open_, key=lambda deck: (deck.drawn + 1) / deck.weight).draw()
         self._epochs[prompt.id] += 1
         return prompt, self._epochs[prompt.id] - 1
 
     def record(self, group: Group) -> None:
         """Record the result of a verified group."""
-        # A copy, as the curriculum may raise.
+        # A copy, so that a curriculum that raises leaves the history unchanged.
         history = replace(self._history.get(group.prompt.id, History()))
         history.add(int(group.correct_G.sum()), len(group.correct_G))
         if retires(self.curriculum, history):
@@ -113,7 +113,7 @@ class PromptPool:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, whose prompts must all be here."""
+        """Continue from `state`; the pool must have all its prompts."""
         by_id = {prompt.id: prompt for prompt in self.prompts}
         for name, deck in state["decks"].items():
             mine = self._decks[name]

@@ -1,4 +1,4 @@
-"""The config.json of a run; where a run that was stopped can go on, and where it has ended."""
+"""The config.json of a run, the checkpoint that a stopped run resumes from, and the end of a run."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ _FINISHED = "finished.json"
 def config_of(
     recipe: Recipe, learner: Any, devices: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the config of a run of `recipe` by `learner` on `devices`; `extra` goes on top."""
+    """Return the content of config.json for a run of `recipe`; keys of `extra` override the others."""
     import transformers
 
     parameters = sum(p.numel() for p in learner.model.parameters())
@@ -74,7 +74,7 @@ def config_of(
 
 
 def resume_line(folder: Path) -> str:
-    """Return the command that resumes the run of this process: by torchrun, where that has started it."""
+    """Return the command that resumes the run of this process, with torchrun if that started it."""
     start = "scalerl"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
@@ -84,7 +84,7 @@ def resume_line(folder: Path) -> str:
 
 
 def restart_line(folder: Path) -> str:
-    """Return the hint how to start a run anew in its folder, for errors."""
+    """Return the part of an error message that says how to restart a run in its folder."""
     return f"scalerl train {folder} --restart begins anew, and keeps what is there apart"
 
 
@@ -92,7 +92,7 @@ def save_final(folder: Path, step: int, saver: Callable[..., Write], tokenizer: 
     """Save the final weights of a run, with their step.
 
     Raises:
-        WriteError: the disk does not take them.
+        WriteError: the weights cannot be written.
     """
 
     def write(aside: Path) -> Sums:
@@ -111,17 +111,17 @@ def save_final(folder: Path, step: int, saver: Callable[..., Write], tokenizer: 
 
 
 def drop_final(folder: Path) -> None:
-    """Remove the final weights of a run that goes on; the checkpoint that it goes on from has them too."""
+    """Remove the final weights of a run that is resumed; the checkpoint it resumes from has them too."""
     if (final := final_folder(folder)).is_dir():
         gone = final.with_name(".final.part")
-        shutil.rmtree(gone, ignore_errors=True)  # what an earlier removal left that was killed
-        final.rename(gone)  # whole or absent, whenever this is killed
+        shutil.rmtree(gone, ignore_errors=True)  # the leftovers of an earlier removal that was killed
+        final.rename(gone)  # atomic: a kill at any time leaves the folder whole or absent
         sync(final.parent)
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def final_step(folder: Path) -> int:
-    """Return the step of the final weights of a run."""
+    """Return the trainer step of a run's final weights."""
     return read_object(final_folder(folder) / _FINISHED)["step"]
 
 
@@ -129,13 +129,13 @@ def is_finished(folder: Path) -> bool:
     """Return whether a run has reached its end.
 
     Raises:
-        InputError: there are final weights, and the record ends at another step.
+        InputError: there are final weights, but the record ends at another step.
     """
     final = final_folder(folder)
     if not final.is_dir():
         return False
     step = final_step(folder)
-    # Both: a run that ended has a line of its last step in either, so that one of them was edited or cut.
+    # A finished run has a line of its last step in both files; otherwise one was edited or cut.
     for name in ("steps.jsonl", "evals.jsonl"):
         last = read_last(folder / name).get("step", 0)
         if last != step:
@@ -146,11 +146,11 @@ def is_finished(folder: Path) -> bool:
 
 
 def has_finished(folder: Path, recipe: Recipe) -> bool:
-    """Return whether a run that is to be resumed by `recipe` has reached its end, or the new one of that.
+    """Return whether a run that is to be resumed with `recipe` is finished, by the budget of `recipe`.
 
     Raises:
-        InputError: what `is_finished` raises; the run has another recipe, or has spent more than the budget
-            of this one; or its checkpoints are gone.
+        InputError: as in `is_finished`; or the run has another recipe, has spent more than the budget of
+            `recipe`, or has lost its checkpoints.
     """
     _check_recipe(folder, recipe)
     finished = is_finished(folder)
@@ -164,7 +164,7 @@ def has_finished(folder: Path, recipe: Recipe) -> bool:
 
 
 def check_started(folder: Path) -> None:
-    """Raise an InputError for a run that had checkpoints and has none, and for a folder that is no run."""
+    """Raise an InputError for a run without its config.json or checkpoints, or a folder of other files."""
     config = folder / "config.json"
     if not config.exists():
         if _has_records(folder):
@@ -175,7 +175,7 @@ def check_started(folder: Path) -> None:
 
 
 def check_restart(folder: Path) -> None:
-    """Raise an InputError for a folder that is not empty and no run."""
+    """Raise an InputError for a folder that has files but does not hold a run."""
     if not (_has_records(folder) or holds_run(folder)):
         check_unused(folder)
 
@@ -185,17 +185,16 @@ def _has_records(folder: Path) -> bool:
 
 
 def find_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return the state in the newest checkpoint that is whole, and whose record is whole, with its `folder`.
+    """Return the state of the newest usable checkpoint with its `step` and `folder`; None if there was none.
 
-    Returns:
-        None where the run has no checkpoint.
+    A checkpoint is usable if it is whole and the record still has all lines up to it.
 
     Raises:
-        InputError: none of its checkpoints can be used.
+        InputError: the run has checkpoints but none can be used, or its checkpoints are gone.
     """
     checkpoints = folder / "checkpoints"
     for step, path, state in newest_checkpoints(checkpoints):
-        # A file that was shortened, or whose line at the cut was rewritten, cannot be cut to this checkpoint.
+        # If a file was shortened, or its line at the cut was edited, it cannot be cut to this checkpoint.
         changed = [name for name, end in state["lengths"].items() if not ends_at(folder / name, end)]
         if changed:
             what = f"{changed[0]} is not what it was"
@@ -212,19 +211,19 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def set_newer_aside(folder: Path, used: Path | None) -> None:
-    """Rename the checkpoints newer than the one that is `used`, so that a resume does not go on from them.
+    """Rename the checkpoints that are newer than `used`, so that no resume starts from them.
 
-    The run makes these steps again, and removes them once it has newer ones.
+    The run makes these steps again, and removes the renamed checkpoints once it has newer ones.
 
     Raises:
-        WriteError: the disk does not take it.
+        WriteError: a checkpoint cannot be renamed.
     """
     try:
         for _, path in step_folders(folder / "checkpoints"):  # the newest first
             if path == used:
                 return
             aside = path.with_name(f"{ASIDE}{path.name.removeprefix(STEP)}")
-            if aside.exists():  # of an earlier resume; the run has made that step since
+            if aside.exists():  # from an earlier resume; the run has made that step again since
                 shutil.rmtree(aside)
             path.rename(aside)
             sync(aside.parent)
@@ -233,9 +232,10 @@ def set_newer_aside(folder: Path, used: Path | None) -> None:
 
 
 def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
-    """Raise an InputError where config.json has another recipe than the checkpoint `saved`, held-out prompts
-    or those of a suite have changed, a prompt to train on is gone, or `recipe` generates in other processes.
-    """
+    """Raise an InputError if a run cannot resume from the checkpoint `saved` with `recipe`.
+
+    It cannot if config.json has another recipe than the checkpoint, the held-out prompts or those of a suite
+    have changed, a training prompt is gone, or only one of `saved` and `recipe` generates inline."""
     task = recipe.task
     _check_config(folder, saved)
     inline = recipe.cluster is None and recipe.vllm is None and recipe.placement.kind == "inline"
@@ -250,7 +250,7 @@ def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
         raise InputError(
             f"the prompts of suite {other[0]} have changed since the run began: give it another name"
         )
-    # Also the prompts drawn before: the curriculum goes by their history.
+    # Prompts drawn before are needed too: the curriculum uses their history.
     here = {prompt.id for prompt in task.prompts("train")}
     queued = {prompt for deck in saved["pool"]["decks"].values() for prompt in deck["queue"]}
     if gone := sorted({*queued, *saved["pool"]["epochs"]} - here):
@@ -258,16 +258,15 @@ def check_saved(folder: Path, saved: Mapping[str, Any], recipe: Recipe) -> None:
 
 
 def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a resume changes in config.json: free settings, `devices`, the hashes of custom
-    code, the sandbox.
+    """Return what a resume changes in config.json: free settings, devices, code hashes, sandbox and budget.
 
-    Code that has changed since the run was last started is a warning; its new hash comes after those before.
+    If custom code has changed since the last start, a warning is logged and its new hash is appended.
     """
     config = read_object(folder / "config.json")
     code = codes_in(config)
     for kind, now in code_of(recipe.to_dict()).items():
         codes = code.setdefault(kind, [now])
-        # Only the last: code that is changed back counts as a change again.
+        # Only the last hash is compared: code that is changed back counts as changed again.
         if codes[-1] != now:
             _LOG.warning("%s: %s has changed since the run began: it goes on by the new code", folder, kind)
             codes.append(now)
@@ -279,18 +278,18 @@ def changes_of_resume(folder: Path, recipe: Recipe, devices: Mapping[str, Any]) 
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Raise an InputError where the run in `folder` has another recipe, or its config.json has none."""
+    """Raise an InputError if the run in `folder` has another recipe, or none in its config.json."""
     path = folder / "config.json"
     if not path.exists():
         return
     begun, now = recipe_of_run(path), _trained(plain(recipe.to_json()))
     before = _trained(begun)
-    # Apart from the other keys: its amount may change within bounds.
+    # The budget is checked on its own, as its amount may change within bounds.
     check_budget(folder, before.pop("budget", {}), recipe)
     del now["budget"]
     different = next(_differences(before, now, ""), None)
     if different is not None and different[1] is None:
-        # A field that a class has got since has its default: the run goes on by the new code.
+        # A field that a class has gained since the run started has its default.
         resolved = _trained(plain(from_dict(begun, str(folder)).to_json()))
         different = next(_differences(resolved | {"budget": None}, now | {"budget": None}, ""), None)
     if different is None:
@@ -302,13 +301,14 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
-    """Compare config.json with its copy in the checkpoint `saved`: another recipe is an InputError, other
-    edits are warnings."""
+    """Compare config.json with its copy in the checkpoint `saved`.
+
+    Raises an InputError for an edited recipe or schema, and logs a warning for other edits."""
     path = folder / "config.json"
     now, was = (dict(config) for config in (read_object(path), saved.get("config") or read_object(path)))
     budgets = amounts(was), amounts(now)
     if len(budgets[1]) > len(budgets[0]) and budgets[1][: len(budgets[0])] == budgets[0]:
-        was, now = _without_budget(was), _without_budget(now)  # a resume has changed it since
+        was, now = _without_budget(was), _without_budget(now)  # a resume has changed the budget since
     edited = {key: values for key, *values in _differences(_kept(was), _kept(now), "")}
     if not edited:
         return
@@ -320,7 +320,7 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 
 
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without what a resume may change."""
+    """Return a config without the keys that a resume may change."""
     kept = {key: value for key, value in config.items() if key not in ("checkpointed", "code", "sandbox")}
     if isinstance(devices := kept.get("devices"), dict):
         kept["devices"] = {key: value for key, value in devices.items() if key != "trainers"}
@@ -330,8 +330,8 @@ def _kept(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _FREE = {"batch": ("micro", "micro_tokens"), "evaluation": ("decode_slots", "keep", "downstream")}
-"""Keys of tables on which nothing that is trained depends: of memory and speed, since a run that had too
-little may go on with others, and of what is kept and evaluated beside."""
+"""Keys that a resume may change, by table: training does not depend on them. They set memory and speed, which
+a run that ran out of memory may need to change, or what is kept and evaluated beside training."""
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, keys in _FREE.items():
         if isinstance(table := kept.get(name), Mapping):
             kept[name] = {key: value for key, value in table.items() if key not in keys}
-    if isinstance(engine := recipe.get("engine"), Mapping):  # engines round in other ways
+    if isinstance(engine := recipe.get("engine"), Mapping):  # each kind of engine rounds differently
         kept["engine"] = {"kind": engine.get("kind")}
     return kept
 
@@ -355,9 +355,9 @@ def _shown(value: Any) -> str:
 
 
 def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys whose values differ, with both values; tables key by key."""
+    """Yield each key whose values differ, with both values; nested keys are joined by dots."""
     if isinstance(before, dict) and isinstance(now, dict):
-        # A dict, not a set: the first difference is named, and must be the same one every time.
+        # A dict keeps its order, a set does not: the first difference is named and must always be the same.
         for name in {**now, **before}:
             yield from _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
     elif before != now:

@@ -1,8 +1,8 @@
-"""Which block of a KV cache a position is in: blocks are allocated as completions grow, and freed with them.
+"""Allocation of the blocks of a KV cache, which grow with completions and are freed when these end.
 
-A block is that of some positions of one entry (a decode slot, or a prompt) in every layer, as in vLLM
-(PagedAttention, arXiv 2309.06180). So a cache takes the lengths that there are, and not the longest that
-there may be. Which block it is changes no result.
+A block holds `BLOCK` consecutive positions of one entry (a decode slot or a prompt) in every layer, as in
+vLLM (PagedAttention, arXiv 2309.06180). So a cache takes memory for actual lengths, not for the longest
+possible ones. Results do not depend on which blocks an entry has.
 
 Shapes in names: B entries, E all entries, N blocks of the longest entry.
 """
@@ -13,41 +13,41 @@ from typing import Any
 import numpy as np
 
 BLOCK = 32
-"""Positions of a block, as in native.c."""
+"""Positions in a block, as in native.c."""
 _GROWTH = 1.25
-"""A pool that is full grows by this factor at least: each time all of it is copied."""
+"""Least growth factor of a full pool, because each growth copies all of it."""
 
 
 class BlockPool:
-    """The free blocks of a cache; it has as many blocks as were ever needed at once, and a few more."""
+    """The free blocks of a cache, which has about as many blocks as were ever needed at once."""
 
     def __init__(self, most: int, grow: Callable[[int], None]) -> None:
-        """`most` are the blocks that are ever needed; `grow` allocates up to so many."""
+        """Start empty; at most `most` blocks are ever needed, and `grow` enlarges the cache to a size."""
         self._most, self._grow = most, grow
         self.size = 0
-        """Blocks that are allocated."""
+        """Number of allocated blocks."""
         self._free = np.zeros(0, dtype=np.int64)
 
     @property
     def used(self) -> int:
-        """Blocks that an entry has."""
+        """Number of blocks that belong to an entry."""
         return self.size - len(self._free)
 
     def take(self, n: int) -> np.ndarray:
-        """Return the numbers of `n` blocks that are free now; the pool grows where there are too few."""
+        """Take `n` free blocks and return their numbers; the pool grows if there are too few."""
         if n > len(self._free):
             needed = self.used + n
             size = max(needed, min(int(self.size * _GROWTH), self._most))
-            # Descending, as blocks are taken from the end: low numbers first.
+            # Descending: blocks are taken from the end, so low numbers go first.
             self._grow(size)
             self._free = np.concatenate([np.arange(size - 1, self.size - 1, -1), self._free])
             self.size = size
-        # The last ones: those that were freed last are in the processor's cache.
+        # From the end: the blocks freed last are likely in the CPU's cache.
         taken, self._free = self._free[len(self._free) - n :][::-1], self._free[: len(self._free) - n]
         return taken
 
     def give(self, blocks: np.ndarray) -> None:
-        """Take blocks back."""
+        """Return blocks to the pool."""
         self._free = np.concatenate([self._free, blocks])
 
 
@@ -60,8 +60,8 @@ class BlockTable:
         self.count_E = np.zeros(n_entries, dtype=np.int64)
 
     def hold(self, entry_B: np.ndarray, length_B: np.ndarray) -> None:
-        """Allocate what is missing for the first `length_B` positions of some entries, all different."""
-        # Most steps need no block: the whole batch is looked at once, and only the short ones further.
+        """Allocate missing blocks for the first `length_B` positions of distinct entries."""
+        # Most steps need no block: one check covers the batch, and only short entries go on.
         count_B = self.count_E[entry_B]
         short = np.flatnonzero(count_B * BLOCK < length_B)
         if not len(short):
@@ -73,14 +73,14 @@ class BlockTable:
         self.count_E[entry_B] += missing_B
 
     def free(self, entry_B: np.ndarray) -> None:
-        """Free all blocks of some entries, all different."""
+        """Free all blocks of distinct entries."""
         count_B = self.count_E[entry_B]
         if count_B.any():
             self._pool.give(self.block_EN[np.repeat(entry_B, count_B), offsets(count_B)])
             self.count_E[entry_B] = 0
 
     def places(self, entry_B: np.ndarray, length_B: np.ndarray) -> np.ndarray:
-        """Return the places of the first `length_B` positions of some entries, one entry after the other.
+        """Return the cache places of the first `length_B` positions of some entries, one entry after another.
 
         Place p is in block p // BLOCK.
         """
@@ -89,10 +89,10 @@ class BlockTable:
 
 
 def blocks_for(positions: Any) -> Any:
-    """Return the blocks that so many positions need: of a number, or of an array of them."""
+    """Return the number of blocks for a number of positions, or for each of an array."""
     return -(-positions // BLOCK)
 
 
 def offsets(length_B: np.ndarray) -> np.ndarray:
-    """Return 0, 1, ... length - 1 of every length, one after the other."""
+    """Return 0, 1, ... length - 1 for every length, one after another."""
     return np.arange(length_B.sum()) - np.repeat(np.cumsum(length_B) - length_B, length_B)

@@ -1,6 +1,6 @@
 """Models and tokenizers in Hugging Face format, and log-probabilities from hidden states.
 
-Generator and learner share `log_probs_TV`, so that temperature and precision of the LM head are equal.
+Generator and learner share `head_of` and `logits_of`, so that both compute the LM head in the same way.
 
 Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
 """
@@ -38,7 +38,7 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
         how = {"attn_implementation": "sdpa", "dtype": dtype or "auto", "output_loading_info": True}
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how)
         model, found = loaded
-    if missing := sorted(found["missing_keys"]):  # transformers would initialise them at random
+    if missing := sorted(found["missing_keys"]):  # transformers initialises these at random
         what = f"{counted(len(missing), 'tensor')} of its config.json, as {missing[0]}"
         raise InputError(f"model {path} cannot be loaded (its files lack {what})")
     without_dropout(model)
@@ -64,16 +64,16 @@ def dtype_of(precision: str) -> torch.dtype:
 
 
 def compute_device() -> torch.device:
-    """Return the device of all models of a run: the first GPU, if there is one."""
+    """Return the device of all models of a run: the current GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def gpus_in_use() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may use, in the order of CUDA, or those that are assumed.
+    """Return the GPUs that this process may use, in CUDA's order, or those that SCALERL_GPUS simulates.
 
-    They are PyTorch's: nvidia-smi may be missing, as in a container, knows no part of a GPU (MIG), and has an
-    order of its own where GPUs differ. It is asked for what is free, as CUDA would take memory of each GPU to
-    answer that.
+    The list is PyTorch's: nvidia-smi may be missing, as in a container, does not list MIG slices, and may
+    order GPUs differently. Only free memory comes from nvidia-smi, because CUDA would take memory on each GPU
+    to report it.
     """
     if os.environ.get(ASSUMED):
         return visible_gpus()
@@ -101,9 +101,9 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def end_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that end a completion: the tokenizer's, and those of generation_config.json.
+    """Return the tokens that end a completion: the tokenizer's first, then those of generation_config.json.
 
-    Chat models often have two: the end of a turn, and the end of a text.
+    Chat models often have two: the end of a turn and the end of a text.
     """
     more = _generation_end_tokens(tokenizer.name_or_path) - {tokenizer.eos_token_id}
     return (tokenizer.eos_token_id, *sorted(more))
@@ -113,7 +113,7 @@ def stop_tokens(tokenizer: Any, stop: Sequence[str]) -> tuple[int, ...]:
     """Return the tokens whose text begins with one of `stop`.
 
     Raises:
-        InputError: no token begins with one of them: it cannot be seen by one token.
+        InputError: no token begins with one of them, so that a single token does not show it.
     """
     if not stop:
         return ()
@@ -127,12 +127,12 @@ def stop_tokens(tokenizer: Any, stop: Sequence[str]) -> tuple[int, ...]:
 
 @functools.cache
 def _generation_end_tokens(path: str) -> frozenset[int]:
-    """Return `eos_token_id` of a generation_config.json, a number or a list; nothing where there is none."""
+    """Return `eos_token_id` of a generation_config.json as a set; empty if there is none."""
     from transformers import GenerationConfig
 
     try:
         found: Any = GenerationConfig.from_pretrained(path).eos_token_id if path else None
-    except OSError:  # a model need not have one
+    except OSError:  # the file is optional
         found = None
     return frozenset([found] if isinstance(found, int) else found or ())
 
@@ -165,13 +165,13 @@ _A_TURN = "a turn of the model"
 
 
 def answer_tokens(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> np.ndarray:
-    """Return the tokens between a turn's end token and the next turn, (T,); none without an answer.
+    """Return the tokens between a turn's end token and the next turn, (T,); none without answers.
 
-    Where the prompt is one of messages, every answer is a message of the role `tool`, or `user` (`UserText`),
-    and the generation prompt follows; else the answers are appended as they are.
+    If the prompt has messages, every answer is a message of the role `tool`, or `user` (`UserText`), and the
+    generation prompt follows; otherwise the answers are appended as they are.
 
     Raises:
-        InputError: the chat template refuses such messages, or writes what is before them otherwise.
+        InputError: the chat template refuses such messages, or changes the text before them.
     """
     if not answers:
         return np.zeros(0, dtype=np.int64)
@@ -180,7 +180,7 @@ def answer_tokens(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> np.
 
 
 def _messages_behind(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> str:
-    """Return what the chat template writes after the end token of a turn that is answered."""
+    """Return the chat template's text for answers to a turn, after the turn's end token."""
     from jinja2 import TemplateError
 
     turn: dict[str, Any] = {"role": "assistant", "content": _A_TURN}
@@ -201,10 +201,10 @@ def _messages_behind(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> 
     except TemplateError as error:
         raise InputError(f"the chat template refuses messages of tools ({error})") from error
     ends = [tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer)]
-    if _A_TURN in text:  # templates may write a turn otherwise once a user has answered it: without thinking
+    if _A_TURN in text:  # templates may drop the thinking of a turn once a user has answered it
         _, _, behind = text.partition(_A_TURN)
         return behind.removeprefix(next((end for end in ends if behind.startswith(end)), ""))
-    # Up to its last end token: what a template writes behind that belongs to what follows.
+    # Up to the last end token: text that a template writes after it belongs to the answer.
     head = head[: max([head.rfind(end) + len(end) for end in ends if end in head], default=len(head))]
     if not text.startswith(head):
         raise InputError("the chat template writes a turn otherwise once a tool has answered it")
@@ -212,12 +212,12 @@ def _messages_behind(tokenizer: Any, prompt: Prompt, answers: Sequence[str]) -> 
 
 
 def unknown_word(tokenizer: Any, prompt: Prompt, token_T: np.ndarray) -> str | None:
-    """Return the first word of a prompt, whose tokens are `token_T`, that its tokenizer does not know."""
-    # Tokenizers that are made by hand may say it of their model alone.
+    """Return the first word of a prompt with tokens `token_T` that the tokenizer does not know, or None."""
+    # Hand-made tokenizers may define the unknown token only in their model.
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     name = tokenizer.unk_token or getattr(model, "unk_token", None)
     unknown = tokenizer.convert_tokens_to_ids(name) if name else None
-    # One that has another use as well (GPT-2's) stands for nothing unknown.
+    # A token that is also the end or start token (as in GPT-2) does not mark unknown words.
     if unknown in (None, tokenizer.eos_token_id, tokenizer.bos_token_id) or unknown not in token_T:
         return None
     if prompt.messages is not None or not tokenizer.is_fast:
@@ -235,7 +235,7 @@ def _check_config(path: str | Path) -> None:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Set every dropout to 0: the trainer's log-probabilities must be those of the behaviour policy."""
+    """Set every dropout to 0: the trainer must compute the same log-probabilities as the generator."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -245,7 +245,7 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Keep only the inputs of every block, and recompute the rest in the backward pass."""
+    """Keep only the inputs of every block and recompute its activations in the backward pass."""
     # renamed in transformers 5.2x
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -253,7 +253,7 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def hidden_states(model: nn.Module, cache: Any = None, **inputs: Any) -> Tensor:
-    """Return the last hidden states, before the LM head: shape (B, T, D). `cache` holds keys and values."""
+    """Return the last hidden states, before the LM head, (B, T, D); `cache` is the KV cache."""
     if cache is not None:
         inputs |= {cache_argument(): cache, "use_cache": True}
     return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
@@ -261,7 +261,7 @@ def hidden_states(model: nn.Module, cache: Any = None, **inputs: Any) -> Tensor:
 
 @functools.cache
 def cache_argument() -> str:
-    """Return the argument of a forward pass that takes the KV cache; transformers 5.24 renamed it."""
+    """Return the name of the argument that takes the KV cache; transformers 5.24 renamed it."""
     import transformers
     from packaging.version import Version
 
@@ -280,8 +280,8 @@ def log_probs_TV(
 
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
-    The same with a gradient is `scalerl.rl.learner.score.chunked_log_probs`. `head` is what `head_of`
-    returned for these weights, where a caller keeps it.
+    With a gradient, use `scalerl.rl.learner.score.chunked_log_probs`. `head` is the result of `head_of` for
+    these weights, if the caller keeps it.
     """
     weight_VD, bias_V = head or head_of(model, fp32_logits)
     logits_TV = logits_of(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V, fp32_logits)
@@ -289,15 +289,15 @@ def log_probs_TV(
 
 
 def cut_TV(logp_TV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Return the log-probabilities that tokens are sampled with: -inf outside the `top_k` likeliest (0: all),
-    and then outside the fewest with a probability of `top_p` or more; as vLLM and transformers cut.
-    """
+    """Return the log-probabilities that remain after top-k and then top-p, as in vLLM and transformers.
+
+    They are -inf outside the `top_k` likeliest (0: all), then outside the fewest that sum to `top_p`."""
     if top_k:
         least_T1 = logp_TV.topk(min(top_k, logp_TV.shape[-1])).values[:, -1:]
         logp_TV = logp_TV.masked_fill(logp_TV < least_T1, -torch.inf).log_softmax(-1)
     if top_p < 1:
         likeliest_TV, order_TV = logp_TV.sort(descending=True)
-        p_TV = likeliest_TV.double().exp()  # in float32 the sum of a large vocabulary is off by 1e-6
+        p_TV = likeliest_TV.double().exp()  # in float32 the sum over a large vocabulary is off by 1e-6
         likeliest_TV = likeliest_TV.masked_fill(p_TV.cumsum(-1) - p_TV >= top_p, -torch.inf)
         logp_TV = likeliest_TV.gather(-1, order_TV.argsort(-1)).log_softmax(-1)
     return logp_TV
@@ -306,8 +306,8 @@ def cut_TV(logp_TV: Tensor, top_p: float, top_k: int) -> Tensor:
 def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
     """Return weight (V, D) and bias (V,) of the LM head for `logits_of`.
 
-    They are in the model's precision, or in FP32 where a head in FP32 needs a copy: on a CPU, that has no
-    product of bfloat16 with sums in float32.
+    They are in the model's precision, or FP32 copies if `fp32` on a CPU, which has no bfloat16 product with
+    float32 sums.
     """
     head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     weight_VD, bias_V = head.weight, head.bias
@@ -318,9 +318,9 @@ def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def logits_of(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
-    """Return the logits in float32, of hidden states in the precision of the head that `head_of` returned.
+    """Return the logits in float32, from hidden states in the precision of the head of `head_of`.
 
-    With `fp32` they are products with sums in float32; without it, rounded to the precision of the weights.
+    With `fp32` products are summed in float32; without it logits are rounded to the weights' precision.
     """
     if fp32 and weight_VD.dtype.itemsize < 4:
         logits_TV = _float32_product(hidden_TD, weight_VD.t())
@@ -330,10 +330,10 @@ def logits_of(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a @ b` with sums in float32; `a` may be in float32 where `b` is in bfloat16.
+    """Return `a @ b` with float32 sums; `a` may be in float32 if `b` is in bfloat16.
 
-    Then `a` is taken as the sum of two bfloat16, which leaves 2^-16 of each value, so that `b` needs no copy
-    in float32 and both products are those of tensor cores.
+    In that case `a` is split into a sum of two bfloat16 tensors, with a relative error of 2^-16. So `b` needs
+    no float32 copy, and tensor cores compute both products.
     """
     if b.dtype.itemsize >= 4:
         return a @ b
@@ -344,7 +344,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of matrices of bfloat16 in float32: products of two are exact there."""
+    """Return the product of bfloat16 matrices in float32, in which each product of two elements is exact."""
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
@@ -354,8 +354,8 @@ def _float32_product(a: Tensor, b: Tensor) -> Tensor:
 class FlopCount:
     """Floating-point operations of a causal LM, counted from its shape.
 
-    A forward pass costs 2 per token and weight of a matrix product, and 4 D L per token and position that
-    it attends to; a backward pass costs twice as much. Embedding look-ups cost nothing; the head counts.
+    A forward pass costs 2 per token and weight of a matrix product, and 4 D L per token and position that it
+    attends to (L layers); a backward pass costs twice as much. Embedding look-ups are free; the head counts.
     """
 
     matrix_weights: int
@@ -367,7 +367,7 @@ class FlopCount:
         config: Any = model.config
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         matrices = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings]
-        # Experts are one stack of matrices, of which a token uses `num_experts_per_tok`.
+        # Experts are stacked in one tensor, and a token uses `num_experts_per_tok` of them.
         active = getattr(config, "num_experts_per_tok", 0)
         seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
         head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]

@@ -1,9 +1,9 @@
-"""The base model of the demonstration: a tiny causal LM trained on worked examples, perfect, then imperfect.
+"""The base model of the demonstration: a tiny causal LM trained on worked examples, first perfect ones.
 
-Perfect examples teach the arithmetic; the imperfect ones, which come last, teach it to give up early, to slip
-and to ramble. So it can do better than it does, which RL brings out.
+Perfect examples teach it the arithmetic; the imperfect ones that follow teach it to give up early, to slip
+and to ramble. So its ability exceeds its performance, and RL can bring that out.
 
-It is saved as a Hugging Face folder (config, safetensors, tokenizer), which is loaded like any other model.
+It is saved as a Hugging Face folder (config, safetensors, tokenizer) and loaded like any other model.
 """
 
 import hashlib
@@ -32,33 +32,33 @@ from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, 
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far the making of a model has come."""
+    """The progress of building a model."""
 
     share: float
-    """Share of the work, estimated."""
+    """Estimated share of the work that is done."""
     text: str
     milestone: bool = True
-    """Whether to print a line where no bar can be drawn."""
+    """Whether to print it as a line if no progress bar can be drawn."""
 
 
 @contextmanager
 def made_aside(folder: Path, last: str) -> Iterator[Path]:
-    """Give an empty folder beside `folder`, which becomes `folder` once the block has filled it.
+    """Yield an empty folder beside `folder`, and rename it to `folder` after the block has filled it.
 
-    `last` is a file of it. So a model is never found half made, whether its making was interrupted or two
-    processes make it at once.
+    So a model is never found half made, even if its making is interrupted or two processes make it at once.
+    `last` is a file that a complete folder has.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the folder cannot be written.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)  # fails if there is a link
+        aside.mkdir(parents=True)  # fails if a link is in its place
         yield aside
         try:
             aside.rename(folder)
-        except OSError:  # another process was first, with the same model: the folder is there, and not empty
+        except OSError:  # fails too if another process has just made the same model, which is then used
             if not (folder / last).is_file():
                 raise
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
@@ -74,7 +74,7 @@ USUAL_STEPS = 1200
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The size of the base model, and its training on demonstrations."""
+    """The size of the base model and the settings of its training."""
 
     demonstrations: Demonstrations
     hidden_size: int = 64
@@ -82,11 +82,10 @@ class BaseModel:
     layers: int = 2
     heads: int = 4
     experts: int = 0
-    """Experts of a block, each of half the `intermediate_size`, of which a token meets two; with 0 the model
-    is dense."""
+    """Experts of a block, each with half the `intermediate_size`; a token uses two. 0 is a dense model."""
     positions: int = 64
     careful_loss: float = 0.05
-    """Perfect examples end once their loss, smoothed over 50 steps, is below this (nats per token)."""
+    """Perfect examples end once their loss, smoothed over 50 steps, is below this, in nats per token."""
     max_careful_steps: int = 4000
     imperfect_steps: int = 200
     batch: int = 32
@@ -105,7 +104,7 @@ class BaseModel:
     def fingerprint(self) -> str:
         """A hash of everything that determines the model."""
         values = asdict(self)
-        if not self.experts:  # as it was before there were any: dense models are found where they are cached
+        if not self.experts:  # the hash of dense models is older than this field: cached ones must be found
             del values["experts"]
         settings = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(f"1 {torch.__version__} {settings}".encode(), digest_size=6).hexdigest()
@@ -116,19 +115,19 @@ _EXPERTS_MET = 2
 
 
 def base_folder(spec: BaseModel, cache: Path) -> Path:
-    """Return the folder of a base model, whether it is there or not."""
+    """Return the folder of a base model, whether or not it exists."""
     return cache / f"chain-base-{spec.fingerprint}"
 
 
 def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
-    """Return the base model of a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
+    """Return the base model for a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
 
     Options are integer fields of `BaseModel`; `intermediate_size` keeps its ratio to `hidden_size` unless it
-    is given. `thinking` is the token budget of the demonstrations, by default that of the recipe: with it,
-    runs with different budgets can start from one model.
+    is given. The option `thinking` is the token budget of the demonstrations and replaces the recipe's, so
+    that runs with different budgets can start from one model.
 
     Raises:
-        InputError: an option is unknown, or not a whole number of 1 or more (the seed: 0).
+        InputError: an option is unknown, or not a whole number of 1 or more (the seed may be 0).
     """
     options: dict[str, int] = {}
     for option in filter(None, name.partition(":")[2].split(",")):
@@ -146,9 +145,9 @@ def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
 
 
 def build_base(spec: BaseModel, cache: Path, progress: Callable[[BuildProgress], None] | None = None) -> Path:
-    """Return the folder of the base model, which is trained unless `cache` has it.
+    """Return the folder of the base model; train the model unless `cache` has it.
 
-    Its `base.json` holds the cost of that training, which does not count as compute of RL.
+    Its `base.json` has the cost of this training, which does not count as compute of RL.
     """
     folder = base_folder(spec, cache)
     if (folder / "base.json").is_file():
@@ -166,7 +165,7 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BuildProgress],
 def _train(
     spec: BaseModel, progress: Callable[[BuildProgress], None] | None
 ) -> tuple[nn.Module, dict[str, float]]:
-    torch.set_num_threads(1)  # the result must not depend on how many cores there are
+    torch.set_num_threads(1)  # the result must not depend on the number of cores
     torch.manual_seed(spec.seed)
     model = new_model(spec)
     flop_count = FlopCount.of(model)
@@ -187,7 +186,7 @@ def _train(
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         if progress and step % 20 == 0:
-            share = min(step / USUAL_STEPS, 1.0)  # how many there will be depends on the loss
+            share = min(step / USUAL_STEPS, 1.0)  # an estimate: the number of steps depends on the loss
             progress(BuildProgress(share, f"step {step}  loss {loss.item():.2f}", step % 200 == 0))
         step += 1
         flops += 3 * flop_count.forward(length_B.sum(), (length_B * (length_B + 1) / 2).sum())
@@ -201,7 +200,7 @@ def _train(
 
 
 def new_model(spec: BaseModel) -> nn.Module:
-    """Return the model with its first, random weights: a Llama, or with experts a Qwen3-MoE."""
+    """Return the model with random initial weights: a Llama, or with experts a Qwen3-MoE."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
     shape = dict[str, Any](
@@ -212,9 +211,9 @@ def new_model(spec: BaseModel) -> nn.Module:
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
         max_position_embeddings=spec.positions,
-        # Rotary positions let one circuit serve every step, as step j is at a fixed distance from operation
-        # j. The default base of 10,000 is for long texts and the default spread of 0.02 for wide models; both
-        # cost this model thousands of steps.
+        # With rotary positions one circuit serves every step, because step j is at a fixed distance from
+        # operation j. The default base of 10,000 suits long texts, and the default initializer range of 0.02
+        # wide models; both cost this model thousands of steps.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=0.1,
         tie_word_embeddings=True,
@@ -229,7 +228,7 @@ def new_model(spec: BaseModel) -> nn.Module:
         "num_experts": spec.experts,
         "num_experts_per_tok": _EXPERTS_MET,
         "moe_intermediate_size": spec.intermediate_size // _EXPERTS_MET,
-        "norm_topk_prob": True,  # as in the models of Qwen
+        "norm_topk_prob": True,  # as in Qwen's models
     }
     return AutoModelForCausalLM.from_config(Qwen3MoeConfig(**shape))
 
@@ -237,7 +236,7 @@ def new_model(spec: BaseModel) -> nn.Module:
 def _demonstration_batch(
     demonstrations: Demonstrations, n: int, rng: Random
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """Tokens (n, T), labels that are -100 on prompts and padding, and lengths (n,)."""
+    """Return tokens (n, T), labels, which are -100 on prompts and padding, and lengths (n,)."""
     ids = {word: i for i, word in enumerate(VOCABULARY)}
     pairs = [demonstrations.sample(rng) for _ in range(n)]
     rows = [([ids[word] for word in p.split()], [ids[word] for word in c.split()]) for p, c in pairs]

@@ -1,7 +1,7 @@
-"""LoRA through peft: small adapters are trained, and merged weights are published.
+"""LoRA through peft: adapters are trained, and merged weights are published.
 
-Generators, evaluations and checkpoints get the merged weights, those of a plain model. Checkpoints have the
-adapters too, in PEFT's format.
+Generators, evaluations and checkpoints get the merged weights, as of a plain model. Checkpoints also have the
+adapters in PEFT's format.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from scalerl.rl.config.settings import ALL_LINEAR, Lora
 
 
 def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
-    """Add adapters to `model`, in place, and freeze the rest; return it. `seed` initialises the matrices A.
+    """Add adapters to `model` in place, freeze the rest, and return it; `seed` initialises the matrices A.
 
     Raises:
-        InputError: peft is not installed, the rank exceeds the hidden size, or there is no linear layer of a
-            name in `settings.targets`.
+        InputError: peft is not installed, the rank exceeds the hidden size, or no linear layer matches a name
+            in `settings.targets`.
     """
     if not settings.rank:
         return model
@@ -40,9 +40,9 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    # Named, as `fork_rng` warns where a machine has several GPUs and none is.
+    # Devices are named because `fork_rng` otherwise warns on a machine with several GPUs.
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices):  # peft draws from the generator of the process
+    with torch.random.fork_rng(devices):  # peft draws from the process's random generator
         torch.manual_seed(seed)
         inject_adapter_in_model(adapters, model)
     for name, parameter in model.named_parameters():
@@ -52,7 +52,7 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
 
 def _targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
     head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    # Not the head: its logits are computed a chunk at a time, from its weight alone.
+    # Not the head: its logits are computed in chunks from its weight alone, without an adapter.
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     found = {target: [n for n in linear if f".{n}".endswith(f".{target}")] for target in targets}
     found |= {ALL_LINEAR: linear} if ALL_LINEAR in targets else {}
@@ -65,19 +65,19 @@ def _targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the adapters' parameters, by the names that PEFT has for them on disk."""
+    """Yield the adapters' parameters by their names in PEFT's files."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             yield "base_model.model." + name.replace(".default.", "."), parameter
 
 
 def write_adapter(tensors: Mapping[str, Tensor], model: Any, folder: Path) -> None:
-    """Write what `adapter_parameters` yields, on the CPU, into a folder that PEFT loads as it is.
+    """Write the tensors of `adapter_parameters`, on the CPU, as a folder that PEFT can load.
 
     Raises:
-        OSError, SafetensorError: the disk does not take it.
+        OSError, SafetensorError: the files cannot be written.
     """
-    folder.mkdir(exist_ok=True)  # not the one above: a run folder that was removed stays removed
+    folder.mkdir(exist_ok=True)  # without parents: a run folder that was removed must stay removed
     config = copy(model.peft_config["default"])
     config.base_model_name_or_path, config.inference_mode = model.name_or_path, True
     config.target_modules = _short_names(model)
@@ -86,7 +86,7 @@ def write_adapter(tensors: Mapping[str, Tensor], model: Any, folder: Path) -> No
 
 
 def _short_names(model: nn.Module) -> list[str]:
-    """Return names like `q_proj`, as people and servers expect, where they mean the adapted layers alone."""
+    """Return short names like `q_proj`, which servers expect, unless they also match other layers."""
     modules = dict(model.named_modules())
     adapted = {name for name, module in modules.items() if hasattr(module, "lora_A")}
     short = {name.rpartition(".")[2] for name in adapted}
@@ -95,7 +95,7 @@ def _short_names(model: nn.Module) -> list[str]:
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of the plain model by name, adapters left out and not merged."""
+    """Yield the parameters of the plain model by name, with adapters neither included nor merged."""
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
             yield name.replace(".base_layer.", "."), parameter
@@ -103,9 +103,9 @@ def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @torch.no_grad()
 def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of the plain model by name, adapters merged.
+    """Yield the parameters of the plain model by name, with adapters merged.
 
-    Names that start with one of `without` are left out.
+    Names that start with one of `without` are skipped.
     """
     adapted = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
     for name, parameter in model.named_parameters():

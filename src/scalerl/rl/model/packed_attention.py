@@ -1,7 +1,7 @@
-"""Causal attention over sequences that lie one after another, as an attention of transformers.
+"""Causal attention over packed sequences, as an attention implementation of transformers.
 
-Padding is neither stored nor computed, and no mask is made: the cost is the sum of the squares of the
-lengths. On a GPU in bfloat16 it is PyTorch's kernel, elsewhere a product for each sequence.
+Padding is neither stored nor computed, and no mask is made: the cost is the sum of the squared lengths. On
+a GPU in 16 bits PyTorch's kernel computes it; elsewhere each sequence is computed on its own.
 
 Shapes in names: H query heads, X heads of keys and values, F tokens of all sequences, E head size.
 """
@@ -20,15 +20,15 @@ except ImportError:  # PyTorch before 2.10
     varlen_attn: Any = None
 _TAKES = signature(varlen_attn).parameters if varlen_attn else {}
 HAS_KERNEL = "window_size" in _TAKES
-"""Whether PyTorch's kernel is there, and causal at any scale: from 2.11 on."""
+"""Whether PyTorch has the kernel with causal attention at any scale: from 2.11 on."""
 
 NAME = "scalerl_varlen"
-"""The name of it in transformers."""
+"""Its name in transformers."""
 _OTHERS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 def register() -> str:
-    """Make it known to transformers; return its name there."""
+    """Register this attention with transformers; return its name there."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)
@@ -36,7 +36,7 @@ def register() -> str:
 
 
 def packed_inputs(token_MT: np.ndarray, read_M: np.ndarray, device: torch.device) -> dict[str, Any]:
-    """Return what a model is called with for the first `read_M` tokens of each row, at least one, packed."""
+    """Return a model's arguments for the first `read_M` (at least one) tokens of each row, packed."""
     read_MT = np.arange(token_MT.shape[1]) < read_M[:, None]
     position_MT = np.broadcast_to(np.arange(token_MT.shape[1]), token_MT.shape)
     ends = torch.from_numpy(np.concatenate([[0], read_M.cumsum()]).astype(np.int32)).to(device)
@@ -44,7 +44,7 @@ def packed_inputs(token_MT: np.ndarray, read_M: np.ndarray, device: torch.device
     return {
         "input_ids": torch.from_numpy(token_MT[read_MT][None]).to(device),
         "position_ids": torch.from_numpy(position_MT[read_MT][None]).to(device),
-        # The names of transformers, by which flash attention takes them too.
+        # Transformers' names, which its flash attention uses too.
         **{"cu_seq_lens_q": ends, "cu_seq_lens_k": ends},
         **{"max_length_q": longest, "max_length_k": longest},
     }
@@ -61,15 +61,15 @@ def _attention(
     max_length_q: int = 0,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return what is attended to, (1, F, H, E), as transformers has it."""
+    """Return the attention output in transformers' format: (1, F, H, E), and None for the weights."""
     if cu_seq_lens_q is None or any(more.get(name) is not None for name in _OTHERS):
-        # A model that asks for more than causal attention would train on wrong log-probabilities.
+        # Otherwise a model with more than causal attention would train on wrong log-probabilities.
         raise ValueError("this model's attention is not that of packed sequences")
     if query_1HFE.is_cuda and query_1HFE.dtype.itemsize == 2:
         how: Any = {"scale": scaling, "window_size": (-1, 0)}
         if "enable_gqa" in _TAKES:
             how["enable_gqa"] = True
-        else:  # PyTorch 2.11 has as many heads of keys and values as of queries
+        else:  # PyTorch 2.11 needs as many heads of keys and values as of queries
             times = query_1HFE.shape[1] // key_1XFE.shape[1]
             key_1XFE, value_1XFE = (of.repeat_interleave(times, 1) for of in (key_1XFE, value_1XFE))
         heads = (heads_1.transpose(1, 2)[0] for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
@@ -79,12 +79,12 @@ def _attention(
     return _one_by_one(*heads, cu_seq_lens_q, scaling), None  # pyright: ignore[reportCallIssue]
 
 
-@torch.compiler.disable  # the lengths of sequences are no constants of a graph
+@torch.compiler.disable  # sequence lengths are not constants of a graph
 def _one_by_one(
     query_1HFE: Tensor, key_1XFE: Tensor, value_1XFE: Tensor, ends: Tensor, scaling: float | None
 ) -> Tensor:
-    """Return what each sequence attends to by a product of its own, (1, F, H, E)."""
-    # One product for all would need a mask of F^2, most of it between sequences that do not meet.
+    """Return the attention output of each sequence, computed on its own, (1, F, H, E)."""
+    # One product for all would need a mask of F^2, most of it between different sequences.
     cuts = ends.diff().tolist()
     each = (heads_1.split(cuts, 2) for heads_1 in (query_1HFE, key_1XFE, value_1XFE))
     parts = [

@@ -1,4 +1,4 @@
-"""The shape of a recipe's model, read from its config.json alone: without torch, and without weights."""
+"""The shape of a recipe's model, from its config.json alone: without weights, and mostly without torch."""
 
 import os
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ _BUILT = ("chain-base", "smollm2")
 
 
 def is_made_here(model: str) -> bool:
-    """Return whether a recipe's model is one of the small ones that need no hub."""
+    """Return whether a recipe's model is one that this package makes, without the Hub."""
     return model.partition(":")[0] in _BUILT
 
 
 def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
-    """Return the shape of `model`, a folder or a name, or of the recipe's; a config may be downloaded.
+    """Return the shape of `model`, a folder or name, by default the recipe's; may download a config.json.
 
     Raises:
-        InputError: there is no such model, or it is of a form whose memory is not known.
+        InputError: there is no such model, or memory cannot be estimated for its kind.
     """
     name = str(model or recipe.model)
-    if is_made_here(name):  # which may not be built yet: its config is made in memory
+    if is_made_here(name):  # it may not be built yet, so its config is made in memory
         from scalerl.rl.model.named import model_shape
 
         return ModelShape.of(model_shape(recipe).config.to_dict(), name)  # pyright: ignore
@@ -40,9 +40,9 @@ def shape_of(recipe: Recipe, model: str | Path | None = None) -> ModelShape:
 
 
 def check_run(recipe: Recipe, model: str | Path, gpus: Sequence[Gpu]) -> None:
-    """Raise an InputError where the processes of a run do not fit the memory of their devices, before any of
-    them is started. A model whose memory is not known is left unchecked.
-    """
+    """Raise an InputError if the processes of a run, before any is started, would not fit their devices.
+
+    A model whose memory cannot be estimated is not checked."""
     try:
         shape = shape_of(recipe, model)
     except InputError:

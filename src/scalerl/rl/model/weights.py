@@ -1,6 +1,6 @@
 """A model's weights as a stream of named tensors, on their own device and in their own dtype.
 
-weights_of(model)      the stream of a model, adapters merged: nothing is copied
+weights_of(model)      the stream of a model, with adapters merged, without copies
 load_weights           copies a stream into the parameters of a model, in place
 """
 
@@ -17,10 +17,10 @@ from scalerl.rl.types import Plan, TensorSpec
 
 @dataclass(frozen=True)
 class WeightStream:
-    """Weights that are read where they are; see `scalerl.rl.types.Weights`.
+    """Weights that are read without a copy; see `scalerl.rl.types.Weights`.
 
-    They are those of the instant at which they are read: a stream of a learner must be read before its next
-    step, and to its end, as every rank of a sharded learner takes part.
+    Values are those at the time of reading: a learner's stream must be read before its next step, and to its
+    end, because every rank of a sharded learner takes part.
     """
 
     plan: Plan
@@ -36,12 +36,12 @@ class WeightStream:
 
 
 def spec_of(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    """Return the entry of a tensor in a plan, in its own dtype or in `dtype`."""
+    """Return the plan's entry for a tensor, with its own dtype or `dtype`."""
     return TensorSpec(name, tuple(tensor.shape), str(dtype or tensor.dtype).removeprefix("torch."))
 
 
 def dtype_of_spec(spec: TensorSpec) -> torch.dtype:
-    """Return the dtype that a plan names."""
+    """Return the dtype that a plan's entry names."""
     return getattr(torch, spec.dtype)
 
 
@@ -51,12 +51,12 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def plan_of(model: nn.Module, dtype: torch.dtype | None = None) -> Plan:
-    """Return the plan of a model's stream, in the dtypes that its parameters have or in `dtype`."""
+    """Return the plan of a model's stream, with its parameters' dtypes or with `dtype`."""
     return tuple(spec_of(name, parameter, dtype) for name, parameter in plain_parameters(model))
 
 
 def weights_of(model: nn.Module) -> WeightStream:
-    """Return the parameters of a model as a stream, adapters merged, tied ones once."""
+    """Return the parameters of a model as a stream; adapters are merged and tied parameters occur once."""
     return WeightStream(plan_of(model), lambda: ((n, p.detach()) for n, p in merged_parameters(model)))
 
 
@@ -65,11 +65,11 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
     """Copy `weights` into the parameters of `model`, in place.
 
     Raises:
-        KeyError: they are those of another model.
+        KeyError: the names are not those of `model`.
     """
     parameters = dict(model.named_parameters())
     for name, tensor in weights:
-        # In place, as the engines hold views of the parameters.
+        # In place, because engines hold views of the parameters.
         parameters.pop(name).copy_(tensor)
     if parameters:
         raise KeyError(next(iter(parameters)))

@@ -1,7 +1,7 @@
-"""Where the parts of a run are: generators and evaluations in processes, or in Ray actors.
+"""Placement of the parts of a run: generators and evaluators in processes or Ray actors.
 
-    rollouts.py         the pool of rollout workers, wherever these run; rollout_worker.py runs in each
-    evaluate.py         an evaluation in this process; evaluate_aside.py has it made in a process of its own
+    rollouts.py         the pool of rollout workers, wherever they run; rollout_worker.py runs in each
+    evaluate.py         evaluation in this process; evaluate_aside.py runs it in a process of its own
     vllm.py             generation and evaluation by vLLM
     ray/                the same as Ray actors; learner ranks and verifiers
 

@@ -1,7 +1,7 @@
-"""Evaluation on the held-out prompts: one version of the weights, with a KV cache of its own.
+"""Evaluation on the held-out prompts, by one version of the weights, with a KV cache of its own.
 
-Temperature, length rule and seed are fixed for the run, so that two evaluations differ by their weights
-alone. Downstream suites are sampled after the held-out prompts, which they do not change: not a bit.
+Temperature, length rule and seed are fixed for the run, so that two evaluations differ only by their weights.
+Downstream suites are sampled after the held-out prompts, whose results they do not change by a bit.
 
 Shapes in names: P held-out prompts.
 """
@@ -30,43 +30,43 @@ from scalerl.rl.verify.verifier import load_verifier
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The outcome of one evaluation; shares are of completions, lengths in sampled tokens."""
+    """The result of one evaluation; shares are of completions, lengths in sampled tokens."""
 
     version: int
     correct_P: np.ndarray
-    """Correct completions of each held-out prompt."""
+    """Number of correct completions of each held-out prompt."""
     failed: float
-    """Completions whose verification failed; they count as not correct."""
+    """Share of completions whose verification failed; they count as not correct."""
     truncated: float
     interrupted: float
     mean_length: float
     entropy: float
-    """Nats per token at the sampling temperature: minus the mean log-probability of what was sampled."""
+    """Nats per token at the sampling temperature: minus the mean log-probability of sampled tokens."""
     seconds: float
     startup: float = 0.0
-    """Seconds in which processes that evaluate were started, since the evaluation before."""
+    """Seconds spent starting evaluation processes since the previous evaluation."""
     samples: tuple[dict[str, Any], ...] = ()
     """Some completions as text: lines of samples.jsonl."""
     downstream: Mapping[str, EvaluationResult] = field(default_factory=dict)
-    """The same of downstream suites, by name; their seconds are also in `seconds`."""
+    """Results of downstream suites, by name; their seconds are also in `seconds`."""
 
 
 def prompts_of(recipe: Recipe) -> dict[str, list[Prompt]]:
-    """Return the prompts that are evaluated: `HELDOUT`, and those of every downstream suite."""
+    """Return the evaluated prompts by set: `HELDOUT`, and every downstream suite by its name."""
     return {name: task.prompts("heldout") for name, (task, _) in recipe.evaluated.items()}
 
 
 class Evaluate(Protocol):
-    """Evaluates weights, now or later."""
+    """The interface of evaluators, which evaluate weights now or later."""
 
     def __call__(
         self, weights: Weights, version: int, suites: Sequence[str] = ()
     ) -> Future[EvaluationResult]:
-        """Evaluate `weights`, which are `version`, on the held-out prompts and on downstream suites."""
+        """Start to evaluate `weights` of a `version` on the held-out prompts and on downstream suites."""
         ...
 
     def close(self) -> None:
-        """Stop its processes; evaluations that are not done are lost."""
+        """Stop its processes; unfinished evaluations are lost."""
         ...
 
 
@@ -78,7 +78,7 @@ def result_of(
     tokenizer: Any,
     n_kept: int,
 ) -> EvaluationResult:
-    """Return the outcome of completions by prompt and their verdicts; the text of `n_kept` is kept."""
+    """Return the result from completions by prompt and their rewards, with the text of `n_kept` of them."""
     rollouts = [rollout for group in groups for rollout in group]
     return EvaluationResult(
         version=version,
@@ -97,7 +97,7 @@ def result_of(
 
 
 def with_suites(heldout: EvaluationResult, suites: Mapping[str, EvaluationResult]) -> EvaluationResult:
-    """Return the outcome of the held-out prompts with those of suites, whose time is part of it."""
+    """Return the result of the held-out prompts with those of suites, and the seconds of all."""
     seconds = heldout.seconds + sum(result.seconds for result in suites.values())
     return replace(heldout, seconds=seconds, downstream=suites)
 
@@ -106,18 +106,16 @@ _LOOK = 0.5  # seconds between two calls of `beat` while completions are verifie
 
 
 class EvaluationStoppedError(Exception):
-    """The run is to stop: an evaluation was given up between two decode steps."""
+    """The run stops: an evaluation was abandoned between two decode steps or during verification."""
 
 
 class Evaluator:
-    """Evaluates in this process. `beat` is called with the completions that are sampled, and with that of
-    all, after every decode step and while verdicts come in.
+    """The evaluator in this process.
 
-    Once `stop` is set, an evaluation is given up between two decode steps, or while verdicts come in: its
-    future is never done, and a resume makes it from the weights that the checkpoint holds.
-
-    With `lender`, the generator of training in this process, it decodes with its model and KV cache, which
-    would not be twice on one device.
+    It calls `beat` with the number of sampled completions and of all, before every decode step and during
+    verification. Once `stop` is set, it abandons an evaluation there: the future is never done, and a resume
+    makes the evaluation from the weights in the checkpoint. `lender` is training's generator in this process,
+    whose model and KV cache it borrows, because one device may not have room for two of them.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Evaluator:
         """
         with nullcontext(self._generator) if self._lender is None else self._lender.lent(self._seed) as own:
             started = time.perf_counter()
-            # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
+            # All decode slots are free, and old KV cache entries are overwritten before they are read.
             own.update(weights, version)
             heldout = self._evaluate(own, HELDOUT, started)
             return with_suites(heldout, {s: self._evaluate(own, s, time.perf_counter()) for s in suites})
@@ -170,7 +168,7 @@ class Evaluator:
             generator.work()
         groups = generator.take(len(prompts))
         pending = self._verifiers[suite].start(groups)
-        while not pending.wait(_LOOK):  # each verdict has a time limit of its own
+        while not pending.wait(_LOOK):  # each verification has its own time limit
             self._go_on(of, of)
         seconds, n_kept = time.perf_counter() - started, self._n_kept if suite == HELDOUT else 0
         return result_of(generator.version, groups, pending.result(), seconds, generator.tokenizer, n_kept)
@@ -183,17 +181,17 @@ class Evaluator:
     def __call__(
         self, weights: Weights, version: int, suites: Sequence[str] = ()
     ) -> Future[EvaluationResult]:
-        """Evaluate now; the future is already done, unless the run is to stop."""
+        """Evaluate now; the future is done, unless the run stops."""
         future: Future[EvaluationResult] = Future()
         try:
             with suppress(EvaluationStoppedError):
                 future.set_result(self.evaluate(weights, version, suites))
-        except ScalerlError as error:  # of the processes that verify, or of a task
+        except ScalerlError as error:  # from verification processes or from a task
             future.set_exception(error)
         return future
 
     def close(self) -> None:
-        """Stop the processes that verify."""
+        """Stop the processes of verifiers and environments."""
         for process in (*self._verifiers.values(), *self._environments.values()):
             if process is not None:
                 process.close()

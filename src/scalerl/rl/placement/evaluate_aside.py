@@ -1,11 +1,11 @@
-"""Evaluations beside the training, in a process of their own that is replaced where it is lost.
+"""Evaluations beside training, in a process of their own that is replaced if it is lost.
 
-    EvaluatorAside     queues evaluations; its thread has them made in order, by a pool of one worker
-      evaluate           in that worker: an `Evaluator`, and a heartbeat after every decode step
+    EvaluatorAside     queues evaluations; its thread runs them in order, by a pool of one worker
+      evaluate           in that worker: an `Evaluator`, which sends heartbeats as it decodes and verifies
 
-A worker that exits, or makes no progress until its deadline, is replaced, and its evaluation made again from
-the weights that are held: the result is a function of weights and seed, so that it is the same. An evaluation
-that has lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`, and so do those after it.
+A worker that exits, or makes no progress until its deadline, is replaced, and its evaluation is repeated from
+the held weights; the result is the same, because it depends only on weights and seed. An evaluation that has
+lost `MOST_RESTARTS` + 1 workers fails with a `WorkerError`, and so do all later ones.
 """
 
 import math
@@ -30,19 +30,19 @@ from scalerl.rl.workers.pool import PoolWorker, WorkerPool
 from scalerl.rl.workers.timeline import Timeline
 
 MOST_RESTARTS = 2
-"""Workers that are started again for one evaluation."""
+"""Most restarts of the worker for one evaluation."""
 _Queued = tuple[Any, int, Sequence[str], Future[EvaluationResult]]
 _INTERVAL = 0.5  # seconds between two polls of a worker, and between two of its heartbeats
 
 
 @dataclass(eq=False)
 class EvaluationWorker(PoolWorker):
-    """The worker: the deadline of an evaluation limits the wait for its start, and for room, too."""
+    """The worker of evaluations; its start-up and the wait for resources have a deadline too."""
 
     version: int = 0
-    """Of the evaluation under way."""
+    """Version of the current evaluation."""
     startup: float = 0.0
-    """Seconds in which its processes were started, since the evaluation before."""
+    """Seconds spent starting its processes since the previous evaluation."""
 
     @property
     def deadline(self) -> tuple[str, float]:
@@ -63,10 +63,10 @@ class EvaluationWorker(PoolWorker):
 
 
 class EvaluatorAside(WorkerPool[EvaluationWorker]):
-    """Evaluates by a worker, in order, while training goes on.
+    """The evaluator in a process of its own, which runs evaluations in order while training goes on.
 
-    `arguments` are those of `evaluate`; `pack` makes what the worker is sent of the weights, held until they
-    are evaluated. `beat` is called, by another thread, with the completions that are sampled and that of all.
+    `arguments` are those of `evaluate`. `pack` turns weights into the form that is held and sent to the
+    worker. `beat` is called by another thread with the number of sampled completions and of all.
     """
 
     noun, role = "evaluation", "evaluate"
@@ -86,7 +86,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         self._pack, self._beat = pack, beat
         self._result: EvaluationResult | None = None
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        # A daemon: the end of the interpreter must not wait for it.
+        # A daemon, so that the interpreter's exit does not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
@@ -99,7 +99,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         return future
 
     def close(self) -> None:
-        """Kill the worker; what it has not done by now is done when the run is resumed."""
+        """Kill the worker; a resumed run makes the unfinished evaluations."""
         self.kill()
         self._queue.put(None)
         self._thread.join()
@@ -110,7 +110,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         failed: BaseException | None = None
         try:
             self.start()
-        except BaseException as error:  # each evaluation raises it, where the run waits for that
+        except BaseException as error:  # each evaluation's future raises it
             failed = error
         while (item := self._queue.get()) is not None:
             weights, version, suites, future = item
@@ -119,9 +119,9 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
                     raise failed
                 future.set_result(self._evaluate(weights, version, suites))
             except BaseException as error:
-                failed = error  # the run ends by it: those after it are made by a resume
+                failed = error  # it ends the run: a resume makes later evaluations
                 future.set_exception(error)
-            del item, weights, future  # they are not to be held until the next one comes
+            del item, weights, future  # so that they are not held until the next one arrives
         self.kill()
 
     def _evaluate(self, weights: Any, version: int, suites: Sequence[str]) -> EvaluationResult:
@@ -148,7 +148,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
         self._take_part(worker)
 
     def _failed(self, worker: EvaluationWorker, error: ScalerlError) -> None:
-        raise error  # it would come again in any other process
+        raise error  # any other process would raise it again
 
     def _check_losses(self, worker: EvaluationWorker, error: WorkerLostError) -> None:
         if worker.losses > MOST_RESTARTS:
@@ -168,7 +168,7 @@ class EvaluatorAside(WorkerPool[EvaluationWorker]):
 def evaluate(
     channel: Channel, recipe: Recipe, model_folder: str, prompts: Mapping[str, Sequence[Prompt]]
 ) -> None:
-    """Make the evaluations that come, until the channel is closed; `prompts` are those of `prompts_of`."""
+    """Run the evaluations that arrive until the channel closes; `prompts` are those of `prompts_of`."""
     torch.set_num_threads(recipe.cpu_threads)
     sent_at = time.monotonic()
 
@@ -184,4 +184,4 @@ def evaluate(
         version, (weights, suites) = channel.receive()
         fetch = getattr(weights, "fetch", lambda weights=weights: weights)
         channel.send("done", evaluator.evaluate(fetch(), version, suites))
-        del weights, fetch  # a model's worth of memory
+        del weights, fetch  # frees memory for a whole model

@@ -1,10 +1,10 @@
-"""What runs in the process of a rollout worker, on one machine or on a cluster.
+"""The process of a rollout worker, on one machine or on a cluster.
 
-a thread that receives    groups go to the loop; weights to be fetched to the next thread
-a thread that fetches     weights by a transport, while the loop decodes
+a thread that receives    passes groups to the loop, and weights to fetch to the next thread
+a thread that fetches     fetches weights by a transport while the loop decodes
 the loop                  decodes, and installs the newest weights between two decode steps
 
-So decoding waits for neither receiving nor sending.
+So decoding never waits for groups or weights to be transferred.
 """
 
 import os
@@ -29,19 +29,19 @@ from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.backend import Channel
 
 GROUP, WEIGHTS = "group", "weights"
-"""Messages to a worker: (GROUP, sequence number, prompt, epoch, completions) and (WEIGHTS, parcel, version),
-where `parcel.fetch()` returns the weights; None where they are in shared memory."""
+"""Messages to a worker: (GROUP, sequence number, prompt, epoch, completions) and (WEIGHTS, parcel, version).
+`parcel.fetch()` returns the weights; the parcel is None if they are in shared memory."""
 _CLOSED = object()
 """The last message to the loop."""
 _BEAT = 0.25
-"""Seconds between two reports of what has been spent, where nothing else is reported: a heartbeat, and how
-far behind the counters of steps.jsonl may be."""
+"""Seconds between two reports of counters if nothing else is reported: a heartbeat, and the largest delay of
+the counters in steps.jsonl."""
 
 
 def generate(
     channel: Channel, recipe: Recipe, model_folder: str, shared: SharedWeights | None = None
 ) -> None:
-    """Decode what is submitted, with the newest weights, until the channel is closed."""
+    """Decode the groups that arrive, with the newest weights, until the channel closes."""
     from scalerl.rl.engine.build import load_generator
 
     torch.set_num_threads(recipe.cpu_threads)
@@ -69,15 +69,15 @@ def _decode(
     channel: Channel,
     newer: Callable[[int], tuple[Weights, int] | None],
 ) -> None:
-    """Decode what is received, (seq_no, prompt, epoch, completions), until `_CLOSED` is.
+    """Decode groups (seq_no, prompt, epoch, completions) from the inbox until `_CLOSED` arrives.
 
-    `newer` returns the newest weights and their version, or None where that is the version it is passed; a
-    None in the inbox has it called. Sent are "installed" with a version, "complete" with packed groups, and
-    "decoding", each with the counters. The process counts as starting until it has weights and a group.
+    `newer` returns the newest weights and their version, or None if that is the version it is passed; a None
+    in the inbox makes the loop call it. The loop sends "installed" with a version, "complete" with packed
+    groups, and "decoding", each with the counters. Start-up ends once the process has weights and a group.
     """
     clock = _DecodingClock(channel.began)
-    generator.answers_at_once = True  # a slow environment delays its own completions alone
-    # Below every version, so that `newer` returns the first weights, of version 0 too.
+    generator.answers_at_once = True  # a slow environment delays only its own completions
+    # Below every version, so that `newer` returns the first weights even at version 0.
     generator.version = -1
 
     def report(what: str, value: Any = None) -> None:
@@ -88,7 +88,7 @@ def _decode(
             install = generator.update if generator.version >= 0 else generator.start
             install(*weights)
             report("installed", generator.version)
-        # All messages first: completions of a group that start together share the pass over its prompt.
+        # All messages first: completions of a group that start together share the prefill of its prompt.
         while not (generator.unfinished and inbox.empty()):
             try:
                 message = inbox.get(timeout=_BEAT)
@@ -112,10 +112,10 @@ def _decode(
 
 
 class _DecodingClock:
-    """Seconds of start-up, and those for which the process was held since.
+    """Seconds of start-up, and seconds for which the process was held since then.
 
-    They are read by the thread that decodes, between two decode steps: at that instant `seconds`, the time
-    worked, is complete. Read by another thread or within a step, work would seem to precede its time.
+    The decoding thread reads them between two decode steps, when `seconds`, the time worked, is up to date.
+    If another thread read them, or within a step, held time and work would not be of the same instant.
     """
 
     def __init__(self, process_began: float) -> None:
@@ -123,14 +123,14 @@ class _DecodingClock:
         self._reported = 0.0
 
     def start(self) -> None:
-        """End the start-up: there is something to do."""
+        """End the start-up, as the first work has arrived."""
         self._began = self._began or time.perf_counter()
 
     def due(self) -> bool:
         return time.perf_counter() - self._reported >= _BEAT
 
     def add_to(self, counters: Counters) -> Counters:
-        """Return a copy of the counters, with the seconds until now."""
+        """Return a copy of the counters with the seconds until now."""
         self._reported = now = time.perf_counter()
         if not self._began:
             return counters
@@ -138,16 +138,16 @@ class _DecodingClock:
 
 
 class Parcels:
-    """Weights that are fetched by a thread, and taken by another."""
+    """Weights that one thread fetches and another takes."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._newest = channel, None
         self.offered = queue.SimpleQueue[tuple[Any, int]]()
         self._lock = threading.Lock()
-        """Of `_newest`, which one thread sets and another takes."""
+        """Guards `_newest`, which one thread sets and another takes."""
 
     def fetch_all(self, inbox: queue.SimpleQueue[Any]) -> None:
-        """Fetch what is offered, and wake the loop each time."""
+        """Fetch offered weights, and wake the loop each time."""
         while True:
             parcel, version = self.offered.get()
             if parcel is not None:
@@ -155,7 +155,7 @@ class Parcels:
             inbox.put(None)
 
     def fetch(self, parcel: Any, version: int) -> None:
-        """Fetch some weights; where that fails, say that this worker stays behind."""
+        """Fetch some weights; if that fails, report that this worker is behind."""
         try:
             newest = parcel.fetch(), version
         except Exception as error:
@@ -165,12 +165,12 @@ class Parcels:
                 self._newest = newest
 
     def newer(self, version: int) -> tuple[Weights, int] | None:
-        """Return weights that were fetched and are not `version`, once."""
+        """Return fetched weights of another version than `version`, once."""
         with self._lock:
             newest = self._newest
             if newest is None or newest[1] == version:
                 return None
-            self._newest = None  # the copy is given back once it is installed
+            self._newest = None  # so that the copy is freed once it is installed
             return newest
 
 
@@ -186,7 +186,7 @@ def _receive_all(channel: Channel, inbox: queue.SimpleQueue[Any], parcels: Parce
 
 
 def _in_thread(do: Callable[[], None]) -> None:
-    """Do something in a thread whose failure ends the process, which would be silent otherwise."""
+    """Call `do` in a thread; end the process if it fails, because the failure would otherwise be silent."""
 
     def run() -> None:
         try:

@@ -1,18 +1,18 @@
-"""Rollout workers, wherever they run: groups assigned to them, and weights on their way to them.
+"""The pool of rollout workers, wherever they run: their groups, and their weights.
 
-              add                                        groups as they are complete, versions installed
+              add                                        complete groups, installed versions
     driver -----------> generator  0 .. n-1  -------------------------------------------------------> driver
               weights, by a transport
 
-    submit     goes to the worker with the fewest groups in flight; to none that has no weights yet
-    work       waits for a message of any worker, and not for long
-    update     gives the weights to the transport; waits for nothing. `installed` is the version that all
+    submit     assigns a group to the worker with the fewest groups in flight, of those that have weights
+    work       waits briefly for a message of any worker
+    update     passes the weights to the transport without waiting. `installed` is the version that all
                workers that take part have installed
 
-A lost worker's groups in flight keep their sequence numbers and are sampled again by others: the same epochs
-of the same prompts (random numbers are counters), by newer weights. The one that takes its place is first
-sent the latest weights, and takes part once it has installed a version as new as the one by which groups have
-been admitted. So no token is older than the schedule allows, whichever workers come and go.
+A lost worker's groups in flight keep their sequence numbers, and others sample them again: the same epochs of
+the same prompts (random numbers are counter-based), by newer weights. A replacement first gets the latest
+weights, and takes part once it has installed a version as new as the one that groups were admitted by. So no
+token is older than the schedule allows, however workers come and go.
 """
 
 import logging
@@ -36,52 +36,52 @@ from scalerl.rl.workers.processes import Processes
 from scalerl.rl.workers.timeline import Timeline
 
 _LOG = logging.getLogger("scalerl")
-_WORK = 0.5  # seconds that the driver waits for a message
+_WORK = 0.5  # longest wait of the driver for a message, in seconds
 _ARRIVALS = count()
 
 
 @dataclass(eq=False)
 class RolloutWorker(PoolWorker):
-    """What one rollout worker has installed and has spent, over all of its processes."""
+    """The state of one rollout worker: its weights, and its counters over all of its processes."""
 
     weights_timeout: float = math.inf
-    """Seconds in which weights that are offered are to be installed."""
+    """Seconds within which offered weights must be installed."""
     arrival: int = -1
-    """The process's number among all that were started: a process group is of these, not of the places."""
+    """Number of the current process among all that were started; a broadcast group consists of these."""
     installed: int = -1
     """The version of its weights; -1 before the first."""
     counters: Counters = field(default_factory=Counters)
     lost_counters: Counters = field(default_factory=Counters)
-    """What its lost processes had spent."""
+    """Counters of its lost processes."""
     reported_at: float = 0.0
     offered: int = -1
     offered_at: float = 0.0
     offer_at: float = math.inf
-    """When weights that it did not get are offered again."""
+    """Time at which missed weights are offered again."""
     misses: int = 0
-    """Offers in a row that it did not get."""
+    """Number of missed offers in a row."""
 
     def reported(self, counters: Counters) -> None:
-        """Note what its process has spent."""
+        """Record the counters of its process."""
         self.counters, self.reported_at = counters, time.monotonic()
 
     def has_installed(self, version: int) -> None:
-        """Note the version of its weights; newer ones have been on their way since now."""
+        """Record the version of its weights; the timeout of newer ones starts now."""
         if version > self.installed:
             self.offered_at = self.clock.now()
         self.installed, self.misses = version, 0
 
     def offer(self, parcel: Any, version: int) -> None:
-        """Send weights, once it has started."""
+        """Send weights, if the worker has started."""
         if self.process is not None and self.started:
             self.process.send((WEIGHTS, parcel, version))
-            # Else an older offer is not installed yet, whose deadline newer weights must not extend.
+            # Newer weights must not extend the deadline of an older offer that is not installed yet.
             if self.offered == self.installed:
                 self.offered_at = self.clock.now()
             self.offered, self.offer_at = version, math.inf
 
     def missed(self) -> None:
-        """Note that it did not get its weights. They are offered again after a pause: the cause may last."""
+        """Record that it missed its weights; they are offered again after a back-off: the cause may last."""
         self.offer_at = time.monotonic() + backoff(self.misses, self.weights_timeout / 8)
         self.misses += 1
 
@@ -94,10 +94,10 @@ class RolloutWorker(PoolWorker):
             raise self.process.lost(f"version {version} of the weights was not installed in {seconds:g} s")
 
     def release(self) -> dict[int, Any]:
-        """Count what a lost process has spent; return its groups, which are sampled again."""
+        """Add the counters of a lost process; return its groups, which are sampled again."""
         placed_at = self.process.placed_at if self.process else 0.0
         groups = super().release()
-        # The time since its last report is spent too: what it has done in it is lost.
+        # The process was also held since its last report, though its work since then is lost.
         now, spent = time.monotonic(), self.counters
         if spent.held:
             spent = replace(spent, held=spent.held + now - self.reported_at)
@@ -111,10 +111,10 @@ class RolloutWorker(PoolWorker):
 
 
 class RolloutPool(WorkerPool[RolloutWorker], Generator):
-    """Generators in processes of their own; see `scalerl.rl.engine.ordered.Generator`.
+    """A generator whose rollout workers are other processes; see `scalerl.rl.engine.ordered.Generator`.
 
     Raises:
-        WorkerError: (by any method) a worker does not start, or is lost again and again.
+        WorkerError: (by any method) a worker does not start, or is lost too often.
     """
 
     noun, role = "generator", "generate"
@@ -135,17 +135,17 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
         WorkerPool.__init__(self, workers, backend, generate, arguments, none_left, events)
         self._transport = transport
         self._floor = -1
-        """The version by which groups have been admitted."""
+        """The version that groups were admitted by, below which no worker may sample."""
         self._transport.publish(weights, version)
         self.start()
 
     def work(self) -> None:
-        """Wait until a worker sends a message, but not for long; and receive it."""
+        """Wait briefly for messages of workers, and handle them."""
         self.poll(_WORK)
 
     def update(self, weights: Weights, version: int) -> None:
-        """Offer new weights; completions in flight go on with them and their old KV cache."""
-        # A broadcast waits for all that it is for: a worker that has exited must not be among them.
+        """Offer new weights; completions in flight continue with them on the old weights' KV cache."""
+        # A broadcast waits for all its receivers, so a worker that has exited must not be among them.
         self.poll(0)
         self._transport.publish(weights, version)
         self.version = version
@@ -160,9 +160,9 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
     @property
     def installed(self) -> int:
-        """The version that every worker which takes part has installed; -1 before the first does."""
+        """The newest version that all workers which take part have installed; -1 before the first does."""
         self.poll(0)
-        # Without a worker it is the latest: one that comes installs that before it takes part.
+        # Without workers it is the latest: a new worker installs that before it takes part.
         least = min((w.installed for w in self._workers if w.taking_part), default=self.version)
         if self.alive or self._floor >= 0:
             self._floor = max(self._floor, least)
@@ -170,13 +170,13 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
     @property
     def counters(self) -> Counters:
-        """What all processes have spent, the lost ones included."""
+        """Counters of all processes, including lost ones and those before a resume."""
         if not self._ended:
             self.poll(0)
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
 
     def close(self) -> None:
-        """Stop the workers; what is in flight is lost."""
+        """Stop the workers; completions in flight are lost."""
         super().close()
         self._transport.close()
 
@@ -206,7 +206,7 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
     def _failed(self, worker: RolloutWorker, error: ScalerlError) -> None:
         if self._backend.elsewhere:
             super()._failed(worker, error)
-        if isinstance(error, OutOfMemoryError):  # it would come again
+        if isinstance(error, OutOfMemoryError):  # it would recur
             raise error
         raise WorkerError(f"the generator cannot go on: {error}")
 
@@ -223,7 +223,7 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
         worker.reported(counters)
         if message.kind == "installed":
             worker.has_installed(value)
-            # Behind the floor its tokens would be staler than those that were admitted for.
+            # Below the floor its tokens would be staler than admission assumed.
             if value >= self._floor and not worker.taking_part:
                 self._take_part(worker, f"takes part from version {value}")
         elif message.kind == "complete":
@@ -233,7 +233,7 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
     def _reassign(self, worker: RolloutWorker, work: Mapping[int, Any]) -> None:
         super()._reassign(worker, work)
-        self._transport.failed()  # the process group of a broadcast cannot go on without its lost member
+        self._transport.failed()  # a broadcast's process group cannot continue without its lost member
 
     def _fate(self, work: Mapping[int, Any]) -> str:
         groups = f", and its {counted(len(work), 'group')} go{'es' * (len(work) == 1)} to others"
@@ -241,9 +241,9 @@ class RolloutPool(WorkerPool[RolloutWorker], Generator):
 
 
 class LocalGenerator(RolloutPool):
-    """Generators in `n_processes` processes of this machine, `recipe.decode_slots` each.
+    """A generator with `n_processes` processes on this machine, with `recipe.decode_slots` each.
 
-    Weights go through shared memory, which every process reads between two decode steps.
+    Weights are in shared memory, which every process reads between two decode steps.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class LocalGenerator(RolloutPool):
         version: int = 0,
         devices: Sequence[str] = (),
     ) -> None:
-        """`devices` are the GPUs of the processes, by their names in CUDA_VISIBLE_DEVICES."""
+        """Start the processes on `devices`, their GPUs by name in CUDA_VISIBLE_DEVICES."""
         shared, limits = SharedWeights(weights.plan), recipe.timeouts
         workers = [
             RolloutWorker(f"generator {i}", i, limits.generator, limits.start) for i in range(n_processes)

@@ -1,4 +1,4 @@
-"""vLLM as the engine of a run, wherever the rest is: its workers generate, and evaluate beside that."""
+"""vLLM as the engine of a run with any placement: its workers generate, and evaluate beside training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def start_vllm(
     place: Place,
     timeline: Any = None,
 ) -> VllmGenerator:
-    """Return the generator of a recipe, once its servers have the weights of `learner`; `around` ends it.
+    """Return the generator of a recipe once its servers have the learner's weights; `around` closes it.
 
-    The others are those of `VllmGenerator`.
+    The other arguments are those of `VllmGenerator`.
 
     Raises:
-        InputError: model or tokenizer do not fit the recipe, or what `VllmGenerator` raises.
+        InputError: model or tokenizer do not fit the recipe, or as in `VllmGenerator`.
     """
     tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
     generator = VllmGenerator(
@@ -60,13 +60,13 @@ def start_vllm(
 
 
 class ServedEvaluator:
-    """Evaluates by the vLLM servers of `generator`, beside its training; see `Evaluate`.
+    """The evaluator by the vLLM servers of `generator`, beside training; see `Evaluate`.
 
-    Every server gets completions of an evaluation as soon as it has the version that is evaluated, before
-    those of training (`scalerl.rl.engine.vllm.server_state`). Verdicts come from processes of this machine,
-    in a thread, while servers go on.
+    Every server gets completions of an evaluation as soon as it has the evaluated version, before those of
+    training (`scalerl.rl.engine.vllm.server_state`). A thread lets processes of this machine verify
+    completions while servers continue.
 
-    `seconds` of a result are those that all servers together needed for it, as if they had done nothing else.
+    `seconds` of a result are the time for which all servers together would have been busy with it alone.
     """
 
     def __init__(self, recipe: Recipe, generator: VllmGenerator) -> None:
@@ -90,7 +90,7 @@ class ServedEvaluator:
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._counted = 0.0
-        """Seconds of servers that earlier results have."""
+        """Seconds of servers that are counted in earlier results."""
         self._sampled = deque[Future[list[tuple[Rollout, ...]]]]()
 
     def __call__(
@@ -104,7 +104,7 @@ class ServedEvaluator:
         return self._thread.submit(self._verify, version, names)
 
     def close(self) -> None:
-        """Stop the processes that verify; what is still sampled is made again when the run is resumed."""
+        """Stop the processes that verify; a resumed run makes the unfinished evaluations."""
         for sampled in self._sampled:
             sampled.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)

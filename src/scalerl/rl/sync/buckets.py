@@ -1,6 +1,6 @@
-"""Weights in buckets of some tensors: a process that passes them on never holds the whole model.
+"""Weights in buckets of some tensors, so that a process that passes them on never holds the whole model.
 
-A bucket that travels is one array of bytes, in which each tensor has a place; `views` gives the tensors back.
+A bucket is sent as one array of bytes, in which each tensor has a place; `views` returns the tensors.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,13 +13,13 @@ from scalerl.rl.config.engine import BUCKET_MIB
 from scalerl.rl.model.weights import bytes_of, dtype_of_spec, spec_of
 from scalerl.rl.types import Plan
 
-_ALIGN = 64  # bytes: no dtype is larger, and vector units read whole lines
+_ALIGN = 64  # bytes: a cache line, which vector units read whole, and at least the size of any dtype
 
 
 def in_buckets(
     weights: Iterable[tuple[str, Tensor]], bucket_mib: float = BUCKET_MIB
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield tensors in mappings of at most `bucket_mib`, in their order; a larger tensor is alone."""
+    """Yield tensors in mappings of at most `bucket_mib`, in their order; a larger tensor gets its own."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, weight in weights:
@@ -33,18 +33,18 @@ def in_buckets(
 
 
 def largest_bucket(plan: Plan, bucket_mib: float = BUCKET_MIB) -> int:
-    """Return bytes that any bucket of a plan fits into."""
+    """Return a number of bytes that is enough for any bucket of a plan."""
     sizes = [bytes_of(spec) for spec in plan]
     return max([min(sum(sizes), int(bucket_mib * 2**20)), *sizes])
 
 
 def size_of(plan: Plan) -> int:
-    """Return the bytes of an array that has places for all tensors of a plan."""
+    """Return the size in bytes of an array that holds all tensors of a plan."""
     return sum(_room(bytes_of(spec)) for spec in plan)
 
 
 def views(plan: Plan, flat: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a plan, as views of an array of `size_of(plan)` bytes."""
+    """Return the tensors of a plan as views of an array of `size_of(plan)` bytes."""
     found, start = {}, 0
     for spec in plan:
         n = bytes_of(spec)
@@ -64,12 +64,11 @@ def packed(bucket: Mapping[str, Tensor]) -> tuple[Plan, Tensor]:
 
 @cache
 def side_stream(gpu: int) -> torch.cuda.Stream:
-    """Return the stream of a GPU on which weights travel while it trains or decodes.
+    """Return the CUDA stream on which weights are sent while a GPU trains or decodes.
 
-    The default stream runs in order: a copy there begins when all that is queued has ended, and holds up what
-    is queued after it.
+    The default stream runs in order: a copy there would wait for all queued work and delay work queued later.
     """
-    # Kept, as the memory of each stream is cached apart.
+    # Cached, because PyTorch's allocator caches memory per stream.
     return torch.cuda.Stream(gpu)
 
 

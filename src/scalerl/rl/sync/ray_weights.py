@@ -4,14 +4,14 @@ The weights are first put into Ray's object store, in buckets. From there
 
     ObjectStore   every generator fetches them by itself, from any node that has them; within a node they are
                   in shared memory
-    Broadcast     one process fetches them, bucket by bucket, and broadcasts each to all generators at once in
-                  a process group of PyTorch apart from the learner's own, by gloo, or by NCCL between GPUs. A
-                  thread of each generator receives copies while it decodes
+    Broadcast     one process fetches them bucket by bucket and broadcasts each to all generators, in a group
+                  other than the learner's, by gloo, or by NCCL between GPUs. A thread of each generator
+                  receives copies while it decodes
 
-A generator that has joined since, or that missed a broadcast, fetches the latest weights from the object
-store; the next version is broadcast in a new group of the generators that there are. A member that is lost in
-the middle of a version makes the broadcast fail for the others: at once where its connections are closed,
-else after the group's timeout. They abort the group, and live on.
+A generator that joined later or missed a broadcast fetches the latest weights from the object store. The next
+version is then broadcast in a new group of the current generators. If a member is lost during a broadcast,
+this fails for the others: at once if the member's connections are closed, otherwise after the group's
+timeout. They abort the group and continue.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from scalerl.rl.workers.ray.cluster_watch import check
 
 _LOG = logging.getLogger("scalerl")
 Bucket = tuple[Plan, Any]
-"""The plan of some tensors, and the reference to the bytes that they are packed in."""
+"""The plan of some tensors, and a reference to the bytes that they are packed in."""
 
 
 class StoredWeights:
     """A model's weights, fetched from the object store when they are read; see `scalerl.rl.types.Weights`.
 
-    Ray keeps them as long as a process has these references, and the process that put them lives. A message
-    has one reference to all of them, as Ray counts every reference of every message.
+    Ray keeps them as long as a process has these references and the process that put them lives. A message
+    has a single reference to all buckets, because Ray counts every reference in every message.
 
-    Raises (as they are read):
-        LearnerLostError: a bucket did not come in time, or was lost with the process that put it.
+    Raises (when the weights are read):
+        LearnerLostError: a bucket did not arrive in time, or was lost with the process that put it.
     """
 
     def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
-        """`seconds` is the timeout of the fetch of a bucket."""
+        """Put the list of buckets into the store; fetching a bucket times out after `seconds`."""
         self._found: list[Bucket] | None = list(buckets)
-        # Not as it is sent: to put an object in the middle of another would lose track of its references.
+        # Put now, not in `__getstate__`: Ray loses track of references put while it serialises an object.
         self._posted, self._seconds = ray.put(self._found), seconds
 
     def __getstate__(self) -> tuple[Any, float]:
@@ -95,9 +95,9 @@ class StoredWeights:
             yield plan, self._bytes(ref)
 
     def fetch(self) -> WeightStream:
-        """Return all weights in the memory of this process."""
-        # Every node begins with another bucket: the same one for all would be sent to each of them by the
-        # process that put it, as no node would have a copy yet to pass on.
+        """Return all weights in this process's memory."""
+        # Every node starts with another bucket: if all fetched the same one first, no other node would have
+        # a copy to pass on, and the process that put it would send it to each of them.
         first = int(ray.get_runtime_context().get_node_id(), 16) % max(len(self._buckets), 1)
         found: dict[str, Tensor] = {}
         for plan, ref in [*self._buckets[first:], *self._buckets[:first]]:
@@ -105,12 +105,12 @@ class StoredWeights:
         return WeightStream.of(found)
 
     def _bytes(self, ref: Any) -> Tensor:
-        # A copy: what Ray returns is a read-only view of its shared memory, and pins the bucket there.
+        # A copy: Ray returns a read-only view of its shared memory, which pins the bucket there.
         return torch.from_numpy(np.array(self._get(ref)))
 
     def _get(self, ref: Any) -> Any:
         try:
-            # With a timeout, as the owner of an object may hang, for which Ray waits without end.
+            # With a timeout: Ray waits forever for an object whose owner hangs.
             return ray.get(ref, timeout=self._seconds)
         except RayError as error:
             raise LearnerLostError(f"weights do not come from the learner ({brief_error(error)})") from error
@@ -119,13 +119,13 @@ class StoredWeights:
 def put(bucket: dict[str, Tensor]) -> Bucket:
     """Put a bucket into the object store."""
     plan, flat = packed(bucket)
-    # As an array: Ray has those of NumPy in shared memory without a copy more, and pickles tensors.
+    # As a NumPy array: Ray stores arrays in shared memory without another copy, but pickles tensors.
     return plan, ray.put(flat.cpu().numpy())
 
 
 def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
-    """Put weights into the object store bucket by bucket, unless they are there already."""
-    # Weights of a learner on actors are in the store already, bucket by bucket from its ranks.
+    """Put weights into the object store bucket by bucket, unless they are already there."""
+    # The ranks of a learner on actors have already put their weights into the store.
     if isinstance(weights, StoredWeights):
         return weights
     check()
@@ -134,7 +134,7 @@ def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
 
 @dataclass(frozen=True)
 class BroadcastGroup:
-    """The group of a broadcast: `size` members, of which the sender listens at `address` and `port`."""
+    """The process group of a broadcast, with `size` members; the sender listens at `address` and `port`."""
 
     kind: str
     address: str
@@ -144,13 +144,13 @@ class BroadcastGroup:
 
 
 class Joined:
-    """Membership in a group; that of the group joined last is kept for the next broadcast."""
+    """Membership in a group; the last one is kept for the next broadcast."""
 
     _last: tuple[BroadcastGroup, Joined] | None = None
 
     @classmethod
     def of(cls, group: BroadcastGroup, rank: int) -> Joined:
-        """Return the membership of this process in `group`, which it joins once."""
+        """Return this process's membership in `group`; join the group unless it is the last one joined."""
         if cls._last is None or cls._last[0] != group:
             cls._last = None  # leaves the old group first
             cls._last = group, cls(group, rank)
@@ -158,7 +158,7 @@ class Joined:
 
     @classmethod
     def leave(cls) -> None:
-        """Abort the group, and close its connections: the broadcasts that others wait for in it fail."""
+        """Abort the group and close its connections, so that pending broadcasts of other members fail."""
         last, cls._last = cls._last, None
         if last is not None:
             last[1].abort()
@@ -180,39 +180,39 @@ class Joined:
         self._group = c10d.ProcessGroupGloo(self._store, rank, group.size, options)
 
     def abort(self) -> None:
-        """End what is under way in the group; it cannot be used any more."""
+        """Abort pending broadcasts; the group cannot be used afterwards."""
         self._group.abort()
 
     def aside(self) -> torch.cuda.StreamContext:
-        """Return a context in which a GPU's work neither waits for what is queued, nor holds it up."""
-        return torch.cuda.stream(self._stream)  # nothing on a CPU
+        """Return a context whose GPU work neither waits for work on the default stream nor delays it."""
+        return torch.cuda.stream(self._stream)  # does nothing on a CPU
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Broadcast a tensor from rank 0, in place; return when it has arrived.
 
         Raises:
-            RuntimeError: a member is lost, or was silent for the group's timeout.
+            RuntimeError: a member is lost, or has not responded within the group's timeout.
         """
         options = dist.BroadcastOptions()
         options.rootRank = 0
         if self._stream is not None:
-            # What makes the tensor, or used its memory before, was queued by now.
+            # Wait for queued work that makes the tensor or that used its memory before.
             self._stream.wait_stream(torch.cuda.current_stream())
-        # Aside, as `wait` has the current stream wait for the slowest member, or for one that is lost. With a
-        # time limit NCCL, too, waits here, and raises what went wrong: no other stream has to wait after it.
+        # Aside, as `wait` makes the current stream wait for the slowest member, or for a lost one. With a
+        # limit NCCL also waits here and raises its error, so that no other stream has to wait for it.
         with self.aside():
             self._group.broadcast([tensor], options).wait(self._limit)
 
 
 @contextmanager
 def _waits_raise_errors() -> Iterator[None]:
-    """Have a group of NCCL that is made meanwhile abort on a lost member, and leave the process alone.
+    """Let an NCCL group made in this context abort when a member is lost, without ending the process.
 
-    By default PyTorch's watchdog ends the process: the trainer with a generator. With blocking waits a group
-    has no watchdog, and `wait` itself aborts and raises (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp,
-    which reads it as a group is made). TORCH_NCCL_ASYNC_ERROR_HANDLING=2 is not enough: the watchdog of any
-    group has the monitor of the process's first one write a dump, and abort the process minutes later. The
-    learner's own group, whose ranks are lost together, keeps the default.
+    By default PyTorch's watchdog ends the process, so a lost generator would end the trainer. With blocking
+    waits a group has no watchdog, and `wait` itself aborts and raises. The variable is read when a group is
+    made (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). TORCH_NCCL_ASYNC_ERROR_HANDLING=2 is not enough:
+    any group's watchdog makes the monitor of the process's first group write a dump and abort the process
+    minutes later. The learner's own group, whose ranks are lost together, keeps the default.
     """
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
@@ -225,9 +225,9 @@ def _waits_raise_errors() -> Iterator[None]:
 
 
 def _own_address(address: str) -> str:
-    """Return the address of this machine by which it reaches another."""
+    """Return the address of this machine from which it reaches `address`."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # which sends nothing
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         probe.connect((address, 1))
         return probe.getsockname()[0]
 
@@ -236,8 +236,8 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
     """Broadcast all buckets; a failure is logged, and the receivers fail too."""
     try:
         joined = Joined.of(group, 0)
-        with joined.aside():  # the copies, too, would wait for the training that is queued
-            # The version first: a receiver that was lost for one broadcast would else take the next for it.
+        with joined.aside():  # otherwise the copies would wait for queued training
+            # The version first: a receiver that missed one broadcast would otherwise mistake the next for it.
             joined.broadcast(torch.tensor([version], device=joined.device))
             for _, flat in weights.buckets():
                 joined.broadcast(flat.to(joined.device))
@@ -248,7 +248,7 @@ def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
 
 @dataclass(frozen=True)
 class Incoming:
-    """The message that announces a broadcast to a generator, in the place of weights."""
+    """The message that announces a broadcast to a generator, in place of weights."""
 
     group: BroadcastGroup
     rank: int
@@ -257,7 +257,7 @@ class Incoming:
     version: int
 
     def fetch(self) -> WeightStream:
-        """Receive the weights, which are on this process's device then.
+        """Receive the weights onto this process's device.
 
         Raises:
             Exception: the broadcast failed; this process has left the group.
@@ -269,7 +269,7 @@ class Incoming:
             if int(version) != self.version:
                 raise RuntimeError(f"version {int(version)} came in place of {self.version}")
             received: dict[str, torch.Tensor] = {}
-            # Not aside: the engine uses this memory on its own stream, of which it has to be.
+            # Not aside: the engine's stream uses this memory, so it must be allocated on that stream.
             for plan in self.layout:
                 flat = torch.empty(size_of(plan), dtype=torch.uint8, device=joined.device)
                 joined.broadcast(flat)
@@ -284,7 +284,7 @@ Send = Callable[[BroadcastGroup, StoredWeights, int], Any]
 
 
 class ObjectStore(WeightTransport):
-    """Every generator fetches the weights by itself."""
+    """The transport by which every generator fetches the weights from the object store by itself."""
 
     def __init__(self, bucket_mib: float, seconds: float) -> None:
         self._bucket_mib, self._seconds = bucket_mib, seconds
@@ -299,7 +299,7 @@ class ObjectStore(WeightTransport):
 
 
 class Broadcast(ObjectStore):
-    """One process broadcasts to all generators."""
+    """The transport by which one process broadcasts the weights to all generators."""
 
     def __init__(
         self,
@@ -310,9 +310,9 @@ class Broadcast(ObjectStore):
         address: str,
         send_there: Send | None,
     ) -> None:
-        """`send_there` broadcasts from another process, at `address`; without it a thread of this one does.
+        """Broadcast by `send_there` from another process at `address`, or else by a thread of this process.
 
-        The timeout of one bucket is `heartbeat` seconds, as one that hangs holds up all members.
+        A bucket times out after only `heartbeat` seconds, because a member that hangs delays all others.
         """
         super().__init__(bucket_mib, seconds)
         self._kind, self._address, self._heartbeat = kind, address, heartbeat
@@ -322,35 +322,35 @@ class Broadcast(ObjectStore):
         self._receivers: list[int] = []
 
     def for_all(self, receivers: Sequence[int], version: int) -> list[Incoming]:
-        """Start a broadcast, and return the message that announces it to each generator."""
+        """Start a broadcast; return the message that announces it to each generator."""
         if not receivers:
             return []
-        # A collective needs exactly its members: one that has come or gone would leave all others waiting.
+        # A collective needs exactly its members: after a change of workers the others would wait forever.
         if self._group is None or self._receivers != list(receivers):
             port = free_port(self._address)
             self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._heartbeat)
             self._receivers = list(receivers)
-        # The broadcast starts before its receivers know of it. It waits for them in its own thread or actor.
+        # The broadcast starts before its receivers are told; it waits for them in its own thread or actor.
         self._send(self._group, self.current, version)
         layout = self.current.layout
         return [Incoming(self._group, rank + 1, layout, version) for rank in range(len(receivers))]
 
     def failed(self) -> None:
-        """Have a new group for the next version: a member of this one is lost."""
+        """Make a new group for the next version, because a member of this one failed."""
         self._group = None
 
     def close(self) -> None:
-        """Stop the thread, and a broadcast under way in it."""
+        """Stop the thread and a broadcast in progress in it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         Joined.leave()
 
 
 def transport_of(cluster: Any, learner: Any) -> ObjectStore:
-    """Return the transport of `[cluster]`."""
+    """Return the transport that `[cluster]` sets, for a learner in this process or on actors."""
     kind, bucket_mib, timeouts = cluster.transport.kind, cluster.transport.bucket_mib, cluster.timeouts
     if kind == "object_store":
         return ObjectStore(bucket_mib, timeouts.weights)
     send = getattr(learner, "send", None)
-    # A learner on actors sends from its first rank, so that no weights go through the driver.
+    # A learner on actors sends from its first rank, so that weights do not pass through the driver.
     address = learner.address if send else ray.util.get_node_ip_address()
     return Broadcast(kind, bucket_mib, timeouts.weights, timeouts.heartbeat, address, send)

@@ -1,18 +1,18 @@
 """Weights in shared memory, in their own dtype.
 
-    WeightTransport  what brings weights to rollout workers, here or on a cluster
-    hold             weights as they are now, in memory that other processes can be handed
-    SharedWeights    the newest weights: one process writes them, others read them, and never a mixture of two
+    WeightTransport  the interface of weight sync to rollout workers, here or on a cluster
+    hold             a copy of the current weights in memory that can be passed to other processes
+    SharedWeights    the newest weights: one process writes them, and others read them, never a mixture of two
                      versions
 
-    header    per buffer: a count that is odd while it is written, and the version in it; which one is current
+    header    for each buffer, a count that is odd during a write, and its version; then the current buffer
     buffers   two of them: the next version is written while readers copy the current one
 
-A reader copies the current buffer and then reads its count again: if that has changed, the writer was in the
-buffer, and the reader starts again with the buffer that is current then (a seqlock). There is no lock: a
-reader that is slow, or is killed in the middle, holds up no other process.
+A reader copies the current buffer and then reads its count again. If the count has changed, the writer was in
+the buffer, and the reader starts again with the buffer that is current by then (a seqlock). There is no lock,
+so a reader that is slow or is killed during a copy delays no other process.
 
-The memory is a file without a name, which is freed with the last process that has it, however that ends.
+The memory is an unnamed file, freed with the last process that has it, however that process ends.
 """
 
 import mmap
@@ -40,13 +40,13 @@ _COUNT, _VERSION, _CURRENT = slice(0, 2), slice(2, 4), 4
 
 
 class SharedBytes:
-    """Bytes that processes share; can be sent to another process, or be an argument of its start."""
+    """Memory that processes share; it can be sent to another process or passed at its start."""
 
     def __init__(self, size: int) -> None:
-        """Allocate them.
+        """Allocate `size` bytes.
 
         Raises:
-            WorkerError: there is no room.
+            WorkerError: there is not enough room.
         """
         self._map(_allocate(max(size, 1)), size)
 
@@ -64,13 +64,13 @@ class SharedBytes:
 
 
 class HeldWeights:
-    """A copy of weights, which stays as it is; see `scalerl.rl.types.Weights`."""
+    """A copy of weights that does not change; see `scalerl.rl.types.Weights`."""
 
     def __init__(self, weights: Weights) -> None:
         self.plan = weights.plan
         self._memory = SharedBytes(size_of(self.plan))
         places = dict(self)
-        # Tensor by tensor, as a stream makes each only when it is taken.
+        # Tensor by tensor, because a stream makes each tensor only when it is read.
         for name, tensor in weights:
             places[name].copy_(tensor)
 
@@ -79,44 +79,44 @@ class HeldWeights:
 
 
 def hold(weights: Weights) -> Weights:
-    """Return the same weights for as long as they are referred to: a copy, unless they are one.
+    """Return weights that do not change: a copy of a stream, other weights as they are.
 
     Raises:
-        WorkerError: there is no room for a copy.
+        WorkerError: there is not enough room for a copy.
     """
     return HeldWeights(weights) if isinstance(weights, WeightStream) else weights
 
 
 class WeightTransport(ABC):
-    """Brings weights from the learner to rollout workers.
+    """The interface of a transport of weights from the learner to rollout workers.
 
     By default workers read the weights by themselves, and messages only wake them.
     """
 
     @abstractmethod
     def publish(self, weights: Weights, version: int) -> None:
-        """Make these the latest weights."""
+        """Make `weights` the latest weights."""
 
     def for_one(self) -> Any:
-        """Return the message to one worker, which fetches the latest weights by itself."""
+        """Return the message with which one worker fetches the latest weights by itself."""
         return None
 
     def for_all(self, receivers: Sequence[int], version: int) -> Sequence[Any]:
-        """Return the message to each of all workers, which have numbers that are never used again."""
+        """Return a message for each of all workers; `receivers` are their numbers, which are never reused."""
         return [self.for_one() for _ in receivers]
 
     def failed(self) -> None:  # noqa: B027
-        """Note that a worker did not receive the weights."""
+        """Handle that a worker was lost or did not receive the weights."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what is held."""
+        """Free resources."""
 
 
 class SharedWeights(WeightTransport):
-    """The newest weights of a model; can be passed to another process as an argument of its start."""
+    """The newest weights of a model in shared memory; can be passed to another process at its start."""
 
     def __init__(self, plan: Plan) -> None:
-        """Allocate memory for weights of a plan. Only the process that does so may publish them."""
+        """Allocate memory for the weights of a plan; only this process may publish them."""
         self.plan, self._size = plan, size_of(plan)
         self._memory = SharedBytes(_HEADER + 2 * self._size)
         self._map()
@@ -136,13 +136,13 @@ class SharedWeights(WeightTransport):
 
     @property
     def version(self) -> int:
-        """The version that is current; -1 before the first."""
+        """The current version; -1 before the first."""
         return int(self._header[_VERSION][self._header[_CURRENT]])
 
     def publish(self, weights: Weights, version: int) -> None:
-        """Write `weights`, and make them current."""
+        """Write `weights` and make them current."""
         into = 1 - int(self._header[_CURRENT])
-        # Odd before the first number changes, for a reader that is still in this buffer, a version late.
+        # Odd before the first value changes, for a reader that is late and still copies this buffer.
         self._header[_COUNT][into] += 1
         _fence()
         places = dict(self._buffers[into])
@@ -153,15 +153,15 @@ class SharedWeights(WeightTransport):
         _fence()
         self._header[_COUNT][into] += 1
         _fence()
-        # Last: a reader that follows it finds a buffer that is whole.
+        # Last, so that a reader of the current buffer finds it complete.
         self._header[_CURRENT] = into
 
     def read(self, into: Mapping[str, Tensor]) -> int:
-        """Copy the current weights into tensors of their shapes, and return their version."""
-        # The writer never waits: a reader whose buffer was written to meanwhile starts again.
+        """Copy the current weights into tensors of their shapes; return their version."""
+        # The writer never waits: a reader whose buffer was overwritten meanwhile starts again.
         while True:
             current = int(self._header[_CURRENT])
-            # In this order: the count before the numbers and again after them, which must not be reordered.
+            # In this order, without reordering: the count, the values, and the count again.
             count = int(self._header[_COUNT][current])
             _fence()
             version = int(self._header[_VERSION][current])
@@ -173,12 +173,12 @@ class SharedWeights(WeightTransport):
 
 
 def _allocate(size: int) -> int:
-    """Return a file without a name, in memory, or on the disk if that is too small, as in a container."""
+    """Return the descriptor of an unnamed file in memory, or on disk if /dev/shm is too small."""
     memory = Path("/dev/shm")
     for folder in (memory, Path(tempfile.gettempdir())):
         with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(size)
-            # Taken now: a later write to memory that is not there is a SIGBUS, which ends a process unheard.
+            # Allocated now: a later write without room would be a SIGBUS, which kills the process silently.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             return os.dup(file.fileno())
@@ -192,9 +192,9 @@ _BARRIERS = threading.Lock(), threading.Lock()
 
 
 def _fence() -> None:
-    """What was written before is seen before what is written after, and read likewise.
+    """Order the writes before this call before those after it, and reads likewise.
 
-    x86-64 orders stores and loads so by itself; elsewhere taking two locks in turn is a full barrier.
+    x86-64 keeps this order by itself; elsewhere taking two locks in turn is a full barrier.
     """
     for barrier in _BARRIERS:
         with barrier:

@@ -1,12 +1,11 @@
-"""Weights on their way to vLLM's servers.
+"""Transport of weights to vLLM's servers.
 
     FileTransport    a folder of safetensors files in memory for each version, removed once all have read it;
-                     workers that Ray has placed have files of their own (`scalerl.rl.placement.ray.vllm`)
-    IpcTransport     vLLM's own transfer by CUDA IPC, to workers of this machine
+                     workers placed by Ray have their own files (`scalerl.rl.placement.ray.vllm`)
+    IpcTransport     vLLM's own transfer by CUDA IPC, to workers on this machine
     NcclTransport    vLLM's own transfer by NCCL, with one group for each server
 
-Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
-in this process.
+All send weights bucket by bucket, so that this process never has the whole model of a sharded learner.
 """
 
 from __future__ import annotations
@@ -39,42 +38,41 @@ from scalerl.rl.workers.backend import WorkerLostError
 
 _Transfer = Callable[..., Coroutine[Any, Any, None]]
 Choose = Callable[[], tuple[int, Any]]
-"""Returns the version that a server is to have, and what `VllmTransport.hold` has returned of it."""
+"""Returns the target version of a server, and the result of `VllmTransport.hold` for it."""
 
 
 class VllmTransport:
-    """Brings weights to servers, by files unless it says otherwise."""
+    """The base class of transports of weights to servers; by default they are files."""
 
     def hold(self, weights: Weights, version: int) -> Any:
-        """Return the same weights as they stay, for as long as they are referred to; may be called by any
-        thread."""
+        """Return the weights in a form that does not change; any thread may call this."""
         return hold(weights)
 
     async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, Any]:
-        """Return the version that is chosen, and the source that `load` reads."""
+        """Return the version that `choose` picks, and the source that `load` reads."""
         return choose()
 
     async def load(self, server: VllmClient, source: Any, seconds: float) -> dict[str, int]:
-        """Have a paused server load the weights, which are files; return the progress of its completions."""
+        """Make a paused server load the weights from `source`; return the progress of its completions."""
         return await server.call("install", str(source), seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
-        """Drop what is kept for a server that is lost."""
+        """Drop the state of a server that is lost."""
 
 
 def write_files(weights: Weights, path: Path) -> Path:
-    """Write weights to the folder `path`, bucket by bucket, and return it.
+    """Write weights to the folder `path`, bucket by bucket, and return `path`.
 
     Raises:
-        LearnerLostError: they do not come from the learner.
-        WorkerError: there is no room.
+        LearnerLostError: the weights do not arrive from the learner.
+        WorkerError: they cannot be written, as without room.
     """
     aside = path.with_suffix(".part")
     try:
         aside.mkdir(parents=True)
         for i, bucket in enumerate(in_buckets(weights)):
             save_file(bucket, aside / f"{i:05}.safetensors")
-        aside.replace(path)  # whole, or not there
+        aside.replace(path)  # the folder is complete or absent
     except LearnerLostError:
         raise
     except Exception as error:
@@ -87,7 +85,7 @@ def write_files(weights: Weights, path: Path) -> Path:
 
 
 class _WeightFiles:
-    """Weights, or once they are `written` a folder, which is removed when this is referred to no more."""
+    """Weights, and once `written` a folder of them, which is removed with the last reference to this."""
 
     def __init__(self, weights: Weights, folder: Path, name: str) -> None:
         self._weights, self._folder, self._name = weights, folder, name
@@ -97,14 +95,14 @@ class _WeightFiles:
         return str(self._folder / self._name)
 
     def write(self) -> None:
-        """Write the files; what was held is a model's worth of memory."""
+        """Write the files, and free the memory of the held weights."""
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         write_files(self._weights, self._folder / self._name)
         del self._weights
 
 
 class FileTransport(VllmTransport):
-    """Brings weights to servers, several at a time; files are written for the first that loads a version."""
+    """The transport by files, which several servers read at once; the first to load a version writes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._numbers = folder, count()
@@ -116,11 +114,11 @@ class FileTransport(VllmTransport):
 
     async def chosen(self, server: VllmClient, choose: Choose) -> tuple[int, _WeightFiles]:
         """See `VllmTransport`."""
-        async with self._lock:  # servers that ask meanwhile choose once these are written
+        async with self._lock:  # other servers choose once these files are written
             version, files = choose()
             if files.written is None:
-                # In a thread: gigabytes take seconds to write, for which no completion of the loop would be
-                # received. And to the end, though the server that asks may be lost meanwhile.
+                # In a thread: writing gigabytes takes seconds, for which the event loop would receive no
+                # completion. In a task of its own: it ends even if the server that asked is lost meanwhile.
                 files.written = asyncio.create_task(asyncio.to_thread(files.write))
             await asyncio.wait([files.written])
         files.written.result()
@@ -128,8 +126,7 @@ class FileTransport(VllmTransport):
 
 
 class _GpuTransport(VllmTransport, ABC):
-    """vLLM's own transfer of weights, by its API of 0.32 (`vllm/distributed/weight_transfer`); methods as of
-    `VllmTransport`.
+    """The base class of vLLM's own weight transfers, by its API of 0.32 (`vllm/distributed/weight_transfer`).
 
     Raises:
         InputError: there is no GPU here.
@@ -141,7 +138,7 @@ class _GpuTransport(VllmTransport, ABC):
         if not torch.cuda.is_available():
             raise InputError(f'transport = "{self.kind}" needs a GPU here; "file" does not')
         self._joined: dict[VllmClient, Any] = {}
-        """Servers that have joined, each with what it is sent through; put there by `_join`."""
+        """Servers that have joined, each with its group; `_join` adds them."""
 
     async def load(self, server: VllmClient, source: Weights, seconds: float) -> dict[str, int]:
         """See `VllmTransport`."""
@@ -154,7 +151,7 @@ class _GpuTransport(VllmTransport, ABC):
         await transfer("start_weight_update")
         sent = await self._send(server, source, transfer, seconds)
         await transfer("finish_weight_update")
-        del sent  # not before: until then vLLM has it open, and PyTorch would keep it without a user
+        del sent  # only now: vLLM had the buffers open, so that PyTorch could not have freed them
         return await server.call("progress", seconds=seconds)
 
     def forget(self, server: VllmClient) -> None:
@@ -166,19 +163,19 @@ class _GpuTransport(VllmTransport, ABC):
 
     @abstractmethod
     async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> Any:
-        """Send the weights; return what has to stay until the update is finished."""
+        """Send the weights; return the buffers that must live until the update is finished."""
 
 
 class IpcTransport(_GpuTransport):
-    """Hands weights to workers of this machine in the memory of their GPUs; run with one GPU.
+    """The transport by CUDA IPC to workers on this machine, in their GPUs' memory. Run with one GPU so far.
 
-    vLLM opens a buffer only on the GPU of its own rank: this process copies each bucket to every GPU of the
-    worker, and vLLM copies it from there into its model. An update has one buffer on each GPU, that every
-    bucket is in: vLLM answers once its own copy is made (`WeightTransferEngine.update_weights` waits for the
-    device), and PyTorch keeps a buffer that is dropped before until the other process has closed it.
+    vLLM opens a buffer only on the GPU of its own rank, so this process copies each bucket to every GPU of
+    the worker, and vLLM copies it from there into its model. An update uses one buffer on each GPU for all
+    buckets: vLLM answers once its own copy is made (`WeightTransferEngine.update_weights` waits for the
+    device), and PyTorch keeps a buffer that is dropped earlier until the other process has closed it.
 
     Raises:
-        InputError: there is no GPU here, or PyTorch allocates what has no IPC handle.
+        InputError: there is no GPU here, or PyTorch's allocator gives memory without an IPC handle.
     """
 
     kind = "ipc"
@@ -197,7 +194,7 @@ class IpcTransport(_GpuTransport):
 
     async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> Any:
         buckets = in_buckets(source)
-        # In a thread: the weights of a sharded learner come from an object store.
+        # In threads: allocation, and the next bucket of a sharded learner, from an object store, take time.
         size = largest_bucket(source.plan)
         buffers = [await asyncio.to_thread(IpcBuffer, size, gpu) for gpu in server.gpus]
         handles = dict(buffer.handle() for buffer in buffers)
@@ -210,12 +207,11 @@ class IpcTransport(_GpuTransport):
 
 
 class NcclTransport(_GpuTransport):
-    """Sends weights from the trainer's GPU to those of vLLM. Never run: no machine with vLLM and two GPUs was
-    at hand.
+    """The transport by NCCL from the trainer's GPU to vLLM's. Never run: it needs vLLM and two GPUs.
 
-    Each server is a group of its own, in which the trainer is rank 0: it makes the group's id, sends it to
-    `/init_weight_transfer_engine`, and takes part in the one sum that vLLM starts with; then every update is
-    one broadcast for each tensor, beside `/update_weights`.
+    Each server has its own group, in which the trainer is rank 0. It makes the group's id, sends it to
+    `/init_weight_transfer_engine`, and takes part in the all-reduce that vLLM starts with; then every update
+    is one broadcast for each tensor, concurrent with `/update_weights`.
     """
 
     kind = "nccl"
@@ -223,7 +219,7 @@ class NcclTransport(_GpuTransport):
     async def _join(self, server: VllmClient, transfer: _Transfer, seconds: float) -> None:
         world = await server.call("world_size", seconds=seconds) + 1
         name = nccl.unique_id()
-        # Kept before it is joined: `forget` has to end it if the server is lost meanwhile.
+        # Stored before joining: `forget` must abort it if the server is lost meanwhile.
         group = self._joined[server] = _Group()
         info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
         await asyncio.gather(
@@ -232,9 +228,9 @@ class NcclTransport(_GpuTransport):
         )
 
     def forget(self, server: VllmClient) -> None:
-        """See `VllmTransport`; what waits for the server on the GPU ends."""
+        """See `VllmTransport`; also abort kernels that wait for the server."""
         if group := self._joined.pop(server, None):
-            # In a thread: NCCL frees memory, for which CUDA waits for all that is queued.
+            # In a thread: NCCL frees memory, for which CUDA waits for all queued work.
             threading.Thread(target=group.abort, name="nccl", daemon=True).start()
 
     async def _send(self, server: VllmClient, source: Weights, transfer: _Transfer, seconds: float) -> None:
@@ -250,7 +246,7 @@ class NcclTransport(_GpuTransport):
 
 
 async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
-    """Return what `do` returns in a daemon thread: NCCL may never return from a peer that was lost.
+    """Return the result of `do`, called in a daemon thread, because NCCL may wait forever for a lost peer.
 
     Raises:
         WorkerLostError: NCCL failed, or did not return in time.
@@ -277,10 +273,10 @@ async def _in_thread(server: VllmClient, seconds: float, do: Callable[..., Any],
 
 
 class _Group:
-    """A server's group of NCCL, of which this process is rank 0; only a thread joins it, and sends.
+    """A server's NCCL group, in which this process is rank 0; only a thread may join it and send.
 
-    It has a stream of its own: on the default stream training would wait for a server that is lost, and on
-    one for all groups the other servers would.
+    It has its own stream: on the default stream training would wait for a lost server, and on a stream for
+    all groups the other servers would.
     """
 
     def __init__(self) -> None:
@@ -300,23 +296,24 @@ class _Group:
                 self._run(nccl.broadcast, weight.cuda())
 
     def _run(self, collective: Callable[..., None], tensor: Tensor) -> None:
-        with self._lock:  # NCCL frees what `abort` is called with: nothing may be queued there after it
+        with self._lock:  # `abort` frees the communicator: nothing may be queued on it afterwards
             if self._aborted:
                 raise RuntimeError("the group was aborted")
             collective([tensor], comms=[self._comm])
-        self._stream.synchronize()  # before the tensor's memory is used again
+        self._stream.synchronize()  # before the tensor's memory is reused
 
     def abort(self) -> None:
-        """End the kernel that waits for the server: else it keeps its share of the GPU, and any
-        synchronisation of the whole GPU waits for it without end."""
+        """Abort the kernel that waits for the server.
+
+        Otherwise it would occupy part of the GPU, and every synchronisation of the GPU would wait forever."""
         with self._lock:
             self._aborted = True
             if self._comm is None:
                 return
-            # PyTorch has no call for it; its communicator is a capsule around NCCL's ncclComm_t.
+            # PyTorch has no function for this; its communicator is a capsule around NCCL's ncclComm_t.
             python, capsule = ctypes.pythonapi, ctypes.py_object(self._comm)
             python.PyCapsule_GetName.restype = ctypes.c_char_p
             python.PyCapsule_GetPointer.restype = ctypes.c_void_p
             comm = python.PyCapsule_GetPointer(capsule, python.PyCapsule_GetName(capsule))
-            python.PyCapsule_SetDestructor(capsule, None)  # which destroys it a second time
+            python.PyCapsule_SetDestructor(capsule, None)  # it would free the communicator again
             ctypes.CDLL("libnccl.so.2").ncclCommAbort(ctypes.c_void_p(comm))

@@ -1,10 +1,10 @@
-"""A worker pool in the event loop of a thread of its own, for work that consists of many calls side by side.
+"""A worker pool in the event loop of its own thread, for work that consists of many concurrent calls.
 
-another thread -- _call --> loop:   poll     as soon as a worker has sent something, and every so often
-                                    tasks    those of the pool, which send to workers and wait for answers
+another thread -- _call --> loop:   poll     as soon as a worker has sent something, and at an interval
+                                    tasks    of the pool, which send to workers and wait for answers
 
-the loop runs --close; an error of poll or of a task--> tasks are cancelled, and polled for until they have
-ended --> workers closed --> _stopped
+the loop runs --close, or an error of poll or of a task--> tasks are cancelled, and polling continues until
+they have ended --> workers are closed --> _stopped
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from typing import Any
 from scalerl.rl.workers.backend import Backend, Target, WorkerLostError
 from scalerl.rl.workers.pool import PoolWorker, W, WorkerPool
 
-_EVERY = 0.1  # seconds between two polls where nothing arrives
+_EVERY = 0.1  # longest interval between two polls, in seconds
 
 
 class LoopPool(WorkerPool[W]):
-    """A pool that a thread polls: there, and nowhere else, its workers and its tasks are changed."""
+    """A pool that its own thread polls; only that thread changes its workers and tasks."""
 
     def __init__(self, workers: Sequence[W], backend: Backend, target: Target) -> None:
         super().__init__(workers, backend, target)
@@ -29,7 +29,7 @@ class LoopPool(WorkerPool[W]):
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def _stopped(self, error: BaseException | None) -> None:
-        """Note, in the thread, that the workers are closed: because of an error, or as they were to be."""
+        """Handle, in the thread, that the workers are closed: because of an `error`, or by `close`."""
 
     def start(self) -> None:
         """Start the thread, which starts the processes."""
@@ -41,8 +41,8 @@ class LoopPool(WorkerPool[W]):
         self._thread.join(timeout=60)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Have something done in the loop; may be called by any thread."""
-        with suppress(RuntimeError):  # the loop has ended, of which `_stopped` was called
+        """Call a function in the loop; any thread may call this."""
+        with suppress(RuntimeError):  # the loop has ended, and `_stopped` has been called
             self._loop.call_soon_threadsafe(function)
 
     # -- in the loop -----------------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ class LoopPool(WorkerPool[W]):
             await self._poll_next()
         for task in self._tasks:
             task.cancel()
-        while self._tasks:  # what they have left to do may be a call
+        while self._tasks:  # the last work of a task may be a call, whose answer needs polling
             await self._poll_next()
-        self._unwatch(*self._workers)  # which end one after the other
+        self._unwatch(*self._workers)  # before they are closed one after another
         await asyncio.to_thread(super().close)
 
     async def _poll_next(self) -> None:
@@ -81,17 +81,17 @@ class LoopPool(WorkerPool[W]):
             self._loop.add_reader(fd, self._arrived.set)
 
     def _lose(self, worker: W, error: WorkerLostError) -> None:
-        self._unwatch(worker)  # before they are closed: another process may have the same numbers then
+        self._unwatch(worker)  # before its descriptors are closed and their numbers may be reused
         super()._lose(worker, error)
 
     def _unwatch(self, *workers: W) -> None:
-        # Actors have one descriptor in common.
+        # Actors share one descriptor.
         others = _watched(worker for worker in self._workers if worker not in workers)
         for fd in _watched(workers) - others:
             self._loop.remove_reader(fd)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task, whose failure stops the pool: what it was to do would be in flight for ever."""
+        """Start a task; its failure stops the pool, because its work would stay in flight forever."""
 
         def note(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -109,7 +109,7 @@ class LoopPool(WorkerPool[W]):
     def _stop(self, error: BaseException | None = None) -> None:
         if not self._ended:
             self._error = error
-        self._ended = True  # no worker is started again
+        self._ended = True  # no more workers are started
         self._arrived.set()
 
 

@@ -1,15 +1,15 @@
-"""A pool of workers of one role: started, watched, replaced where they are lost, and given work.
+"""A pool of workers of one role: it starts and watches them, replaces lost ones, and assigns work.
 
     start --spawned--> placed --loaded--> started --> takes part --lost--> killed --back-off--> start ...
 
-    add          a piece of work, under its number, waits for a worker
-    poll         receives what workers send; finds those that are lost; starts others; assigns what waits
-    lost         exited, silent, or past a deadline. Its work waits again under its numbers, and is assigned
-                 in their order: the lowest first, each to the worker with the least
-    complete     the work is done: the losses are no longer in a row
+    add          queues a piece of work under its number
+    poll         receives messages of workers, detects lost ones, starts others, and assigns waiting work
+    lost         exited, silent, or past a deadline. The work waits again under its numbers and is assigned in
+                 their order: the lowest number first, to the worker with the least work
+    complete     a piece of work is done; this ends a series of losses in a row
 
-A pool never waits for a worker, except in `poll` for a message of any. What a worker is sent and what its
-messages mean is for the pools of `scalerl.rl.placement`, `scalerl.rl.verify` and `scalerl.rl.engine.vllm`.
+A pool never waits for a worker, except in `poll` for a message of any of them. The messages to and from
+workers are defined by the pools of `scalerl.rl.placement`, `scalerl.rl.verify` and `scalerl.rl.engine.vllm`.
 """
 
 import atexit
@@ -37,49 +37,49 @@ from scalerl.rl.workers.backend import (
 from scalerl.rl.workers.timeline import Timeline
 
 _LOG = logging.getLogger("scalerl")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is restarted
 NOTICE = 30.0
-"""Seconds without progress after which that is reported, or half of the timeout where that is less."""
+"""Seconds without progress after which a warning is logged, or half the timeout if that is less."""
 MOST_LOSSES = 5
-"""Losses of a worker in a row, with nothing complete in between, before the run ends; where others may run on
-other machines, for each worker that there is."""
+"""Most losses of a worker in a row, without a completed piece of work in between, before the run ends. On a
+cluster, this times the number of workers is the limit for all of them together."""
 
 
 def backoff(attempt: int, longest: float = _LONGEST_PAUSE) -> float:
-    """Return the seconds to wait before a retry, where `attempt` retries have failed: they double."""
+    """Return the seconds to wait before a retry after `attempt` failed ones; they double each time."""
     # Without the bound on the exponent a day of retries ends in an OverflowError.
     return min(longest, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 20))
 
 
 @dataclass(eq=False)
 class PoolWorker:
-    """A place of a pool: the process that has it, or when the next is started."""
+    """A worker of a pool: its current process, or the time at which the next is started."""
 
     name: str
     number: int
     timeout: float = math.inf
-    """Seconds without a message of a worker that has started, after which it is lost."""
+    """Seconds without progress after which a started worker is lost."""
     start_timeout: float = math.inf
-    """Seconds in which a process loads what it needs, once it has a place."""
+    """Seconds within which a process that was placed must have loaded what it needs."""
     notice: float = NOTICE
-    """Seconds without progress after which that is reported."""
+    """Seconds without progress after which a warning is logged."""
     process: WorkerProcess | None = None
     progress_at: float = math.inf
-    """When it last made progress, once it has started."""
+    """Time of its last progress, once it has started."""
     noticed: bool = False
-    """It was reported that it makes none."""
+    """Whether its lack of progress was logged."""
     started: bool = False
-    """It has loaded what it needs."""
+    """Whether it has loaded what it needs."""
     taking_part: bool = False
     in_flight: dict[int, Any] = field(default_factory=dict)
-    """What it is assigned, by number."""
+    """Work assigned to it, by number."""
     losses: int = 0
-    """Processes lost in a row."""
+    """Number of processes lost in a row."""
     start_at: float = 0.0
     start_by: float = math.inf
-    """When it is to have started."""
+    """Time by which it must have started."""
     clock: PollClock = field(default_factory=PollClock)
-    """That of all deadlines: the pool's."""
+    """The clock of all deadlines: the pool's."""
 
     @property
     def where(self) -> str:
@@ -88,19 +88,20 @@ class PoolWorker:
 
     @property
     def deadline(self) -> tuple[str, float]:
-        """What makes progress, for messages, and the seconds that it may make none."""
+        """A name for messages of what must make progress, and the seconds that it may make none."""
         return self.where, self.timeout
 
     def note_progress(self) -> None:
-        """Note that progress was made; it is watched from now on."""
+        """Record progress; the deadline counts from now on."""
         self.progress_at, self.noticed = self.clock.now(), False
 
     def check(self) -> None:
-        """Check the deadlines, and report a lack of progress once. Waiting for room has no deadline: a
-        cluster may be full for long; nor has work without a timeout, which may be idle.
+        """Check the deadlines, and log a lack of progress once.
+
+        Neither the wait for resources, as a cluster may be full for long, nor work without a timeout has one.
 
         Raises:
-            WorkerLostError: one has passed.
+            WorkerLostError: a deadline has passed.
         """
         now = self.clock.now()
         if self.progress_at < math.inf:
@@ -118,9 +119,9 @@ class PoolWorker:
                 raise self.process.lost(f"it has not started within {self.start_timeout:g} s")
 
     def release(self) -> dict[int, Any]:
-        """Kill the process; return what it was assigned. The next is started after a pause."""
+        """Kill the process and return its work; the next process is started after a back-off."""
         if self.process:
-            # One that hangs must be killed, or what it holds stays taken and the next never has room.
+            # A process that hangs must be killed, or its resources are never free for the next.
             self.process.kill()
         self.process, self.started, self.taking_part = None, False, False
         self.progress_at = self.start_by = math.inf
@@ -134,21 +135,21 @@ W = TypeVar("W", bound=PoolWorker)
 
 
 class WorkerPool(ABC, Generic[W]):
-    """Workers of one role, polled by the driver.
+    """The base class of pools of workers of one role, which the driver polls.
 
     Raises (by `poll`):
-        WorkerError: workers are lost again and again, or none is left and none came in time.
-        ScalerlError: what a worker raised, where it would come again in any other.
+        WorkerError: workers are lost too often, or none is left and no new one has started in time.
+        ScalerlError: an error of a worker that any other worker would raise too.
     """
 
     noun: ClassVar[str]
-    """Of a worker, in messages."""
+    """The word for a worker in messages."""
     role: ClassVar[str]
-    """In timeline.jsonl."""
+    """The role of workers in timeline.jsonl."""
     capacity: ClassVar[float] = math.inf
-    """Pieces of work that a worker has at a time, at most."""
+    """Most pieces of work that a worker has at a time."""
     no_progress: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of messages that show no progress."""
+    """Kinds of messages that do not count as progress."""
 
     def __init__(
         self,
@@ -159,12 +160,12 @@ class WorkerPool(ABC, Generic[W]):
         none_left: float = math.inf,
         events: Timeline | None = None,
     ) -> None:
-        """Each worker runs `target(channel, *arguments)`; `none_left` seconds may pass without any. `events`
-        records which takes part, and which is lost."""
+        """Make a pool whose workers run `target(channel, *arguments)`. It may be without workers for at most
+        `none_left` seconds. `events` records which workers take part and which are lost."""
         self._workers = list(workers)
         self._backend, self._target, self._arguments = backend, target, arguments
         self._waiting: dict[int, Any] = {}
-        """Work that is not assigned, by number."""
+        """Unassigned work, by number."""
         self._none_left, self._events = none_left, events
         self._clock, self._none_since, self._losses = PollClock(), math.inf, 0
         for worker in workers:
@@ -174,46 +175,46 @@ class WorkerPool(ABC, Generic[W]):
         self.lost: list[str] = []
         """The message of each loss."""
 
-    # -- what a pool's workers do --------------------------------------------------------------------------
+    # -- for subclasses ------------------------------------------------------------------------------------
 
     def _send(self, worker: W, number: int, work: Any) -> None:
-        """Send a worker a piece of work."""
+        """Send a piece of work to a worker."""
         assert worker.process is not None
         worker.process.send((number, work))
 
     @abstractmethod
     def _received(self, worker: W, message: Message) -> None:
-        """Take a message of a worker."""
+        """Handle a message of a worker."""
 
     def _started(self, worker: W, value: Any) -> None:
-        """Note that a worker has started, which sent `value`: it takes part."""
+        """Handle that a worker has started and sent `value`; by default it takes part."""
         self._take_part(worker)
 
     def _failed(self, worker: W, error: ScalerlError) -> None:
-        """Raise an error for the user; a machine that lacks what others have loses the worker alone."""
+        """Raise the error of a worker; on a cluster, once any worker has started, only lose the worker."""
         if self._backend.elsewhere and self._any_started and worker.process:
             raise worker.process.lost(str(error))
         raise error
 
     def _fate(self, work: Mapping[int, Any]) -> str:
-        """Return what becomes of a lost worker and its work, for the message."""
+        """Return what happens to a lost worker and its work, for the message."""
         return "; it is started again"
 
     def _reassign(self, worker: W, work: Mapping[int, Any]) -> None:
-        """Have the work of a lost worker wait again."""
+        """Queue the work of a lost worker again."""
         self._waiting |= work
 
     # -- the pool --------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> int:
-        """Workers that take part."""
+        """Number of workers that take part."""
         return sum(worker.taking_part for worker in self._workers)
 
     def start(self) -> None:
-        """Start all processes; waits for none of them."""
+        """Start all processes, without waiting for them."""
         if self._backend.daemons:
-            # Python would end them by SIGTERM at its exit, which they do not answer.
+            # At its exit Python would end them by SIGTERM, which they ignore.
             atexit.register(self.kill)
         try:
             for worker in self._workers:
@@ -223,21 +224,21 @@ class WorkerPool(ABC, Generic[W]):
             raise
 
     def add(self, number: int, work: Any) -> None:
-        """Have a worker do a piece of work, at once or in its turn."""
+        """Assign a piece of work to a worker, at once or in its turn."""
         self._waiting[number] = work
         self._assign_waiting()
 
     def complete(self, worker: W, number: int) -> Any:
-        """Note that a worker has done a piece of work, and return that."""
+        """Record that a worker has done a piece of work, and return the work."""
         self._losses = worker.losses = 0
         return worker.in_flight.pop(number)
 
     def poll(self, timeout: float) -> None:
-        """Receive what workers send within `timeout` seconds; replace those that are lost; assign work."""
+        """Wait up to `timeout` seconds for messages; handle them, replace lost workers, and assign work."""
         self._clock.poll()
         processes = [worker.process for worker in self._workers if worker.process]
         if len(processes) < len(self._workers):
-            timeout = min(timeout, _FIRST_PAUSE)  # others are to be started
+            timeout = min(timeout, _FIRST_PAUSE)  # a worker may have to be restarted meanwhile
         if processes:
             self._backend.wait(processes, timeout)
             self._clock.poll()
@@ -252,7 +253,7 @@ class WorkerPool(ABC, Generic[W]):
         self._check_any_left()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Poll until `condition` holds, and for no longer than `seconds`; return whether it does."""
+        """Poll until `condition` holds, for at most `seconds`; return whether it does."""
         until = time.monotonic() + seconds
         while not condition():
             left = until - time.monotonic()
@@ -265,7 +266,7 @@ class WorkerPool(ABC, Generic[W]):
         """Wait until all workers take part.
 
         Raises:
-            WorkerError: they do not within `none_left` seconds.
+            WorkerError: they do not take part within `none_left` seconds.
         """
         if not self.wait_for(lambda: self.alive == len(self._workers), self._none_left):
             why = self.lost[-1] if self.lost else "they are not ready in time"
@@ -273,12 +274,12 @@ class WorkerPool(ABC, Generic[W]):
         self._ready = True
 
     def close(self) -> None:
-        """Stop the processes; what is in flight is lost."""
+        """Stop the processes; work in flight is lost."""
         atexit.unregister(self.kill)
         self._ended = True
         processes = [worker.process for worker in self._workers if worker.process]
         for worker in self._workers:
-            if worker.process:  # they exit side by side; one that loads something may not notice its end
+            if worker.process:  # all exit concurrently; one that is still loading may not notice the close
                 worker.process.close(CLOSING if worker.started else STARTING)
         for process in processes:
             process.join()
@@ -287,7 +288,7 @@ class WorkerPool(ABC, Generic[W]):
             worker.in_flight = {}
 
     def kill(self) -> None:
-        """Kill the processes, and start no more; may be called by another thread."""
+        """Kill the processes, and start no more; any thread may call this."""
         atexit.unregister(self.kill)
         with self._spawning:
             self._ended = True
@@ -325,15 +326,15 @@ class WorkerPool(ABC, Generic[W]):
                 worker.note_progress()
 
     def _take_part(self, worker: W, what: str = "takes part") -> None:
-        """Have a worker be assigned work from now on."""
+        """Let a worker be assigned work from now on."""
         worker.taking_part = True
         if self._events and worker.process:
             node = worker.process.node
             self._events.event("arrived", self.role, worker.name, node, f"{worker.where} {what}")
 
     def _assign_waiting(self) -> None:
-        """Give what waits to workers that take part, by number, each to the one with the least."""
-        # Those that start for the first time are waited for, where the first of them would be given all.
+        """Assign waiting work by number, each piece to the participating worker with the least work."""
+        # Without a capacity, wait until all workers have started once: the first would get all the work.
         if self.capacity == math.inf and not all(
             worker.taking_part or worker.losses for worker in self._workers
         ):
@@ -347,7 +348,7 @@ class WorkerPool(ABC, Generic[W]):
             self._send(worker, number, work)
 
     def _attempt(self, worker: W, do: Callable[[W], None]) -> None:
-        if worker.process is None:  # lost by an earlier step of the same poll
+        if worker.process is None:  # lost in an earlier step of this poll
             return
         try:
             do(worker)
@@ -365,7 +366,7 @@ class WorkerPool(ABC, Generic[W]):
         if self._events:
             self._events.event("lost", self.role, worker.name, node, why, error.at)
         _LOG.warning("%s%s", why, self._fate(work))
-        for file in changed_files():  # which the next process loads, and those that are left do not
+        for file in changed_files():  # only the next process loads the new code
             _LOG.warning("%s has changed since the run began: the next process goes by the new code", file)
         self._reassign(worker, work)
 
@@ -380,7 +381,7 @@ class WorkerPool(ABC, Generic[W]):
         if self.alive or not self._ready:
             self._none_since = math.inf
             return
-        # The first poll without one: it must not move with every poll.
+        # The time of the first poll without workers; later polls must not change it.
         self._none_since = min(self._none_since, self._clock.now())
         if self._clock.now() - self._none_since > self._none_left:
             why = self.lost[-1] if self.lost else "none has started"

@@ -1,17 +1,17 @@
-"""Loaded by the process that workers are forked from: torch and transformers. Import it nowhere else.
+"""Imports of torch and transformers for the process that workers are forked from; not for use elsewhere.
 
-No thread may start here, and CUDA must not be initialised.
+This module must start no thread and must not initialise CUDA, because neither survives a fork.
 """
 
 import gc
 from contextlib import suppress
 
-with suppress(Exception):  # a worker raises it again, where it is reported
+with suppress(Exception):  # a worker raises it again and reports it
     import transformers.models.auto.tokenization_auto
-    import transformers.models.llama.modeling_llama  # loads what all models have in common
+    import transformers.models.llama.modeling_llama  # loads modules that all models share
     import transformers.utils.logging
 
-    # A bar of tqdm takes a semaphore, which a worker that is killed leaves, and Python warns of at its exit.
+    # A tqdm bar takes a semaphore; a killed worker leaks it, and Python warns about that at its exit.
     transformers.utils.logging.disable_progress_bar()
 gc.collect()
-gc.freeze()  # a collection in a worker would copy the pages that all share
+gc.freeze()  # otherwise garbage collection in a worker would copy shared pages

@@ -1,11 +1,11 @@
 """The backends of this machine: workers in processes, each with one end of a connection.
 
-Processes      by multiprocessing; may inherit what only a child can be given. They are forked from a
-               process that has loaded torch and has done nothing with it: a worker starts in a tenth of a
-               second instead of five, and shares the memory of what was loaded
-FreshPython    by `python -c ...`, of this environment or of another, whose packages are others. Neither
-               this process nor the script that is running has a part in it. A process is a group of its
-               own, which is killed whole: what it has started ends with it
+Processes      by multiprocessing; workers can inherit objects that only a child can get. They are forked from
+               a process that has imported torch and has not used it: a worker starts in a tenth of a second
+               instead of five, and shares the memory of imported modules
+FreshPython    by `python -c ...`, in this environment or another one with other packages. The worker shares
+               nothing with this process or the running script. It leads its own process group, which is
+               killed as a whole, so that processes that it started end with it
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from typing import Any
 from scalerl.rl.workers.backend import CLOSING, Backend, Message, Target, WorkerProcess, message, run_worker
 from scalerl.rl.workers.signals import follow_the_parent, leave_signals, masked_signals
 
-_FLUSH = 10.0  # seconds in which a worker that ends waits for its last messages to be read
+_FLUSH = 10.0  # longest wait, in seconds, of a worker that ends until its last messages are read
 _VISIBLE, _LINUX = "CUDA_VISIBLE_DEVICES", sys.platform == "linux"
 _PRELOAD = "scalerl.rl.workers.preload"
 _READ_AT_IMPORT = re.compile(
     "(OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS|XDG|LD|MALLOC)_|HOME$"
 )
-"""Variables that libraries read as they are loaded: in the fork server, those of its start."""
+"""Environment variables that libraries read at import; the fork server's are those at its start."""
 
 
 def _read_at_import() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if _READ_AT_IMPORT.match(name)}
 
 
-_read_by_the_server = cache(_read_at_import)  # first called as it is started
+_read_by_the_server = cache(_read_at_import)  # first called when the server is started
 
 
 def start_fork_server(*modules: str) -> bool:
-    """Start the process that workers are forked from, unless it runs; return whether it has the environment
-    of this one, as far as libraries have read it. Waits for nothing: it loads torch and `modules` meanwhile.
+    """Start the process that workers are forked from, unless it runs, without waiting for its imports.
 
-    It ends with this process and the last of its workers.
+    Returns whether the variables that libraries read at import still have the values of its start. It imports
+    torch and `modules`, and ends with this process and the last of its workers.
     """
-    # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
+    # Otherwise Python would start the tracker with our first process, and then unblock SIGINT and SIGTERM.
     resource_tracker.ensure_running()
     loaded_with = _read_by_the_server()
     forkserver.set_forkserver_preload([*modules, _PRELOAD])
-    with masked_signals():  # for good: its workers unmask them
+    with masked_signals():  # the server keeps the mask; its workers unmask the signals
         forkserver.ensure_running()
     return loaded_with == _read_at_import()
 
@@ -68,7 +68,7 @@ def _device(devices: Sequence[str | None], number: int) -> dict[str, str]:
 
 
 class Processes(Backend):
-    """Starts workers by multiprocessing, in the environment that this process has at the time."""
+    """The backend that starts workers by multiprocessing, in this process's environment at the time."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class Processes(Backend):
         parents: bool = False,
         outlive: float = 0.0,
     ) -> None:
-        """Fork workers from the fork server, or start them afresh where its environment is another.
+        """Fork workers from the fork server, or spawn them if the environment has changed since its start.
 
         Args:
-            inherited: further arguments of every worker, such as only a child can be given.
-            devices: the GPUs of each, by their names in CUDA_VISIBLE_DEVICES; None for all that there are.
-            preload: what the fork server loads if this is the first to start it; by default the module of
-                the first target.
-            parents: workers start processes of their own, by multiprocessing.
-            outlive: seconds that they have once this process has exited.
+            inherited: further arguments of every worker, which may be objects that only a child can get.
+            devices: the GPUs of each worker, by name in CUDA_VISIBLE_DEVICES; None for all GPUs.
+            preload: module that the fork server imports if this starts it; by default that of the first
+                target.
+            parents: whether workers start processes of their own by multiprocessing.
+            outlive: seconds for which workers live on after this process has exited.
         """
         self._inherited, self._devices = inherited, devices
         self._preload, self._outlive = preload, outlive
-        # A daemon must have no children; the interpreter waits at its end for all others.
+        # A daemon must not have children; for all other processes the interpreter waits at its exit.
         self.daemons = not parents
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
@@ -99,11 +99,11 @@ class Processes(Backend):
         context: Any = get_context("forkserver" if forks else "spawn")
         ours, theirs = context.Pipe()
         environment = {**os.environ, **_device(self._devices, number)}
-        # These are few: Python waits until a process has read them, even one that has exited.
+        # Few arguments: Python waits until a process has read them, even if it has exited.
         begin = theirs, time.perf_counter(), environment, self._outlive, *self._inherited
         kind = name.removeprefix("the ").partition(" ")[0]
         process = context.Process(target=_run, name=kind, args=begin, daemon=self.daemons)
-        # A fork has the mask of its server, and a stop need not wait until that has loaded everything.
+        # A fork inherits the server's mask; masking here would delay a stop until the server's imports end.
         with theirs, nullcontext() if forks else masked_signals():
             try:
                 process.start()
@@ -115,11 +115,10 @@ class Processes(Backend):
 def start_python(
     code: str, fd: int, python: str = "", environment: Mapping[str, str] | None = None, log: Any = None
 ) -> subprocess.Popen[bytes]:
-    """Start a Python that runs `code` and inherits the descriptor `fd`, in a session of its own, out of reach
-    of Ctrl-C; to be called with `masked_signals`.
+    """Start a Python that runs `code` and inherits the descriptor `fd`; to be called with `masked_signals`.
 
-    Without `python` it is this one, which imports from the same places. What it prints goes to the file
-    `log`.
+    It has its own session, so that Ctrl-C does not reach it. Without `python` it is this process's Python,
+    with the same import path. Its output goes to the file `log`.
 
     Raises:
         OSError: no process can be started.
@@ -138,7 +137,7 @@ def start_python(
 
 
 class FreshPython(Backend):
-    """Starts workers of a Python, with more in their environment."""
+    """The backend that starts workers as fresh Python processes, with additional environment variables."""
 
     def __init__(
         self,
@@ -147,13 +146,13 @@ class FreshPython(Backend):
         logs: Path | None = None,
         devices: Sequence[str | None] = (),
     ) -> None:
-        """Start them by `python`, or that of this process. `logs` is the folder for a log each; `devices` are
-        those of `Processes`."""
+        """Start workers by `python`, by default that of this process. `logs` is the folder of their logs;
+        `devices` are as in `Processes`."""
         self._python, self._environment = python, dict(environment or {})
         self._logs, self._devices = logs, devices
 
     def log(self, number: int) -> Path:
-        """Return where the output of a worker goes."""
+        """Return the log file of a worker."""
         return (self._logs or Path()) / f"vllm-{number}.log"
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> ChildProcess:
@@ -171,7 +170,7 @@ class FreshPython(Backend):
 
 
 class _GroupLeader:
-    """What `ChildProcess` requires of a process of multiprocessing."""
+    """A process and its group, with the methods of `multiprocessing.Process` that `ChildProcess` needs."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen, self.pid = popen, popen.pid
@@ -183,9 +182,9 @@ class _GroupLeader:
     @property
     def exitcode(self) -> int | None:
         exited = _LINUX and os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with suppress(ChildProcessError):  # another thread has waited for it meanwhile
+        with suppress(ChildProcessError):  # another thread has reaped it meanwhile
             if exited and self._popen.returncode is None and os.waitid(os.P_PID, self.pid, exited):
-                self.kill()  # what it has left; once it is waited for, another group may have its number
+                self.kill()  # the rest of its group, before it is reaped and its number may be reused
         return self._popen.poll()
 
     def is_alive(self) -> bool:
@@ -193,7 +192,7 @@ class _GroupLeader:
 
     def kill(self) -> None:
         if self._popen.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have ended
+            with suppress(ProcessLookupError, PermissionError):  # macOS refuses if all have exited
                 os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout: float | None = None) -> None:
@@ -205,16 +204,16 @@ class _GroupLeader:
 
 
 class ChildProcess(WorkerProcess):
-    """A process of this machine, and one end of a connection to it.
+    """A process on this machine, and one end of a connection to it.
 
-    A pipe takes 64 KiB, and a process that is stopped or hangs takes nothing more. Messages are therefore
-    sent by a thread: the driver never waits for a reader.
+    A pipe holds 64 KiB, and a process that is stopped or hangs reads no more. A thread therefore sends the
+    messages, so that the driver never waits for a reader.
     """
 
     def __init__(self, name: str, process: Any, channel: Connection, first: Any) -> None:
-        """`process` has been started: a `multiprocessing.Process`, or what has its methods. It is sent the
-        message `first`, and killed where that cannot be pickled.
-        """
+        """Send the message `first` to a started `multiprocessing.Process`, or an object with its methods.
+
+        The process is killed if `first` cannot be pickled."""
         self.name, self._process, self.channel = name, process, channel
         self.pid, self.placed_at = process.pid or 0, time.monotonic()
         self._outbox, self._ends = Outbox(channel), 0.0
@@ -226,7 +225,7 @@ class ChildProcess(WorkerProcess):
 
     def watched(self) -> list[int]:
         """See `WorkerProcess.watched`."""
-        # The sentinel too: what a process has started may hold its end of the channel open.
+        # The sentinel too: children of the process may keep its end of the channel open.
         sentinel = self._process.sentinel
         return [self.channel.fileno()] if sentinel is None else [self.channel.fileno(), sentinel]
 
@@ -244,7 +243,7 @@ class ChildProcess(WorkerProcess):
             ended = True
         else:
             ended = not self._process.is_alive() and not self.channel.poll()
-        if ended and not found:  # else at the next call
+        if ended and not found:  # otherwise raised by the next call
             raise self.lost(self._exit_cause())
         return found
 
@@ -255,7 +254,7 @@ class ChildProcess(WorkerProcess):
         self._outbox.close()
 
     def close(self, seconds: float = CLOSING) -> None:
-        """See `WorkerProcess.close`; the channel is closed once all is sent."""
+        """See `WorkerProcess.close`; the channel is closed once all messages are sent."""
         self._outbox.close()
         self._ends = time.monotonic() + seconds
 
@@ -265,7 +264,7 @@ class ChildProcess(WorkerProcess):
         self.kill()
 
     def _exit_cause(self) -> str:
-        self._process.join(timeout=10)  # its channel is closed shortly before it has ended
+        self._process.join(timeout=10)  # its channel closes shortly before it has exited
         status = self._process.exitcode
         if status is not None and status < 0:
             name = signal.Signals(-status).name
@@ -274,7 +273,7 @@ class ChildProcess(WorkerProcess):
 
 
 class Outbox:
-    """A thread that sends what is put here through one end of a pipe, and closes that end last."""
+    """A thread that sends queued messages through one end of a pipe, and finally closes that end."""
 
     def __init__(self, channel: Connection) -> None:
         self._channel, self._queue = channel, queue.SimpleQueue[Any]()
@@ -282,11 +281,11 @@ class Outbox:
         self._thread.start()
 
     def put(self, message: Any) -> None:
-        """Queue a message; where the other side has closed the pipe it is dropped."""
-        self._queue.put(ForkingPickler.dumps(message))  # pickled here, where an error has a caller
+        """Queue a message, which is dropped if the other side has closed the pipe."""
+        self._queue.put(ForkingPickler.dumps(message))  # pickled here, so that the caller gets the error
 
     def close(self) -> None:
-        """Close the channel once all is sent."""
+        """Close the channel once all messages are sent."""
         self._queue.put(None)
 
     def join(self, seconds: float) -> None:
@@ -299,7 +298,7 @@ class Outbox:
                 self._channel.send_bytes(message)
             self._channel.close()
             return
-        # This process may be reading from the channel: it is closed only when this process says so.
+        # This process may still be reading from the channel, so it is closed only by `close`.
         while self._queue.get() is not None:
             pass
         self._channel.close()
@@ -309,7 +308,7 @@ class Outbox:
 
 
 class ChildChannel:
-    """See `scalerl.rl.workers.backend.Channel`."""
+    """The channel of a `ChildProcess`; see `scalerl.rl.workers.backend.Channel`."""
 
     def __init__(self, connection: Connection, began: float) -> None:
         self._connection, self._outbox, self.began = connection, Outbox(connection), began
@@ -326,11 +325,11 @@ class ChildChannel:
         self._outbox.put(message(kind, value))
 
     def fileno(self) -> int:
-        """Return what `select` takes: it is ready once a message has come, or the driver has closed it."""
+        """Return the descriptor for `select`: ready once there is a message or the driver has closed it."""
         return self._connection.fileno()
 
     def run(self, *inherited: Any) -> None:
-        """Run the worker that the first message names, and send its last messages."""
+        """Run the worker that the first message names, and flush its messages at the end."""
         try:
             target, arguments = self.receive()
         except EOFError:  # the run has ended
@@ -344,13 +343,13 @@ def _run(
     connection: Connection, began: float, environment: Mapping[str, str], outlive: float, *inherited: Any
 ) -> None:
     os.environ.clear()
-    os.environ.update(environment)  # read when CUDA is first used, which it was not yet
+    os.environ.update(environment)  # still in time for CUDA, which reads it at its first use
     follow_the_parent(outlive)
     ChildChannel(connection, began).run(*inherited)
 
 
 def run(fd: int) -> None:
-    """Run a worker of `FreshPython` in this process, with the connection that is the descriptor `fd`."""
-    os.set_inheritable(fd, False)  # what the worker starts must not have it
+    """Run a worker of `FreshPython` in this process, over the connection with the descriptor `fd`."""
+    os.set_inheritable(fd, False)  # processes that the worker starts must not inherit it
     leave_signals()
     ChildChannel(Connection(fd), time.perf_counter()).run()

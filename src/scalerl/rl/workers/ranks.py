@@ -1,4 +1,4 @@
-"""Ranks that fail together: an error of one is raised on all, which would wait for it otherwise."""
+"""Ranks that fail together: an error on one is raised on all, which would otherwise wait for it."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -12,21 +12,21 @@ import torch.distributed as dist
 from scalerl.errors import InputError, ScalerlError, WorkerError, WriteError, first_line
 
 T = TypeVar("T")
-_LONGEST = 1000  # bytes of a message
+_LONGEST = 1000  # most bytes of a message
 _KINDS: tuple[type[ScalerlError], ...] = (InputError, WriteError)
 
 
 def meet(seconds: float, **where: Any) -> None:
-    """Make the process group of the ranks, with NCCL where there are GPUs; `where` goes to PyTorch.
+    """Make the process group of the ranks, with NCCL if there are GPUs; `where` is passed to PyTorch.
 
-    No rank waits for another for more than `seconds`, now or later.
+    Ranks wait for each other for at most `seconds`, now or later.
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
 
 
 def free_port(address: str) -> int:
-    """Return a port that is free at this moment; for an address of another machine, one that is free here."""
+    """Return a port that is free at this moment: at `address`, or on this machine if that is another's."""
     with socket.socket() as probe:
         try:
             probe.bind((address, 0))
@@ -36,9 +36,9 @@ def free_port(address: str) -> int:
 
 
 def store_at(address: str, port: int, size: int, leads: bool, seconds: float) -> Any:
-    """Return the store by which processes find each other; the one that `leads` listens, at `address` alone.
+    """Return the store by which processes find each other; the one that `leads` listens at `address` only.
 
-    PyTorch's own would listen at all addresses of the machine.
+    By default PyTorch's store would listen at all addresses of the machine.
     """
     listening = {}
     if leads:
@@ -50,10 +50,11 @@ def store_at(address: str, port: int, size: int, leads: bool, seconds: float) ->
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:
-    """Return what `do` returns on this rank, once it has returned on all; collective.
+    """Return the result of `do` on this rank once it has returned on all ranks; collective.
 
     Raises:
-        InputError: on every rank, with the message of the first on which `do` raised one; WriteError alike.
+        InputError: on every rank, with the message of the first rank on which `do` raised one.
+        WriteError: likewise.
     """
     result, message = None, b""
     try:
@@ -74,14 +75,14 @@ def on_all_ranks(do: Callable[[], T]) -> T:
 
 @contextmanager
 def losses(seconds: float) -> Iterator[None]:
-    """Raise what the backends of PyTorch report of a rank that is lost as an error of ours.
+    """Raise PyTorch's errors about a lost rank as a WorkerError.
 
     Raises:
-        WorkerError: a rank has ended, or has not answered for `seconds`.
+        WorkerError: a rank has exited, or has not responded for `seconds`.
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # gloo raises either; all NCCL's are DistError
+    except (RuntimeError, ValueError) as error:  # gloo raises either; NCCL raises DistError
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise WorkerError(
                 f"learner: another of its processes has ended, or was silent for {seconds:g} s "

@@ -1,4 +1,4 @@
-"""Signals: the trainer handles them; the processes that it starts ignore them, and end with it."""
+"""Signals: the trainer handles them; processes that it starts ignore them and end with it."""
 
 import os
 import signal
@@ -9,18 +9,18 @@ from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that stop a run with a checkpoint: Ctrl-C, a scheduler's end of a job, a closed terminal, and the
-notice that Slurm sends before a preemption."""
-_POKE, _LOOK = signal.SIGURG, 0.1  # by default it is ignored: one that comes late does nothing
+"""Signals that stop a run with a checkpoint: Ctrl-C, the end of a job by a scheduler, a closed terminal, and
+Slurm's notice before a preemption."""
+_POKE, _LOOK = signal.SIGURG, 0.1  # SIGURG is ignored by default, so a late one does nothing
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Yield an event that any of `STOPPING` sets.
 
-    The same signal again, or Ctrl-C, interrupts at once. Another one does not: a scheduler sends SIGTERM some
-    time after its notice, while the checkpoint that the notice asked for is being made. Nor does a second
-    SIGHUP: of a terminal that is closed one comes from the shell, and one from the kernel as the shell exits.
+    The same signal again, or Ctrl-C, interrupts at once. A different one does not: a scheduler sends SIGTERM
+    some time after its notice, perhaps while the checkpoint is being saved. Nor does a second SIGHUP: when a
+    terminal closes, one comes from the shell, and one from the kernel as the shell exits.
     """
     stop, received = threading.Event(), set[int]()
 
@@ -31,10 +31,10 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         received.add(number)
         stop.set()
         if first:
-            with suppress(OSError):  # a terminal that was closed takes no line
+            with suppress(OSError):  # the terminal may be closed
                 os.write(2, b"scalerl: stopping with a checkpoint; once more stops at once\n")
 
-    # `nohup` starts a command with SIGHUP ignored, which must stay so.
+    # `nohup` starts a command with SIGHUP ignored, and it must stay ignored.
     handled = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in handled}
     try:
@@ -46,10 +46,10 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupted_by(stop: threading.Event) -> Iterator[None]:
-    """Raise a KeyboardInterrupt within, whatever is waited for, once `stop` is set.
+    """Raise a KeyboardInterrupt in the context, even during a wait, once `stop` is set.
 
-    For the start of a run, which may take minutes and of which a checkpoint would have nothing. Other threads
-    than the first do not receive signals: there nothing is raised.
+    This is for the start of a run, which may take minutes and has nothing to save in a checkpoint. Only the
+    main thread receives signals, so nothing is raised in other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,7 +58,7 @@ def interrupted_by(stop: threading.Event) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         if not over.is_set():
-            over.set()  # once: what it interrupts is to end its processes
+            over.set()  # only once: the interrupted code then ends its processes
             raise KeyboardInterrupt
 
     def watch() -> None:
@@ -78,11 +78,10 @@ def interrupted_by(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def masked_signals(signals: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
-    """Mask signals in processes that are started within, until they call `leave_signals`: these signals go
-    to all processes of a job or a terminal, and would end one that has just been started.
+    """Mask signals in processes that are started in the context, until they call `leave_signals`.
 
-    The mask is that of this thread, so that any thread may start a process; a signal that comes meanwhile is
-    taken by another, or at the end.
+    These signals go to all processes of a job or terminal and would end one that has just started. Only this
+    thread is masked, so any thread may start processes; other threads, or the end, take a pending signal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -92,17 +91,19 @@ def masked_signals(signals: Sequence[signal.Signals] = STOPPING) -> Iterator[Non
 
 
 def leave_signals() -> None:
-    """Have no signal of `STOPPING` end this process, which was started with `masked_signals`: the trainer
-    handles them, and stops its processes itself."""
+    """Ignore the signals of `STOPPING` in this process, which was started with `masked_signals`.
+
+    The trainer handles them, and stops its processes itself."""
     for number in STOPPING:
-        # Neither SIG_IGN nor the mask, which processes that are started from here would inherit.
+        # Not by SIG_IGN or a mask, which processes started from here would inherit.
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def follow_the_parent(seconds: float = 0.0) -> None:
-    """End this process so many seconds after its parent, a trainer that may be killed, and leave signals to
-    that; called in a process that was started with `masked_signals`."""
+    """End this process `seconds` after its parent, a trainer that may be killed, and ignore signals.
+
+    Call it in a process that was started with `masked_signals`."""
     leave_signals()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Completions: what vLLM samples them by, and what it returned, held against the length rule.
+"""Completions by vLLM: their sampling parameters, and their results, checked against the length rule.
 
 Shapes in names: T tokens of a completion.
 """
@@ -27,29 +27,29 @@ class Completed:
     token_T: np.ndarray
     logp_T: np.ndarray
     marks: list[tuple[int, int]]
-    """(token, version) from which token on which version sampled; the first version read the prompt."""
+    """Pairs (token, version): from this token on, this version sampled. The first version read the prompt."""
     cached: int
-    """Tokens before it that were found in the prefix cache."""
+    """Number of earlier tokens that were found in the prefix cache."""
     truncated: bool = False
-    """Its environment has failed, or answered with more than fits."""
+    """Whether its environment failed, or answered with more than fits."""
 
 
 def sampling_params(
     sampling: Sampling, request: Request, seeded: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what a turn is sampled by, as vLLM's SamplingParams names it, and their `extra_args`."""
+    """Return the fields of vLLM's SamplingParams for a turn, and their `extra_args`."""
     params: dict[str, Any] = {
         "max_tokens": sampling.length.max_tokens - _before(request),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "logprobs": 0,
-        "ignore_eos": True,  # the end tokens of `Sampling` alone end a completion
+        "ignore_eos": True,  # only the end tokens of `Sampling` end a completion
         "stop_token_ids": list(sampling.end_tokens),
         "skip_special_tokens": False,
     }
     if seeded:
-        # A stream of its own for each turn: from the same seed vLLM draws the same numbers again.
+        # A stream for each turn: with the same seed vLLM would draw the same numbers again.
         key = stream_keys(request.key, last=[len(request.turns)])[0] if request.turns else request.key
         params["seed"] = int(key.view(np.int64))  # vLLM's seeds are signed
     if not sampling.length.phrase:
@@ -61,10 +61,10 @@ def sampling_params(
 def completed_of(
     name: str, answer: SampledTokens, request: Request, marks: list[tuple[int, int]]
 ) -> Completed:
-    """Return what the engine of this name answered to a request.
+    """Return the completion in the answer of the engine `name` to a request.
 
     Raises:
-        WorkerError: not every token has a log-probability.
+        WorkerError: not every token has a finite log-probability.
     """
     token_T, logp_T, cached = answer
     if token_T.shape != logp_T.shape or token_T.ndim != 1 or not np.isfinite(logp_T).all():
@@ -75,7 +75,7 @@ def completed_of(
 def turn_of(
     completed: Completed, sampling: Sampling, answer: Sequence[int] | np.ndarray = ()
 ) -> tuple[Turn, bool]:
-    """Return the turn, held against the length rule and followed by an answer, and whether it is truncated.
+    """Return the turn, checked against the length rule, with its answer, and whether it is truncated.
 
     Raises:
         WorkerError: its tokens do not follow the rule.
@@ -91,7 +91,7 @@ def turn_of(
     sampled_T = np.arange(n + len(answer)) < n
     sampled_T[forced] = False
     version_T = np.zeros(len(sampled_T), dtype=np.int32)
-    # In order: each overwrites the end of the one before.
+    # In order: each mark overwrites the versions from its token on.
     for start, version in marks:
         version_T[start:] = version
     logp_T = np.zeros(len(sampled_T), dtype=np.float32)
@@ -101,7 +101,7 @@ def turn_of(
 
 
 def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
-    """Return the completion, of which this is the last turn.
+    """Return the whole completion, given its last turn.
 
     Raises:
         WorkerError: its tokens do not follow the length rule.
@@ -127,7 +127,7 @@ def groups_of(completed: Iterable[Completed], sampling: Sampling) -> list[tuple[
 
 
 def _before(request: Request) -> int:
-    """Return the tokens of a completion before the turn that is to be sampled."""
+    """Return the number of tokens of a completion before the turn to be sampled."""
     return sum(len(turn.token_T) for turn in request.turns)
 
 
@@ -142,9 +142,9 @@ class Followed(NamedTuple):
 def follow(
     rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_tokens: Sequence[int], before: int = 0
 ) -> Followed:
-    """Return what `LengthState` would make of the tokens one by one: what was sampled, forced and cut off.
+    """Return the sampled, forced and truncated tokens, as `LengthState` would find them one at a time.
 
-    Without an interruption they may follow other turns, of `before` tokens.
+    Without an interruption, other turns of `before` tokens may precede them.
 
     Raises:
         WorkerError: the tokens do not follow the rule: they are too few, or differ from the forced ones.
@@ -152,7 +152,7 @@ def follow(
     ends = np.flatnonzero(np.isin(token_T, end_tokens))
     if not rule.phrase:
         return _finished(token_T, 0, ends, rule.max_tokens - before, slice(0, 0))
-    # A completion may end while it thinks; what vLLM returns after its end token does not count.
+    # A completion may end during its thinking; tokens that vLLM returns after the end token do not count.
     thinking = min(interrupt_at, *(ends[:1] + 1)) if len(ends) else interrupt_at
     closed = _closes_at(rule.end_of_thinking, token_T[:thinking])
     if closed is not None:
@@ -169,18 +169,18 @@ def follow(
 
 
 def _finished(token_T: np.ndarray, start: int, ends: np.ndarray, budget: int, forced: slice) -> Followed:
-    """End at the end token within `budget` tokens from `start`, or truncate there."""
+    """Return the completion up to its end token within `budget` tokens from `start`, or truncated there."""
     later = ends[ends >= start]
     if len(later) and later[0] < start + budget:
         return Followed(int(later[0]) + 1, forced, truncated=False)
     if len(token_T) < start + budget:
         raise WorkerError(f"vLLM ended a completion after {len(token_T)} tokens, with budget left")
-    # What follows is the end token that `LengthProcessor` had sampled to end the request.
+    # The next token is the end token that `LengthProcessor` forced to end the request.
     return Followed(start + budget, forced, truncated=True)
 
 
 def _closes_at(marker: Marker, token_T: np.ndarray) -> int | None:
-    """Return the position at which the end of thinking is first complete."""
+    """Return the first position at which the end of thinking is complete, or None."""
     if not marker.decode:
         found = np.flatnonzero(token_T == marker.tokens[0])
         return int(found[0]) if len(found) else None

@@ -1,6 +1,6 @@
 """Generation by vLLM: a `Generator` whose completions are sampled in workers, or by servers over HTTP.
 
-this thread          groups, counters, order of admission; what a resume needs
+this thread          groups, counters, order of admission, the state for a resume
 the pool's thread    servers, updates in flight, requests (`scalerl.rl.engine.vllm.server_pool`)
 """
 
@@ -51,11 +51,11 @@ from scalerl.rl.verify.environment import TaskEnvironment
 
 
 class VllmGenerator(Generator):
-    """Completions by vLLM, `slots` at once on each server; see `scalerl.rl.engine.ordered.Generator`.
+    """A generator by vLLM, with `slots` completions at once on each server; see `Generator` for its methods.
 
     Raises:
-        InputError: there is no vLLM, or no room for its files.
-        WorkerError: (by any method) a server is another than it must be, or is lost again and again.
+        InputError: there is no vLLM, or its folder of weights cannot be made.
+        WorkerError: (by any method) a server does not meet the requirements, or is lost too often.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class VllmGenerator(Generator):
         place: Place | None = None,
         environment: TaskEnvironment | None = None,
     ) -> None:
-        """`timeline` (a `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or
-        were lost; `place` starts workers where the settings name no servers; `environment` answers the turns
-        of completions, which else have one."""
+        """Connect to the servers of the settings, or start workers by `place` if these name none.
+
+        `timeline` (a `scalerl.rl.workers.ray` Timeline) records the work of servers, and which joined or were
+        lost. `environment` answers the turns of completions; without one they have one turn."""
         super().__init__(version)
         self.sampling, self.tokenizer, self._settings = sampling, tokenizer, settings
         self._factory = RequestFactory(tokenizer, sampling)
@@ -83,11 +84,11 @@ class VllmGenerator(Generator):
         self._flop_count = FlopCount.of(model)
         self._counters = Counters()
         self.update_seconds: list[float] = []
-        """Seconds of each update, from the pause to the end of it, in the order of installation."""
+        """Seconds of each weight update, from pausing the server to resuming it, in order."""
         self.cached = 0
-        """Tokens of prompts that were found in the prefix cache."""
+        """Number of prompt tokens that were found in the prefix cache."""
         self.restarts = 0
-        """Servers that were lost and started again."""
+        """Number of times that a server was lost and restarted."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         try:
@@ -95,7 +96,7 @@ class VllmGenerator(Generator):
         except OSError as error:
             raise InputError(f"weights_folder: {settings.weights_folder} ({error.strerror})") from error
         self._folder = Path(folder)
-        # By atexit, too: /dev/shm is memory, and a model's worth would stay taken.
+        # Also at exit: in /dev/shm a leftover copy of the model would occupy memory.
         self._remove_folder = atexit.register(partial(shutil.rmtree, folder, ignore_errors=True))
         marks = sampling.length.end_of_thinking.tokens, sampling.length.phrase
         texts = tuple(tokenizer.decode(list(tokens)) for tokens in marks if tokens)
@@ -112,15 +113,15 @@ class VllmGenerator(Generator):
             assert place is not None
             servers = place(required.flags(), self._folder)
         self._servers = servers.states
-        # A single one is the learner's too, unless that is on actors: then this process computes on none.
+        # A single GPU is the learner's too, unless that is on actors and this process uses no GPU.
         self._shares = len(servers.gpus) == 1 and cuda.memory_allocated() > 0
         if self._shares:
             leave_share(settings.gpu_memory)
         self._installed = [-1] * len(self._servers)
         self._lost: set[int] = set()
-        """Servers that were lost, and do not take part again yet."""
+        """Servers that were lost and have not rejoined."""
         self._timeline, self._worked = timeline, [0.0] * len(self._servers)
-        # A server may have cached these prompts for another run, by other weights of the same version.
+        # A salt, as a server may have cached these prompts for another run's weights of the same version.
         self._salt, self._evaluations = secrets.token_hex(4), count()
         self._environment = TurnsThread(environment, sampling) if environment else None
         self._pool = ServerPool(
@@ -141,11 +142,11 @@ class VllmGenerator(Generator):
         self._pool.submit(self._factory.requests(seq_no, group))
 
     def work(self) -> None:
-        """Wait for an event of a server, and handle it."""
+        """Wait for an event of the server pool and handle it."""
         self._receive(block=True)
 
     def update(self, weights: Weights, version: int) -> None:
-        """Offer new weights; completions in flight go on with them and their old KV cache."""
+        """Offer new weights; completions in flight continue with them on the old weights' KV cache."""
         self.version = version
         self._pool.offer(weights, version)
 
@@ -156,11 +157,11 @@ class VllmGenerator(Generator):
         version: int,
         environment: TurnsThread | None = None,
     ) -> Future[list[tuple[Rollout, ...]]]:
-        """Have completions sampled by `weights`, and by no others, beside those of training.
+        """Start to sample completions by `weights` alone, beside those of training.
 
-        They share the servers and nothing else: they have a prefix cache of their own, and are on no counter
-        of training; `environment` answers their turns. The future has them by group and sample; it fails with
-        what ends the generator.
+        They share only the servers with training: they have their own prefix cache, and training's counters
+        leave them out. `environment` answers their turns. The future returns them by group and sample; it
+        fails with the error that ends the generator.
         """
         salt = f"evaluation-{self._salt}-{next(self._evaluations)}"
         evaluation = ServedEvaluation(version, sorted(requests), salt, len(requests), environment=environment)
@@ -169,21 +170,22 @@ class VllmGenerator(Generator):
 
     @property
     def evaluated_seconds(self) -> float:
-        """Seconds that servers have spent on evaluations, summed over them."""
+        """Seconds spent on evaluations, summed over servers."""
         return sum(server.times.evaluated for server in self._servers)
 
     @property
     def installed(self) -> int:
-        """The version that every server has installed which takes part; -1 where all are lost."""
+        """The newest version that all servers which take part have installed; -1 if all are lost."""
         self._receive(block=False)
-        # A lost server installs nothing: if it counted, the others would have no more groups to sample.
+        # A lost server installs nothing: if it counted, admission would stop for the others too.
         taking_part = [version for i, version in enumerate(self._installed) if i not in self._lost]
         return min(taking_part, default=-1)
 
     @property
     def counters(self) -> Counters:
-        """What has been spent. Decode steps are unknown; of completions that were lost with a server, those
-        tokens are counted that it was seen to have."""
+        """Counters so far, including the work before a resume; decode steps are unknown.
+
+        Of a completion lost with its server, the tokens that were last seen are counted."""
         times = self._record_times()
         spent = replace(
             self._counters,
@@ -195,25 +197,25 @@ class VllmGenerator(Generator):
 
     @property
     def n_servers(self) -> int:
-        """Servers that there are, whether or not they take part."""
+        """Number of servers, whether or not they take part."""
         return len(self._servers)
 
     @property
     def alive(self) -> int:
-        """Servers that take part."""
+        """Number of servers that take part."""
         return sum(version >= 0 for version in self._installed)
 
     def wait_until_started(self) -> None:
         """Wait until every server has the first weights.
 
         Raises:
-            WorkerError: one does not start, or is another than it must be.
+            WorkerError: a server does not start, or does not meet the requirements.
         """
         while self.installed < self.version:
             self.work()
 
     def close(self) -> None:
-        """Stop the servers that were started by us; completions in flight are lost."""
+        """Stop the servers that this generator started; completions in flight are lost."""
         self._pool.close()
         if self._shares:
             leave_share(0.0)
@@ -226,7 +228,7 @@ class VllmGenerator(Generator):
 
     def _receive(self, block: bool) -> None:
         if self._error:
-            # Raised by every later call, as no event will come any more.
+            # Every later call raises it again, because no more events will come.
             raise self._error
         try:
             while block or not self._events.empty():
@@ -251,7 +253,7 @@ class VllmGenerator(Generator):
             if self._installed[event.server] < 0:
                 self._record("arrived", event.server, f"takes part from version {event.version}")
             self._installed[event.server] = event.version
-            # It takes part again with the newest weights, as any other.
+            # With these weights a lost server takes part again.
             self._lost.discard(event.server)
             self.update_seconds.append(event.seconds)
         elif isinstance(event, LostTokens):
@@ -259,7 +261,7 @@ class VllmGenerator(Generator):
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
             self._lost.add(event.server)
-            # The groups stay assigned: the pool samples their completions anew, with the same seeds.
+            # The groups stay assigned: the pool samples their completions again, with the same seeds.
             self._counters.restarted += len(event.seq_nos)
             self.restarts += 1
             self._record("lost", event.server, f"is lost: {event.why}")
@@ -272,7 +274,7 @@ class VllmGenerator(Generator):
             self._timeline.event(kind, "generate", name, self._node(server), f"{name} {what}")
 
     def _record_times(self) -> list[Times]:
-        """Add to the timeline what each server worked since the last call; return the times of all."""
+        """Add each server's work since the last call to the timeline; return the times of all servers."""
         times = [server.times for server in self._servers]
         before, self._worked = self._worked, [of.worked for of in times]
         for i, server in enumerate(self._servers if self._timeline else ()):
@@ -286,7 +288,7 @@ class VllmGenerator(Generator):
         return (urlsplit(urls[server]).hostname if urls else None) or here
 
     def _count(self, prompt: int, tokens: int, cached: int, sampled: int) -> None:
-        """Count a completion: its last token is sampled and not read, cached tokens are not read again."""
+        """Count a completion or turn; its last token is sampled but not read, nor are cached tokens read."""
         first, last = cached + 1, prompt + tokens - 1
         positions = (first + last) * (last - first + 1) / 2
         self._counters.flops += self._flop_count.forward(last - first + 1, positions)
@@ -295,7 +297,7 @@ class VllmGenerator(Generator):
 
 
 def _allow_connections(n: int) -> None:
-    """Raise the limit of open files: shells often allow 1024, and every completion has a connection."""
+    """Raise the limit of open files for `n` connections, one a completion; many shells allow only 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = n + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,6 +1,6 @@
-"""A vLLM server over HTTP, as a process of a pool, and the meaning of its refusals.
+"""A vLLM server over HTTP, as a process of a pool, and the meaning of its errors.
 
-spawn --_reach--> started --call--> answer ...            kill: the calls are given up
+spawn --_reach--> started --call--> answer ...            kill: the calls are abandoned
 
 answer in time                 returned to the caller
 429, 503                       the server is full, or starting: the request is retried with back-off
@@ -31,35 +31,35 @@ from scalerl.rl.workers.backend import Backend, Message, Target, WorkerLostError
 
 _LOG = logging.getLogger("scalerl")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a request to a server that is full is retried."""
+"""First and longest back-off, in seconds, before a request to a full server is retried."""
 IDLE = 2.0
-"""Seconds after which a connection is not used again: vLLM drops one after 5, perhaps as it is used."""
+"""Seconds after which an idle connection is not reused: vLLM drops it after 5, perhaps just as it is used."""
 _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
-"""vLLM's own name of a request, around ours."""
+"""vLLM's name of a request, which contains ours."""
 
 
 @dataclass(frozen=True)
 class HttpServers(Backend):
-    """Connects to the servers of the settings, in the event loop that is running."""
+    """A backend that connects to the servers of the settings, in the running event loop."""
 
     settings: Vllm
 
     def spawn(self, name: str, number: int, target: Target, *arguments: Any) -> HttpServer:
-        """See `Backend.spawn`; the server runs already."""
+        """See `Backend.spawn`; the server is already running."""
         return HttpServer(name, self.settings.urls[number], self.settings)
 
 
 class HttpServer(WorkerProcess, VllmClient):
-    """One server: at a URL, or at a Unix socket. It is waited for from now on."""
+    """The connection to one server, at a URL or a Unix socket; it waits for the server to start."""
 
     def __init__(self, name: str, url: str, settings: Vllm) -> None:
         key = os.environ.get(settings.api_key_env, "")
         socket = url.removeprefix("unix://") if url.startswith("unix://") else None
-        # A completion in flight holds a connection; httpx allows 100 by default, and others would wait.
+        # A completion in flight holds a connection; with httpx's default of 100 others would wait.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, retries=0)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # /v1 is the address that clients of OpenAI's API are given; /pause is not below it.
+        # Clients of OpenAI's API are given a URL that ends in /v1, but /pause is not below it.
         base = "http://vllm" if socket else url.rstrip("/").removesuffix("/v1")
         self._http = httpx.AsyncClient(transport=transport, base_url=base, headers=headers)
         self.name, self._key_name, self._model = name, f"${settings.api_key_env}", ""
@@ -67,7 +67,7 @@ class HttpServer(WorkerProcess, VllmClient):
         self._starting = self._loop.create_task(self._reach(settings.start_seconds))
 
     def send(self, message: Any) -> None:
-        """See `WorkerProcess.send`; it is called instead, by `call`."""
+        """Do nothing: `call` is used in place of `WorkerProcess.send`."""
 
     def receive(self) -> list[Message]:
         """See `WorkerProcess.receive`."""
@@ -78,11 +78,11 @@ class HttpServer(WorkerProcess, VllmClient):
         return [message("started")]
 
     def kill(self) -> None:
-        """Drop the connections."""
+        """Start to close the connections."""
         self._closed = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
 
     def join(self) -> None:
-        """Wait until they are closed, in another thread than that of the loop."""
+        """Wait until the connections are closed; to be called outside the event loop's thread."""
         self._closed.result()
 
     async def _close(self) -> None:
@@ -148,7 +148,7 @@ class HttpServer(WorkerProcess, VllmClient):
                 return None
             token_T = np.array(choice["token_ids"], dtype=np.int64)
             logp_T = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
-            # vLLM leaves the details out, or has null there, where nothing was cached.
+            # If nothing was cached, vLLM leaves out the details or sets them to null.
             cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         except (KeyError, TypeError, ValueError, AttributeError):
             raise WorkerError(f"{self.name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
@@ -181,7 +181,7 @@ class HttpServer(WorkerProcess, VllmClient):
         await self._request("/health", seconds=seconds)
 
     async def _call_workers(self, method: str, seconds: float, *args: str) -> Any:
-        # vLLM's own timeout is the first to end, so that its message comes back instead of a dropped request.
+        # vLLM's own timeout expires first, so that its error message is returned.
         call = {"method": method, "args": list(args), "timeout": seconds}
         answer = await self._request("/collective_rpc", call, seconds=2 * seconds)
         try:
@@ -198,19 +198,19 @@ class HttpServer(WorkerProcess, VllmClient):
     async def _request(
         self, path: str, body: Any = None, *, seconds: float, params: Mapping[str, str] | None = None
     ) -> Any:
-        """Return the answer to a POST, or to a GET where there is no `body`: parsed JSON, None if empty."""
+        """Return the parsed JSON response to a POST, or to a GET without a `body`; None if it is empty."""
         until, pause = time.monotonic() + seconds, FIRST_PAUSE
         while True:
             method = "GET" if body is None else "POST"
             try:
-                # One deadline for all tries together.
+                # One deadline for all retries together.
                 timeout = httpx.Timeout(max(until - time.monotonic(), 0.01), connect=10.0)
                 response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
             except httpx.TimeoutException as error:
                 raise WorkerLostError(f"{self.name}: {path} took longer than {seconds:g} s") from error
             except httpx.TransportError as error:
                 raise WorkerLostError(f"{self.name}: {path}: {brief_error(error)}") from error
-            # Only these say that the request was not begun; to send any other again could sample twice.
+            # Only these mean that the request was not started; retrying after others could sample twice.
             if response.status_code not in (429, 503):
                 return self._read(path, response)
             if time.monotonic() + pause > until:
@@ -223,7 +223,7 @@ class HttpServer(WorkerProcess, VllmClient):
         status = response.status_code
         if status in (401, 403):
             raise WorkerError(f"{self.name} refuses the API key ({status}): set {self._key_name}")
-        # /pause and /collective_rpc are routes of vLLM's development mode alone.
+        # Only vLLM's development mode has the routes /pause and /collective_rpc.
         if status == 404:
             why = _message(response)
             raise WorkerError(
@@ -244,7 +244,7 @@ class HttpServer(WorkerProcess, VllmClient):
 
 
 def _message(response: httpx.Response) -> str:
-    """Return the message of an error, in the forms that vLLM and others have for it."""
+    """Return the message of an error response, in any of the formats of vLLM and others."""
     try:
         body = response.json()
         error = body.get("error", body)

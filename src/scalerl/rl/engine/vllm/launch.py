@@ -1,5 +1,5 @@
-"""Workers of vLLM (`scalerl.rl.engine.vllm.worker` runs in them): their Python, environment and arguments, on
-any machine; their place on this one; and why one has exited."""
+"""Launch of vLLM workers, which run `scalerl.rl.engine.vllm.worker`: Python, environment and arguments on any
+machine, GPUs on this one, and the reason for an exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scalerl.rl.workers.backend import Backend
 from scalerl.rl.workers.processes import FreshPython
 
 VENV = Path(".vllm-venv")
-"""Where `make vllm` puts it."""
+"""The environment that `make vllm` sets up."""
 _ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 
 
@@ -33,7 +33,7 @@ def find_python(settings: Vllm) -> str:
     """Return the Python of the environment that has vLLM.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such environment.
     """
     named = settings.python or os.environ.get("SCALERL_VLLM_PYTHON", "")
     python = Path(named).expanduser() if named else VENV / "bin" / "python"
@@ -48,22 +48,22 @@ def find_python(settings: Vllm) -> str:
 
 
 def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> dict[str, str]:
-    """Return what a worker has in its environment besides what this process has.
+    """Return the variables that a worker's environment has beyond those of this process.
 
-    `folder` is made a place to import scalerl from, and nothing else: an installed package lies beside all
-    others of the trainer's environment, which differ from those of vLLM's.
+    A link in `folder` lets the worker import scalerl and nothing else: the trainer's site-packages also has
+    packages whose versions differ from those of vLLM's environment.
     """
     folder.mkdir(exist_ok=True)
     with suppress(FileExistsError):
         (folder / "scalerl").symlink_to(Path(__file__).parents[3])
     found = {
         "PYTHONPATH": str(folder),
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker extension reads the requests of the first
-        # Its processes talk over the loopback, which no other machine reaches.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker extension reads the requests of the V1 runner
+        # vLLM's processes communicate over the loopback, which no other machine can reach.
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOOPBACK_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
-        # Of handles to memory of a GPU, which come from this process alone.
+        # For handles to GPU memory, which only this process sends.
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1" if settings.transport == "ipc" else "0",
         "HF_HUB_OFFLINE": "1" if Path(model_folder).is_dir() else os.environ.get("HF_HUB_OFFLINE", "0"),
     }
@@ -71,35 +71,35 @@ def environment(folder: Path, settings: Vllm, model_folder: str, gpus: bool) -> 
         return found
     return found | {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib),
-        # Else every worker binds its threads to the same first cores.
+        # Otherwise every worker binds its threads to the same first cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
 
 class Servers(NamedTuple):
-    """Servers that are to be started, or that others have started, and what starts them."""
+    """The servers of a generator, to be started or already running, and the backend that starts them."""
 
     settings: Vllm
-    """With the transport that they take."""
+    """The settings, with the transport that the servers use."""
     states: list[ServerState]
     backend: Backend
     gpus: Sequence[str] = ()
-    """The names of this machine's, where they are among these."""
+    """The names of this machine's GPUs, if the servers use them."""
     transport: Callable[[], VllmTransport] | None = None
-    """Makes another transport than that of the settings."""
+    """Makes a transport that replaces that of the settings."""
 
 
 Place = Callable[[Sequence[str], Path], Servers]
-"""Returns workers that have these flags, whose files are in this folder."""
+"""Returns workers with the given flags; their files are in the given folder."""
 
 
 def workers_of(
     settings: Vllm, n: int, model_folder: str, flags: Sequence[str], logs: Path, gpus: bool
 ) -> list[ServerState]:
-    """Return `n` workers with the arguments that vLLM has on `gpus`, or on CPUs."""
+    """Return `n` workers with vLLM's arguments, for GPUs if `gpus`, else for CPUs."""
     arguments = ["--model", model_folder, *flags, "--tensor-parallel-size", str(settings.tensor_parallel)]
-    # After part of a prompt that has a seed vLLM sets back its generator, which those of CPUs refuse.
+    # After a chunk of a prompt vLLM resets a seeded random generator, which CPU generators do not support.
     on_cpu = ["--enforce-eager", "--no-enable-chunked-prefill"]
     arguments += ["--gpu-memory-utilization", str(settings.gpu_memory)] if gpus else on_cpu
     if settings.transport != "file":
@@ -111,7 +111,7 @@ def workers_of(
 
 
 def with_transport(settings: Vllm, gpus: Sequence[Any]) -> Vllm:
-    """Return the settings with the transport to workers on these `gpus` of this machine, if there are any."""
+    """Return the settings with `auto` replaced by the transport to workers on these local `gpus`, if any."""
     auto = "ipc" if gpus and not unshareable_memory() else "file"
     return replace(settings, transport=auto) if settings.transport == "auto" else settings
 
@@ -119,8 +119,7 @@ def with_transport(settings: Vllm, gpus: Sequence[Any]) -> Vllm:
 def place_workers(
     settings: Vllm, n: int, trainers: int, model_folder: str, logs: Path, flags: Sequence[str], folder: Path
 ) -> Servers:
-    """Return `n` workers on this machine, each with GPUs of its own where there are any beside those of
-    `trainers` here.
+    """Return `n` workers on this machine, on GPUs that its `trainers` leave, if it has GPUs.
 
     Raises:
         InputError: there is no vLLM, or there are not enough GPUs.
@@ -136,29 +135,28 @@ def place_workers(
 
 
 def of_cache(n_bytes: int) -> list[str]:
-    """Return the arguments for a KV cache of so many bytes, in place of the share of a GPU that is left; none
-    for 0.
+    """Return the arguments for a KV cache of `n_bytes`, in place of one that vLLM sizes itself; none for 0.
 
-    vLLM measures what it takes by what is free before and after, and so counts what the trainer takes of a
-    shared GPU meanwhile, and fails where that gives some back. At a first start, which training waits for,
-    neither happens; a restart has the size that was found then. Of an argument that is there twice vLLM takes
+    vLLM measures its memory by the GPU's free memory before and after loading. On a shared GPU this counts
+    what the trainer allocates meanwhile, and fails if the trainer frees memory. Training waits for a first
+    start, so neither happens then; a restart reuses the size of the first. Of repeated arguments vLLM takes
     the last.
     """
     if not n_bytes:
         return []
-    # With a size the share says only what has to be free at the start, in which vLLM counts what PyTorch has
-    # cached in the trainer, and modules of CUDA that were loaded since.
+    # With a given size, utilisation only says how much must be free at the start. vLLM counts the trainer's
+    # PyTorch cache, and CUDA modules loaded since, as not free.
     return ["--kv-cache-memory-bytes", str(n_bytes), "--gpu-memory-utilization", "0.01"]
 
 
 def exit_reason(log: Path, start: int) -> str:
-    """Return the first error that a log has behind its first `start` bytes, on one line."""
+    """Return the first error in a log after its first `start` bytes, on one line."""
     try:
         with log.open("rb") as file:
             file.seek(start)
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "it left no log"
-    # The first error is the cause; those after it are of what waited for it.
+    # The first error is the cause; later ones come from processes that waited for the failed one.
     found = (_ERROR.search(line) for line in lines if " WARNING " not in line)
     return next((words[0].strip() for words in found if words), "its log says nothing of why")

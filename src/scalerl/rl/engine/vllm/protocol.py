@@ -1,6 +1,6 @@
-"""What the client and vLLM's own processes must agree on.
+"""Definitions that the client and vLLM's own processes share.
 
-It is imported in vLLM's environment, and imports no more than `served` may.
+This module is imported in vLLM's environment, and may import no more than `served`.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ LENGTH = "scalerl_length"
 def rule_to_json(rule: LengthRule) -> dict[str, Any]:
     """Return the rule as JSON, for `rule_from_json`."""
     marker = rule.end_of_thinking
-    # Sorted: JSON has no sets, and one rule must be one text.
+    # Sorted: JSON has no sets, and equal rules must give equal text.
     return {
         "thinking": rule.thinking,
         "answer": rule.answer,
@@ -25,7 +25,7 @@ def rule_to_json(rule: LengthRule) -> dict[str, Any]:
 
 
 def rule_from_json(values: Mapping[str, Any], decode: Callable[[list[int]], str]) -> LengthRule:
-    """Return the rule; `decode` is that of the same tokenizer. When to interrupt is drawn by the client."""
+    """Return the rule; `decode` must be of the same tokenizer. The client draws when to interrupt."""
     tokens, text, last = (values["marker"][key] for key in ("tokens", "text", "last"))
     marker = Marker(tuple(tokens), text, frozenset(last), decode if text else None)
     return LengthRule(values["thinking"], values["answer"], marker, tuple(values["phrase"]))
@@ -42,5 +42,5 @@ _SHAPE = (
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """Return the sizes that tell one model from another, from a Hugging Face config."""
+    """Return the sizes of a Hugging Face config that distinguish one model from another."""
     return {name: getattr(config, name, None) for name in _SHAPE}

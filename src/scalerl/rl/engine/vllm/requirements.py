@@ -1,4 +1,4 @@
-"""What a server of vLLM must be, as arguments to start it with, and as a check of one that runs."""
+"""Requirements on a vLLM server, as arguments to start it with, and as a check of a running one."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ LENGTH_CONTROL = "scalerl.rl.engine.vllm.served:LengthProcessor"
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a server must be."""
+    """The properties that a server must have."""
 
     tokenizer: Any
     texts: tuple[str, ...]
-    """Texts that its tokenizer must split into the same tokens."""
+    """Texts that its tokenizer must turn into the same tokens as ours."""
     shape: Mapping[str, Any]
     """The shape of the model, by `shape_of`."""
     positions: int
@@ -27,7 +27,7 @@ class Requirements:
     slots: int
 
     def flags(self) -> list[str]:
-        """Return the arguments that any engine must be started with."""
+        """Return the arguments that every engine must be started with."""
         head = {"head_dtype": "float32"} if self.fp32_logits else {}
         return [
             *("--dtype", self.precision),
@@ -39,7 +39,7 @@ class Requirements:
         ]
 
     def mismatches(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the arguments that a server lacks, by what its worker extension reports of it."""
+        """Yield the arguments that a server lacks, according to the report of its worker extension."""
         if found["dtype"] != self.precision:
             yield f"--dtype {self.precision} (it has {found['dtype']})"
         if self.fp32_logits and found["head_dtype"] != "float32":
@@ -61,10 +61,10 @@ class Requirements:
 
 
 async def check_server(client: VllmClient, required: Requirements, seconds: float) -> int:
-    """Check that it is an engine as required, and return its seed.
+    """Check that an engine meets the requirements, and return its seed.
 
     Raises:
-        WorkerError: it is another server, serves another model, or was started with other arguments.
+        WorkerError: it is not a vLLM server, serves another model, or was started with other arguments.
         WorkerLostError: it does not answer.
     """
     name, longest = await client.call("limits", seconds=seconds)
@@ -73,7 +73,7 @@ async def check_server(client: VllmClient, required: Requirements, seconds: floa
             f"{client.name}: {name} takes {longest} tokens, the recipe needs {required.positions} "
             "(--max-model-len)"
         )
-    # Prompts are sent as tokens: another tokenizer would be no error, but another prompt.
+    # Prompts are sent as tokens: another tokenizer would silently mean another prompt.
     for text in required.texts:
         ours = required.tokenizer(text, add_special_tokens=False)["input_ids"]
         if await client.call("tokenize", text, seconds=seconds) != ours:

@@ -1,13 +1,11 @@
-"""What runs inside vLLM's own processes: it is imported there by name, in an environment without scalerl.
+"""Code that vLLM's own processes import by name, in an environment in which scalerl is not installed.
 
-    Worker            --worker-extension-cls: exchanges the weights between two decode steps, and says how far
-                      every completion in flight had got, so that each token's version is known
-    LengthProcessor   --logits-processors: ends the thinking by force inside a completion, whose KV cache
-                      stays as it is; a second request, with the phrase in its prompt, would compute part of
-                      it anew
+    Worker            --worker-extension-cls: updates the weights between two decode steps, and reports the
+                      length of every completion in flight, so that each token's version is known
+    LengthProcessor   --logits-processors: ends the thinking by force within a completion, which keeps its KV
+                      cache; a second request with the phrase in its prompt would compute part of it again
 
-The package's root and `scalerl.rl.algo.length` are all that it imports of scalerl; both need no more than
-numpy.
+Of scalerl it imports only the root, `protocol` and `scalerl.rl.algo.length`, which need no more than numpy.
 
 Shapes in names: V vocabulary, R decode slots of a `LengthState`.
 """
@@ -32,14 +30,14 @@ from scalerl.rl.engine.vllm.protocol import LENGTH, rule_from_json, shape_of
 
 
 class Worker:
-    """Methods that vLLM adds to its workers; they are called by `/collective_rpc`, between two steps."""
+    """Methods that vLLM adds to its workers; `/collective_rpc` calls them between two steps."""
 
     model_runner: Any
 
     def scalerl_install(self, path: str) -> dict[str, int]:
-        """Load the weights of a folder of safetensors files into the model; the KV cache stays as it is.
+        """Load the safetensors files of a folder into the model; the KV cache stays as it is.
 
-        Returns how many tokens each completion that has begun had sampled, by vLLM's name of the request.
+        Returns the tokens sampled so far of each started completion, by vLLM's request name.
         """
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
@@ -52,12 +50,12 @@ class Worker:
         model = self.model_runner.get_model()
         head: Any = getattr(model, "lm_head", None)
         if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
-            # A tied head loads no weights of its own: what a CPU has made of them is still that of the old.
+            # A tied head loads no weights of its own: on a CPU its processed copy would stay the old one.
             head.quant_method.process_weights_after_loading(head)
         return self.scalerl_progress()
 
     def scalerl_describe(self) -> dict[str, Any]:
-        """Return the settings of the server that decide what it samples and what it reports of that."""
+        """Return the settings of the server on which its samples and log-probabilities depend."""
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         model, scheduler, parallel = config.model_config, config.scheduler_config, config.parallel_config
         return {
@@ -75,17 +73,17 @@ class Worker:
         }
 
     def scalerl_cache_bytes(self) -> int:
-        """Return the bytes for the KV cache that vLLM has measured on this GPU; 0 where it has not."""
+        """Return the bytes for the KV cache that vLLM has measured on this GPU; 0 if it has not."""
         return int(getattr(self, "available_kv_cache_memory_bytes", 0))
 
     def scalerl_progress(self) -> dict[str, int]:
-        """Return the tokens sampled so far of every completion that has begun, by vLLM's request name."""
+        """Return the number of tokens sampled so far of each started completion, by vLLM's request name."""
         return {name: len(r.output_token_ids) for name, r in self.model_runner.requests.items()}
 
 
 @dataclass
 class _Row:
-    """A completion in the batch: where `state` follows it, and how many of its tokens that has seen."""
+    """A completion in the batch: its row in `state`, and how many of its tokens that has seen."""
 
     state: _States
     row: int
@@ -94,30 +92,30 @@ class _Row:
 
 
 class LengthProcessor(LogitsProcessor):
-    """Makes the length rule of a request's `vllm_xargs` hold, by the code of the built-in generator.
+    """Enforces the length rule in a request's `vllm_xargs`, by the code of the built-in generator.
 
-    Tokens of the phrase are forced where the rule requires them, and the end token where the answer has run
-    out of budget: that ends the request, and the client leaves that token out.
+    It forces the tokens of the phrase where the rule requires them, and the end token when the answer has run
+    out of budget: this ends the request, and the client drops that token.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._n_rows = 2 * vllm_config.scheduler_config.max_num_seqs  # it adds before it removes
+        self._n_rows = 2 * vllm_config.scheduler_config.max_num_seqs  # vLLM adds before it removes
         self._model = vllm_config.model_config
         self._rows: dict[int, _Row] = {}
         self._states: dict[str, _States] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: it changes which token is the most likely."""
+        """Return False: forcing a token changes which one is the most likely."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow completions that enter, leave or move within the batch."""
+        """Track completions that enter, leave or move within the batch."""
         process_dict_updates(self._rows, batch_update, self._begin)
         for states in self._states.values() if batch_update else ():
             states.keep({row.row for row in self._rows.values() if row.state is states})
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Take note of the newest tokens; where the next one is forced it alone is possible."""
+        """Read the newest tokens; where the next token is forced, mask all others."""
         for states in self._states.values():
             rows = {index: row for index, row in self._rows.items() if row.state is states}
             states.advance(list(rows.values()))
@@ -134,7 +132,7 @@ class LengthProcessor(LogitsProcessor):
         if text is None:
             return None
         values = json.loads(text)
-        # By the rule of each request: servers at `urls` may serve several runs.
+        # One state for each rule: servers at `urls` may serve several runs.
         key = json.dumps([values["rule"], values["end_tokens"]], sort_keys=True)
         if key not in self._states:
             rule = rule_from_json(values["rule"], self._decode)
@@ -149,7 +147,7 @@ class LengthProcessor(LogitsProcessor):
 
 
 class _States:
-    """The completions that follow one rule."""
+    """The completions with the same length rule."""
 
     def __init__(self, rule: LengthRule, end_tokens: Sequence[int], n_rows: int) -> None:
         self._state = LengthState(rule, n_rows)
@@ -158,7 +156,7 @@ class _States:
         self._done_R = np.zeros(n_rows, dtype=bool)
 
     def start(self, interrupt_at: int) -> int:
-        """Take a row for a new completion, and return it."""
+        """Allocate a row for a new completion and return it."""
         row = next(row for row in range(self._n_rows) if row not in self._used)
         self._used.add(row)
         self._done_R[row] = False
@@ -170,13 +168,13 @@ class _States:
         self._used = rows
 
     def advance(self, rows: list[_Row]) -> None:
-        """Go on to the newest token of each; one that is late (it was put aside) sees several."""
+        """Advance each row to its newest token; a completion that was preempted has several new ones."""
         while behind := [row for row in rows if row.seen < len(row.output)]:
             token_R = np.full(self._n_rows, -1)
             for row in behind:
                 token_R[row.row] = row.output[row.seen]
                 row.seen += 1
-            # `LengthState` moves all of its rows on; those that are not behind are put back.
+            # `LengthState` advances all of its rows, so the others are saved and restored.
             others = np.setdiff1d(np.arange(self._n_rows), [row.row for row in behind])
             kept = self._state.save(others)
             done_R, _ = self._state.advance(token_R, self._end_tokens)

@@ -1,19 +1,18 @@
-"""The servers, each kept running and up to date: a pool of workers in the loop of a thread (`LoopPool`).
+"""The pool of vLLM servers, each kept running and up to date, in the event loop of a thread (`LoopPool`).
 
-    queue        requests in order of admission, and the version that a server is to have for them; one is
-                 sent as soon as a server has a free decode slot
-    serve        one task a server: check what it is; install that version, until the server is lost
+    queue        requests in order of admission, and the target version of servers; a request is sent as soon
+                 as a server has a free decode slot
+    serve        one task a server: check it, then install each target version, until the server is lost
     sample       one task a completion
 
     spawned --started--> checked --installed--> open <--another version is offered--> paused, installed
-       ^--back-off-- lost, in whichever state: it exits, starts too late, or leaves a call without an answer;
+       ^--back-off-- lost, in any state: it exits, starts too late, or does not answer a call in time;
                      its completions are queued again
 
-An update in flight: no completion is sent; the pause returns once no step is under way, and leaves the KV
-cache as it is; the worker extension loads the weights, and returns how many tokens each completion
-has of those that had started: the tokens of the old version. One that had not started is aborted, and sent
-again under the new version, so that the version in its cache salt is the one that reads its prompt;
-`/resume`.
+In an in-flight update no completions are sent. The pause returns once no step is running, and keeps the KV
+cache. The worker extension loads the weights and returns how many tokens each started completion has: those
+of the old version. A completion that has not started is aborted and sent again under the new version, so that
+the version in its cache salt is the one that reads its prompt. Then the server resumes.
 """
 
 import asyncio
@@ -54,15 +53,15 @@ from scalerl.rl.workers.pool import MOST_LOSSES
 
 _LOG = logging.getLogger("scalerl")
 MAX_TRIES = 3
-"""Times that a server which is well may drop a completion, before it counts as lost."""
+"""Number of drops of one completion after which even a healthy server counts as lost."""
 CHECK_EVERY = 5.0
-"""Seconds between two checks of a server: whether it is well, and how far its completions are."""
+"""Seconds between two checks of a server's health and of the progress of its completions."""
 ABORTS, ABORT_SECONDS = 500, 0.02
-"""How often completions are aborted that have not started, and how long each abort is waited for."""
+"""Most attempts to abort completions that have not started, and the seconds to wait after each."""
 
 
 class ServerPool(LoopPool[ServerState]):
-    """The servers; `report` is called in the thread with every event."""
+    """The pool of servers; it calls `report` in its thread with every event."""
 
     noun, role = "server", "generate"
 
@@ -94,7 +93,7 @@ class ServerPool(LoopPool[ServerState]):
     # -- from the other thread -------------------------------------------------------------------------------
 
     def submit(self, requests: list[Request]) -> None:
-        """Queue completions."""
+        """Queue completions of training."""
 
         def submit() -> None:
             self._queue.add(requests)
@@ -103,7 +102,7 @@ class ServerPool(LoopPool[ServerState]):
         self._call(submit)
 
     def offer(self, weights: Weights, version: int) -> None:
-        """Have all servers install new weights, which may change as soon as this returns."""
+        """Make all servers install new weights; the caller may change these as soon as this returns."""
         held, self._offered = self._weights.hold(weights, version), version
 
         def offer() -> None:
@@ -113,8 +112,8 @@ class ServerPool(LoopPool[ServerState]):
         self._call(offer)
 
     def evaluate(self, evaluation: ServedEvaluation, weights: Weights) -> None:
-        """Have completions sampled by `weights`, which are exactly the version of the evaluation."""
-        # No second copy of the newest.
+        """Queue an evaluation; `weights`, of its version, alone sample its completions."""
+        # The newest weights need no second copy.
         version = evaluation.version
         held = None if version == self._offered else self._weights.hold(weights, version)
 
@@ -143,7 +142,7 @@ class ServerPool(LoopPool[ServerState]):
         self._wake()
 
     def _send_waiting(self) -> None:
-        """Send what waits to servers with free decode slots, those with the fewest completions first."""
+        """Send waiting requests to servers with free decode slots, the least loaded server first."""
         for waiting, evaluation in self._queue:
             self._send_from(waiting, evaluation)
 
@@ -155,11 +154,11 @@ class ServerPool(LoopPool[ServerState]):
         salt, ahead = evaluation.salt if evaluation else self._salt, list[Request]()
         while waiting and (free := [server for server in self._workers if takes(server)]):
             request = heapq.heappop(waiting)
-            # Versions never fall within a completion.
+            # Versions never decrease within a completion.
             if not (free := [server for server in free if server.installed >= request.version]):
                 ahead.append(request)
                 continue
-            # Its turns are in the cache of one; any other reads them again.
+            # Its earlier turns are in the cache of one server; any other would read them again.
             server = min(free, key=lambda s: (s.number != request.server, len(s.in_flight)))
             self._sent += 1
             flight = Flight(request, self._sent, salt, [(0, server.installed)], evaluation=evaluation)
@@ -170,7 +169,7 @@ class ServerPool(LoopPool[ServerState]):
             heapq.heappush(waiting, request)
 
     def _wake(self) -> None:
-        """Send no more to servers that have another version than they are to have, and wake them."""
+        """Stop sending to servers that do not have their target version, and wake them."""
         for server in self._workers:
             server.open &= server.installed == self._queue.target(server)
             if not server.open:
@@ -212,18 +211,18 @@ class ServerPool(LoopPool[ServerState]):
     async def _next_turn(
         self, environment: TurnsThread, flight: Flight, completed: Completed
     ) -> Request | Completed:
-        """Have the environment answer a turn; its slot is another's meanwhile."""
+        """Let the environment answer a turn; its decode slot is free meanwhile."""
         self._send_waiting()
         if flight.evaluation is None:
             return await environment.next_turn(completed)
-        flight.evaluation.answering += 1  # no server goes on to other weights
+        flight.evaluation.answering += 1  # keeps the evaluation's version the target of servers
         try:
             return await environment.next_turn(completed)
         finally:
             flight.evaluation.answering -= 1
 
     async def _handle_drop(self, server: ServerState, flight: Flight, error: WorkerLostError) -> None:
-        """Send the request again where the server is well; else count the server as lost."""
+        """Send the request again if the server is healthy; otherwise count the server as lost."""
         self._drops[flight.key] += 1
         if self._drops[flight.key] < MAX_TRIES and await server.is_well():
             self._report_loss(flight)
@@ -241,7 +240,7 @@ class ServerPool(LoopPool[ServerState]):
     def _spawn(self, worker: ServerState) -> None:
         worker.count_time(Times(startup=1.0))
         worker.log_start = worker.log.stat().st_size if worker.log and worker.log.exists() else 0
-        # At random: by one seed two workers, or one and its successor, would draw the same numbers.
+        # Random: with one seed two workers, or a worker and its restart, would draw the same numbers.
         seed = ["--seed", str(secrets.randbits(31))]
         self._arguments = self._folder, [*seed, *worker.arguments, *of_cache(worker.cache_bytes or 0)]
         super()._spawn(worker)
@@ -254,7 +253,7 @@ class ServerPool(LoopPool[ServerState]):
 
     def _received(self, worker: ServerState, message: Message) -> None:
         number, value, *again = message.value
-        if again:  # it is refused
+        if again:  # the call was refused
             value = (WorkerLostError if again[0] else WorkerError)(f"{worker.name}: {value}")
         worker.settle(number, value)
 
@@ -266,9 +265,9 @@ class ServerPool(LoopPool[ServerState]):
             worker.settle(number, error)
 
     def _check_losses(self, worker: ServerState, error: WorkerLostError) -> None:
-        # A server that has completed nothing is likely to be wrong, but may be lost before its first. Of an
-        # actor that is lost it need not be: where a node dies, the next may be placed there, too, before Ray
-        # has noticed.
+        # A server that has completed nothing is probably set up wrongly, but one that has weights may be lost
+        # once before its first completion. A lost actor is no such sign: Ray may place several on a dying
+        # node before it notices.
         proven = worker.proven or isinstance(error, ActorLostError)
         if worker.losses > (MOST_LOSSES if proven else int(worker.installed >= 0)):
             times = f" {worker.losses} times in a row" if worker.losses > 1 else ""
@@ -292,12 +291,12 @@ class ServerPool(LoopPool[ServerState]):
         self._queue_again(work.values())
 
     def _report_loss(self, flight: Flight) -> None:
-        """Have the tokens counted that training loses."""
+        """Report the tokens of a completion of training that are lost."""
         if flight.seen and not flight.evaluation:
             self._report(LostTokens(len(flight.request.context_T), flight.seen))
 
     async def _serve(self, server: ServerState) -> None:
-        """Install what is offered, and see whether the server is well, until it is lost."""
+        """Install each target version and check the server's health, until it is lost."""
         process, seconds = server.process, self._settings.answer_seconds
         try:
             await self._check(server)
@@ -314,31 +313,31 @@ class ServerPool(LoopPool[ServerState]):
                         await server.wake.wait()
                     continue
                 await server.call("check", seconds=seconds)
-                if server.in_flight:  # the tokens of these are lost with it
+                if server.in_flight:  # if the server is lost, the tokens seen last are counted
                     server.see(await server.call("progress", seconds=seconds))
         except WorkerLostError as error:
-            if server.process is process:  # else its loss has ended this task, in the middle of an update
+            if server.process is process:  # otherwise its loss is already handled
                 self._lose(server, error)
 
     async def _check(self, server: ServerState) -> None:
-        """Check what a server is, once it has started."""
+        """Check that a server that has started meets the requirements."""
         settings = self._settings
         if server.gpus and server.cache_bytes is None:
             server.cache_bytes = await server.call("cache_bytes", seconds=settings.start_seconds)
         server.seed = await check_server(server, self._required, settings.answer_seconds)
         twins = [s for s in self._workers if s is not server and s.seed == server.seed]
         if twins and not settings.request_seeds:
-            # By one seed the first completions of both would have the same random numbers.
+            # With one seed, the first completions of both servers would get the same random numbers.
             what = f"{server.name} has the --seed of {twins[0].name} ({server.seed})"
             raise WorkerError(f"{what}: start each with another, or set request_seeds")
 
     async def _install(self, server: ServerState) -> None:
-        """Install the version that it is to have, and report whether training samples by it."""
+        """Install a server's target version; report it if training samples by it."""
         seconds = self._settings.answer_seconds
-        if server.installed >= 0:  # the first weights are a part of its start
+        if server.installed >= 0:  # the first weights are part of start-up
             server.count_time(Times(worked=1.0, held=1.0))
         version, source = await self._weights.chosen(server, lambda: self._queue.choose(server))
-        # It may have changed meanwhile.
+        # The state of the server may have changed meanwhile.
         if version == server.installed or self._queue.must_drain(server, version):
             server.count_work()
             return
@@ -353,7 +352,7 @@ class ServerPool(LoopPool[ServerState]):
             await self._abort_unstarted(server, progress)
         finally:
             await server.call("resume", seconds=seconds)
-        # Of a server that comes back, others may be ahead: what was admitted since must not be staler.
+        # Others may be ahead of a server that rejoins: groups admitted since must not get staler weights.
         least = self._queue.newest if server.rejoining else server.reported
         server.trains = self._queue.is_offered(version) and version >= least
         server.installed = version
@@ -363,7 +362,7 @@ class ServerPool(LoopPool[ServerState]):
             self._report(Installed(server.number, version, time.perf_counter() - started))
 
     async def _load(self, server: ServerState, source: Any) -> dict[str, int]:
-        """Have the weights loaded; return the tokens of the completions that had started, by flight."""
+        """Load the weights into a server; return the tokens of each started completion, by flight name."""
         try:
             return await self._weights.load(server, source, self._settings.answer_seconds)
         except WorkerLostError as error:
@@ -375,7 +374,7 @@ class ServerPool(LoopPool[ServerState]):
             ) from error
 
     async def _abort_unstarted(self, server: ServerState, started: Mapping[str, int]) -> None:
-        """Queue again the completions that had not started, and wait for those that have just ended."""
+        """Abort and requeue the completions that had not started; wait for those that have just ended."""
         flights = [flight for flight in server.in_flight.values() if flight.name not in started]
         for _ in range(ABORTS):  # the server cannot abort a request that has not reached it yet
             flights = [flight for flight in flights if flight.number in server.in_flight]

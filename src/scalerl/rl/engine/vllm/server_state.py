@@ -1,10 +1,10 @@
-"""What the server pool keeps: servers, completions in flight, and a queue; and the events that it reports.
+"""The state of the server pool: servers, completions in flight and a queue; and the events that it reports.
 
-A server is to have the version of the oldest evaluation that has completions for it, and else the newest. So
-versions are evaluated on the way, in order, and training goes on beside with what a server has: admission
-control holds it back where that gets too old. Where a version is older than what training has sampled by (a
-resumed run, a lost server), or is none that training samples by, the server first completes what training has
-there, and gets no more of it until it has the newest again.
+A server's target version is that of the oldest evaluation with completions left to send, otherwise the
+newest. So versions are evaluated in order as they come, while training continues with the version that a
+server has; admission control holds training back if that gets too old. A version may be older than the
+installed one (after a resume or a lost server) or not be one that training samples by. The server then
+completes its training requests first, and gets no more of them until it has the newest version again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scalerl.rl.workers.pool import PoolWorker
 
 @dataclass(frozen=True)
 class Installed:
-    """A server has installed these weights."""
+    """A server has installed a version of the weights, in `seconds`."""
 
     server: int
     version: int
@@ -41,7 +41,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class LostTokens:
-    """A completion, or a turn of it, is sampled anew; when last seen, it had so many tokens after so many."""
+    """A completion or turn is sampled again; when last seen, it had `tokens` after a context of `prompt`."""
 
     prompt: int
     tokens: int
@@ -49,7 +49,7 @@ class LostTokens:
 
 @dataclass(frozen=True)
 class Restarted:
-    """A server was lost, and with it the completions of the groups with these sequence numbers."""
+    """A server was lost, and with it completions of the groups with these sequence numbers."""
 
     server: int
     seq_nos: set[int]
@@ -62,126 +62,126 @@ Event = Completed | Installed | LostTokens | Restarted | ScalerlError
 
 @dataclass(eq=False)
 class ServedEvaluation:
-    """Completions that are all sampled by one version of the weights, by any of the servers."""
+    """An evaluation: completions that one version of the weights samples, on any of the servers."""
 
     version: int
     waiting: list[Request]
-    """Those that no server has, in their order (a heap)."""
+    """A heap of the requests that are not sent."""
     salt: str
     n_requests: int
     offered: bool = False
-    """Training samples by this version, too."""
+    """Whether training samples by this version too."""
     weights: Any = None
-    """Those of the version, as the transport holds them."""
+    """The weights of the version, as the transport holds them."""
     environment: TurnsThread | None = None
     answering: int = 0
-    """Completions that wait for its answer."""
+    """Number of completions that wait for an answer of the environment."""
     completed: list[Completed] = field(default_factory=list)
     done: Future[list[tuple[Rollout, ...]]] = field(default_factory=Future)
 
 
 @dataclass
 class Flight:
-    """A request on its way to a server, or being sampled there."""
+    """A request that was sent to a server and has not completed."""
 
     request: Request
     number: int
     salt: str
-    """Of the prefix cache that it may use, but for its first version."""
+    """Salt of the prefix cache, without the version that is appended to it."""
     marks: list[tuple[int, int]]
     """See `Completed`."""
     seen: int = 0
-    """Tokens that it was last seen to have."""
+    """Number of tokens when last seen."""
     task: asyncio.Task[None] | None = None
     evaluation: ServedEvaluation | None = None
-    """What it is a part of; None for one of training."""
+    """The evaluation that it belongs to; None for training."""
 
     @property
     def name(self) -> str:
-        """Its name in servers."""
+        """Its name on the server."""
         return f"{self.salt}.{self.number}"
 
     @property
     def key(self) -> tuple[int, Request]:
-        """What it is, however often it is sent."""
+        """Its identity, the same each time it is sent."""
         return id(self.evaluation), self.request
 
 
 class Times(NamedTuple):
-    """Seconds of a server, or parts of each second: what it evaluates takes a part of its work and time."""
+    """Seconds of a server, or shares of each second; `worked` and `held` leave out evaluations."""
 
     worked: float = 0.0
     held: float = 0.0
-    """It took part."""
+    """Time for which the server took part."""
     evaluated: float = 0.0
     startup: float = 0.0
 
     def plus(self, parts: Times, seconds: float) -> Times:
-        """Return the same after so many seconds, with these parts in each."""
+        """Return the times after `seconds` more, with these shares of each second."""
         return Times(*(spent + seconds * part for spent, part in zip(self, parts, strict=True)))
 
 
 @dataclass(eq=False)
 class ServerState(PoolWorker, VllmClient):
-    """A server: a worker that is started by us, or a server that others have started."""
+    """A server: a worker that the pool starts, or a server that others started."""
 
     log: Path | None = None
-    """Its log, on its node, where it is started by us."""
+    """Its log, on its node, if the pool starts it."""
     node: str = ""
-    """Where it was last; empty on this machine."""
+    """The node of its last start; empty on this machine."""
     arguments: Sequence[str] = ()
-    """Those of vLLM's command that it is started with."""
+    """The arguments of vLLM's command."""
     log_start: int = 0
-    """Bytes that the log had before its last start."""
+    """Size of the log before its last start, in bytes."""
     cache_bytes: int | None = None
-    """Of its KV cache; None before the first start."""
+    """Size of its KV cache; None before the first start."""
     seed: int | None = None
-    """Of its sampler; None before it is known."""
+    """Seed of its sampler; None before it is known."""
     installed: int = -1
     open: bool = False
-    """Completions are sent to it."""
+    """Whether completions are sent to it."""
     trains: bool = False
-    """Those of training, too."""
+    """Whether completions of training are sent to it too."""
     reported: int = -1
-    """The newest version that was reported as installed: training is sampled by none before it."""
+    """The newest version that was reported as installed; training samples by no older one."""
     rejoining: bool = False
-    """It was lost, and does not take part again yet."""
+    """Whether it was lost and does not take part again yet."""
     proven: bool = False
-    """It has completed something."""
+    """Whether it has completed a request since the start of the pool."""
     serving: asyncio.Task[None] | None = None
-    """What keeps it up to date, once it has started."""
+    """The task that keeps it up to date, once it has started."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    """Those without an answer yet."""
+    """The calls without an answer yet."""
     _numbers: Iterator[int] = field(default_factory=count)
     _counted: tuple[float, Times, Times] = (0.0, Times(), Times())
-    """An instant, the seconds until then, and the parts of each second from then on."""
+    """An instant, the times until then, and the shares of each second since."""
 
     @property
     def times(self) -> Times:
-        """Seconds until now, all at one instant; may be read by any thread."""
+        """Times until now, all at one instant; any thread may read them."""
         while True:
             counted = at, spent, parts = self._counted
             now = time.perf_counter()
-            if counted is self._counted:  # it has not changed before `now`
+            if counted is self._counted:  # unchanged until `now`
                 return spent.plus(parts, now - at)
 
     def count_time(self, parts: Times) -> None:
-        """Count from now on these parts of each second."""
+        """Count these shares of each second from now on."""
         (at, spent, before), now = self._counted, time.perf_counter()
-        # One assignment of a new object: a reader in another thread sees the old or the new.
+        # One assignment of a new tuple: a reader in another thread sees either the old or the new one.
         self._counted = now, spent.plus(before, now - at), parts
 
     def count_work(self) -> None:
-        """Count the seconds from now on as work where completions are in flight, by what these are for."""
-        # Completions are decoded together, so each counts for an equal part of the time.
+        """Count time from now on by the completions in flight: as work, as evaluation, or as only held."""
+        # Completions are decoded together, so each counts for an equal share of the time.
         evaluating = self.evaluating / len(self.in_flight) if self.in_flight else 0.0
         working = 1.0 - evaluating if self.in_flight else 0.0
         self.count_time(Times(working, held=1.0 - evaluating, evaluated=evaluating))
 
     @property
     def evaluating(self) -> int:
-        """Completions of evaluations in flight."""
+        """Number of completions of evaluations in flight."""
         return sum(flight.evaluation is not None for flight in self.in_flight.values())
 
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
@@ -194,7 +194,7 @@ class ServerState(PoolWorker, VllmClient):
         self.calls[number] = answer
         self.process.send((number, method, arguments))
         try:
-            # Not wait_for, which in Python 3.11 drops a cancellation where the call is settled already.
+            # Not wait_for: in Python 3.11 it drops a cancellation if the call is already settled.
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError as error:
@@ -203,28 +203,28 @@ class ServerState(PoolWorker, VllmClient):
             del self.calls[number]
 
     def settle(self, number: int, value: Any) -> None:
-        """Give a call its answer, or the error."""
-        if (call := self.calls.get(number)) and not call.done():  # else it was given up
+        """Set the answer or the error of a call."""
+        if (call := self.calls.get(number)) and not call.done():  # otherwise it was abandoned
             (call.set_exception if isinstance(value, Exception) else call.set_result)(value)
 
     def see(self, progress: Mapping[str, int]) -> None:
         """Record how many tokens completions have, by the names of their flights."""
         for flight in self.in_flight.values():
-            # A completion that has ended is not in the progress any more, nor one that has not begun.
+            # The progress has only completions that have started and not ended.
             flight.seen = progress.get(flight.name, flight.seen)
 
 
 class RequestQueue:
-    """Completions that no server has yet, in their order: those of evaluations first."""
+    """The queue of requests to send, in order; those of evaluations come first."""
 
     def __init__(self, version: int, weights: Any, sampling: Sampling) -> None:
         self._sampling = sampling
         self.newest, self.weights = version, weights
-        """The version that training is to sample by, as the transport holds it."""
+        """The newest version, and its weights as the transport holds them."""
         self._training: list[Request] = []
         self._evaluations: list[ServedEvaluation] = []
         self._unfinished: list[ServedEvaluation] = []
-        """Evaluations whose futures fail where there are no servers any more; of any thread."""
+        """Evaluations whose futures fail when the pool ends; any thread may access them."""
         self._ended: ScalerlError | None = None
 
     def add(self, requests: Iterable[Request]) -> None:
@@ -233,24 +233,24 @@ class RequestQueue:
             heapq.heappush(self._training, request)
 
     def put_back(self, flight: Flight) -> None:
-        """Add a completion that is to be sampled again."""
+        """Queue a completion to be sampled again."""
         heapq.heappush(flight.evaluation.waiting if flight.evaluation else self._training, flight.request)
 
     def announce(self, evaluation: ServedEvaluation) -> None:
-        """Have an evaluation fail with the servers from now on; may be called by any thread."""
-        # In this order: `end` in another thread either finds it in the list, or has set `_ended` before.
+        """Let an evaluation fail if the pool ends or has ended; any thread may call this."""
+        # In this order: `end` in another thread either finds it in the list or has already set `_ended`.
         self._unfinished.append(evaluation)
         if self._ended:
             self.end(self._ended)
 
     def add_evaluation(self, evaluation: ServedEvaluation, weights: Any) -> None:
-        """Add the completions of an evaluation, with its weights unless these are held already."""
+        """Add the requests of an evaluation, and its weights if they are not already held."""
         evaluation.offered = evaluation.version == self.newest
         evaluation.weights = self._held.get(evaluation.version, weights)
         self._evaluations.append(evaluation)
 
     def complete(self, evaluation: ServedEvaluation, completed: Completed) -> None:
-        """Note a completion of an evaluation, which may be the last."""
+        """Add a completion to its evaluation; the last one completes that."""
         evaluation.completed.append(completed)
         if len(evaluation.completed) < evaluation.n_requests:
             return
@@ -258,32 +258,32 @@ class RequestQueue:
         self._evaluations.remove(evaluation)
         evaluation.weights = None
         self._unfinished.remove(evaluation)
-        if evaluation.done.set_running_or_notify_cancel():  # a result of a cancelled one would raise
+        if evaluation.done.set_running_or_notify_cancel():  # set_result would raise on a cancelled future
             evaluation.done.set_result(groups)
 
     def end(self, error: ScalerlError) -> None:
-        """Have all evaluations fail, those to come as well."""
+        """Fail all evaluations, including later ones."""
         self._ended = error
         for evaluation in list(self._unfinished):
             with suppress(InvalidStateError):  # another thread was first
                 evaluation.done.set_exception(error)
 
     def __iter__(self) -> Iterator[tuple[list[Request], ServedEvaluation | None]]:
-        """Yield the heaps of what waits, with the evaluations that they are of."""
+        """Yield each heap of waiting requests, with its evaluation (None for training)."""
         yield from [(evaluation.waiting, evaluation) for evaluation in self._evaluations]
         yield self._training, None
 
     # -- versions --------------------------------------------------------------------------------------------
 
     def target(self, server: ServerState) -> int:
-        """Return the version that a server is to have."""
+        """Return the target version of a server."""
         for flight in server.in_flight.values():
-            if flight.evaluation:  # all of its tokens are to be sampled by one version
+            if flight.evaluation:  # one version must sample all of its tokens
                 return flight.evaluation.version
         return next((e.version for e in self._evaluations if e.waiting or e.answering), self.newest)
 
     def choose(self, server: ServerState) -> tuple[int, Any]:
-        """Return the version that a server is to have, and its weights."""
+        """Return the target version of a server, and its weights."""
         version = self.target(server)
         return version, self._held[version]
 
@@ -296,6 +296,6 @@ class RequestQueue:
         return version in [self.newest, *(e.version for e in self._evaluations if e.offered)]
 
     def must_drain(self, server: ServerState, version: int) -> bool:
-        """Return whether a server must complete what training has there before it installs a version."""
+        """Return whether a server must complete its training requests before it installs a version."""
         trains = any(flight.evaluation is None for flight in server.in_flight.values())
         return trains and (version < server.installed or not self.is_offered(version))

@@ -1,10 +1,10 @@
-"""Completions of several turns with vLLM: every turn is a request, and what it is answered begins the next.
+"""Completions of several turns with vLLM: every turn is a request, and its answer starts the next one.
 
     a server completes a turn -> this thread: `TaskEnvironment` -> the tokens that follow -> the next request
 
-The decode slot of a turn is free while its answer is under way. The next request has the cache salt of the
-first, so that the server finds the KV cache of the turns before, as weights of then have made it; what was
-evicted meanwhile, the end of the last block and the answer are read by the weights of now.
+The decode slot of a turn is free while the environment answers. The next request has the cache salt of the
+first, so that the server finds the KV cache of the earlier turns, which older weights may have computed. The
+current weights read only evicted blocks, the end of the last block, and the answer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from scalerl.rl.types import Prompt
 from scalerl.rl.verify.environment import TaskEnvironment, TurnAnswer
 
 _MOMENT = 0.01
-"""Seconds for which answers are waited for, before turns that have ended meanwhile are seen to."""
+"""Seconds to wait for answers before newly ended turns are handled."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class _EndedTurn:
 
 
 class TurnsThread:
-    """Answers turns by an environment, in a thread of its own: a step of the trainer holds up no answer."""
+    """A thread that lets an environment answer turns, so that a trainer step does not delay answers."""
 
     def __init__(self, environment: TaskEnvironment, sampling: Sampling) -> None:
         self._environment, self._sampling = environment, sampling
@@ -43,7 +43,7 @@ class TurnsThread:
         self._thread.start()
 
     async def next_turn(self, completed: Completed) -> Request | Completed:
-        """Return the request of the turn that follows, or the completion where this was the last.
+        """Return the request of the next turn, or the completion if this turn was the last.
 
         Raises:
             ScalerlError: the processes of the environment do not start.
@@ -54,19 +54,19 @@ class TurnsThread:
         if truncated or len(turns) >= self._environment.turns:
             return completed
         ended = _EndedTurn(request.prompt, turns)
-        # The environment is used by its own thread alone; the event loop only waits for the future.
+        # Only this object's thread uses the environment; the event loop just waits for the future.
         self._inbox.put(ended)
         answer_T = await asyncio.wrap_future(ended.answered)
         if answer_T is not None and not len(answer_T):
             return completed
         if answer_T is not None:
             turn, _ = turn_of(completed, self._sampling, answer_T)
-            if sum(len(one.token_T) for one in (*request.turns, turn)) < most:  # a token fits behind it
+            if sum(len(one.token_T) for one in (*request.turns, turn)) < most:  # one more token fits
                 return replace(request, turns=(*request.turns, turn))
         return replace(completed, truncated=True)
 
     def close(self) -> None:
-        """Stop the processes of the environment."""
+        """Stop the thread and the processes of the environment."""
         self._inbox.put(None)
         self._thread.join()
         self._environment.close()
@@ -78,15 +78,15 @@ class TurnsThread:
         except Exception as error:
             for ended in under_way:
                 ended.answered.set_exception(error)
-            # Later turns too, until the end: a completion whose future is never set would wait for ever.
+            # Later turns fail too: a completion whose future is never set would wait forever.
             while ended := self._inbox.get():
                 if ended.answered.set_running_or_notify_cancel():
                     ended.answered.set_exception(error)
 
     def _answer(self, under_way: list[_EndedTurn]) -> None:
-        """Answer turns until the thread is to end."""
+        """Answer turns until `close` ends the thread."""
         while True:
-            # It blocks only with nothing under way: else the answers that arrive would wait for a new turn.
+            # Block only if no answer is pending: otherwise arriving answers would wait for a new turn.
             while not under_way or not self._inbox.empty():
                 if (ended := self._inbox.get()) is None:
                     return

@@ -1,11 +1,12 @@
-"""vLLM in a worker: its engine, driven by calls that come over the worker's channel.
+"""A worker with a vLLM engine, driven by calls over the worker's channel.
 
-It runs with the Python of an environment that has vLLM, and imports of scalerl what needs no more than numpy.
+It runs with the Python of an environment that has vLLM, and imports only modules of scalerl that need no
+package but numpy.
 
-    (number, method, arguments)  ->  ("answer", (number, value)) or ("refused", (number, why, another try))
+    (number, method, arguments)  ->  ("answer", (number, value)) or ("refused", (number, why, retry))
 
-Once the channel is closed, however the trainer came to its end, the engine and all of its processes are ended
-(they are a group of their own), and the folder with weights on their way to it is removed.
+When the channel closes, however the trainer ended, the engine and all its processes (a process group) are
+killed, and the folder of weights in transit is removed.
 """
 
 # pyright: reportMissingImports=false
@@ -27,13 +28,15 @@ from scalerl.errors import brief_error
 from scalerl.rl.sync.vllm_client import SampledTokens
 from scalerl.rl.workers.backend import Channel
 
-_LOOK = 0.5  # seconds between two looks at whether the first process of the group is there
-_CLOSING = 10.0  # seconds in which the engine may remove its shared memory
+_LOOK = 0.5  # seconds between two checks that the leader of the process group is alive
+_CLOSING = 10.0  # seconds that the engine has to remove its shared memory
 
 
 def serve_by_actor(channel: Channel, folder: str, arguments: Sequence[str]) -> None:
-    """`serve` with a folder of its own, as the child of an actor. Ray kills the children of an actor that
-    ends, and not what these have started: a process of the group waits for that, and ends it."""
+    """Run `serve` with a folder of its own, as the child of an actor.
+
+    Ray kills the children of an actor that ends but not their descendants, so a watcher in the process group
+    waits for this process to end and kills the group."""
     leader = os.getpid()
     if os.fork() == 0:
         while os.getppid() == leader:
@@ -44,9 +47,9 @@ def serve_by_actor(channel: Channel, folder: str, arguments: Sequence[str]) -> N
 
 
 def serve(channel: Channel, folder: str, arguments: Sequence[str]) -> None:
-    """Run an engine of vLLM with these arguments of its command, until the channel is closed."""
+    """Run a vLLM engine with these arguments of its command until the channel closes."""
     asyncio.run(_serve(channel, folder, arguments))
-    os.killpg(0, signal.SIGKILL)  # what the engine has left
+    os.killpg(0, signal.SIGKILL)  # processes that the engine left behind
 
 
 async def _serve(channel: Channel, folder: str, arguments: Sequence[str]) -> None:
@@ -60,7 +63,7 @@ async def _serve(channel: Channel, folder: str, arguments: Sequence[str]) -> Non
         shutil.rmtree(folder, ignore_errors=True)
         loop.call_soon_threadsafe(closed.set)
         time.sleep(_CLOSING)
-        os.killpg(0, signal.SIGKILL)  # it may hang, or load a model still
+        os.killpg(0, signal.SIGKILL)  # the engine may hang or still be loading a model
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
     engine = _Engine(arguments)
@@ -75,7 +78,7 @@ async def _take(calls: asyncio.Queue[Any], engine: _Engine, channel: Channel) ->
     running = set[asyncio.Task[None]]()
     while True:
         task = asyncio.create_task(_answer(engine, channel, *await calls.get()))
-        running.add(task)  # the loop itself holds a task only weakly
+        running.add(task)  # the event loop holds only a weak reference to a task
         task.add_done_callback(running.discard)
 
 
@@ -97,7 +100,7 @@ async def _answer(
 
 
 class _Engine:
-    """The engine; its methods, of `scalerl.rl.sync.vllm_client`, are called by name and side by side."""
+    """The engine; the methods of `scalerl.rl.sync.vllm_client` are called by name and concurrently."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -136,7 +139,7 @@ class _Engine:
         sampling = SamplingParams(
             **params,
             extra_args=dict(extra),
-            # Tokens alone are asked for, once all are there.
+            # Request only tokens, and only once all are sampled.
             detokenize=False,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -147,7 +150,7 @@ class _Engine:
         if output.finish_reason == "abort":
             return None
         token_T = np.array(output.token_ids, dtype=np.int64)
-        # With `logprobs=0` each position has the sampled token's, and no other.
+        # With `logprobs=0` each position has only the sampled token's log-probability.
         logp_T = np.array(output.logprobs.logprobs, dtype=np.float32)
         return SampledTokens(token_T, logp_T, result.num_cached_tokens or 0)
 
@@ -167,7 +170,7 @@ class _Engine:
         await self._llm.abort(names)
 
     async def transfer(self, method: str, info: Mapping[str, Any]) -> None:
-        # What these are by the names of `WorkerBase`, as the methods of the engine have other arguments.
+        # By the methods of `WorkerBase`: the engine's methods of these names take other arguments.
         await self._llm.collective_rpc(method, kwargs=dict(info))
 
     async def world_size(self) -> int:
@@ -181,5 +184,5 @@ class _Engine:
 
 
 def _by_name(found: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the tokens of completions by our names: vLLM appends eight random digits."""
+    """Return the tokens of completions by our names, without the eight random digits that vLLM appends."""
     return {key.rpartition("-")[0]: n for of_rank in found for key, n in of_rank.items()}

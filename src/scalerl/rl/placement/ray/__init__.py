@@ -1,4 +1,4 @@
-"""The parts of a run on a cluster, as Ray actors; their settings are in `scalerl.rl.config.cluster`.
+"""The parts of a run on a cluster, as Ray actors; `scalerl.rl.config.cluster` has their settings.
 
 Imported by `rl.loop`.
 """

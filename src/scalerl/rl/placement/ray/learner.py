@@ -1,11 +1,11 @@
-"""The learner of a run whose ranks are Ray actors, as the driver sees it.
+"""The learner whose ranks are Ray actors, as the driver sees it.
 
-    begin      the batch goes into the object store once, from where all ranks fetch it; the driver works
+    begin      puts the batch into the object store once, from where all ranks fetch it; the driver works
                meanwhile
-    weights    every rank puts its share of the buckets into the object store; references come here
-    saver      the ranks write, into a folder that all of them and the driver see
+    weights    every rank puts its share of the buckets into the object store and returns references
+    saver      the ranks write into a folder that all of them and the driver see
 
-The driver holds the model's shape, and never its weights. Where a rank is lost, the others cannot go on: all
+The driver has the model's shape but never its weights. If a rank is lost, the others cannot continue: all
 are killed, and the run goes back to its last checkpoint (`LearnerLostError`).
 """
 
@@ -40,26 +40,26 @@ from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.timeline import Timeline
 
 STOP = "stop"
-"""The call that has a step given up, while it is made."""
+"""The call that makes a rank abandon a step in progress."""
 BESIDE = ("wait_saved", "send")
-"""Calls beside those that train, each in a thread of its own: of the disk, and of a broadcast."""
-_AFTERMATH = 5.0  # seconds in which Ray reports which rank died first
+"""Calls that run beside those of training, each in its own thread: disk writes and broadcasts."""
+_AFTERMATH = 5.0  # seconds to wait for Ray's report of the rank that died first
 
 
 class RankServer(LearnerRank):
-    """A rank, which holds a shard of the learner, and takes part in what all ranks do."""
+    """A rank on an actor, which holds a shard of the learner."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
 
     def address_to_meet(self) -> str:
-        """Return a free address of this node, at which the ranks find each other; called on the first."""
+        """Return a free address of this node, at which the ranks find each other; called on rank 0."""
         address = ray.util.get_node_ip_address()
         return f"{address}:{free_port(address)}"
 
     def meet(self, rank: int, world: int, address: str, seconds: float) -> None:
-        """Join the process group; no rank waits for another for more than `seconds`, now or later."""
-        if address.startswith("127."):  # gloo would take another interface, which others may reach
+        """Join the process group; ranks wait for each other for at most `seconds`, now or later."""
+        if address.startswith("127."):  # otherwise gloo would use an interface that other machines may reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host, _, port = address.rpartition(":")
         store = store_at(host, int(port), world, rank == 0, seconds)
@@ -72,9 +72,9 @@ class RankServer(LearnerRank):
         return device
 
     def stored_weights(self, bucket_mib: float) -> list[tuple[int, Bucket]]:
-        """Put buckets into the object store; return number and reference of those of this rank.
+        """Put this rank's buckets into the object store; return their numbers and references.
 
-        The ranks take turns, so that none of them, and no node's store, has the whole model.
+        The ranks take turns with the buckets, so that no rank and no node's store has the whole model.
         """
         rank, world = dist.get_rank(), dist.get_world_size()
         buckets = enumerate(in_buckets(self.learner.weights(), bucket_mib))
@@ -83,10 +83,10 @@ class RankServer(LearnerRank):
     send = staticmethod(send)
 
     def call(self, method: str, arguments: Any) -> Any:
-        """Call a method.
+        """Call a method and return its result.
 
-        Where its arguments come from the object store, for all ranks, the first alone returns its result:
-        what the others return would travel to the driver for nothing.
+        If the arguments come from the object store, for all ranks, only rank 0 returns its result: the driver
+        would not use the others.
         """
         if not isinstance(arguments, ray.ObjectRef):
             return getattr(self, method)(*arguments)
@@ -95,8 +95,8 @@ class RankServer(LearnerRank):
 
 
 def serve(channel: Channel) -> None:
-    """Make the calls that come, (number, method, arguments): in order those that train, and beside them those
-    of `BESIDE`."""
+    """Execute the calls (number, method, arguments) that arrive: in order, except that those of `BESIDE` run
+    beside the others."""
     server = RankServer()
     queues = {name: queue.SimpleQueue[Any]() for name in ("train", *BESIDE)}
 
@@ -123,8 +123,7 @@ def serve(channel: Channel) -> None:
 
 @dataclass(eq=False)
 class RankCalls:
-    """Calls under way on the first `n` ranks, which are to end by a time of the pool's clock; see
-    `scalerl.rl.types.Pending`."""
+    """Calls in progress on the first `n` ranks, with a deadline on the pool's clock; see `Pending`."""
 
     ranks: RayRanks
     n: int
@@ -132,19 +131,19 @@ class RankCalls:
     limit: float
     ends: float
     found: dict[int, Any] = field(default_factory=dict)
-    """What they returned, by rank."""
+    """Results by rank."""
 
     def wait(self, seconds: float = math.inf) -> bool:
-        """Return whether all have returned; wait for that, and for no longer than `seconds`."""
+        """Wait up to `seconds` for all ranks to return; return whether they have."""
         return self.ranks.wait_for(lambda: len(self.found) == self.n, seconds)
 
     def result(self) -> Any:
-        """Return what the first returned."""
+        """Return the result of rank 0."""
         return self.found[0]
 
 
 class RayRanks(WorkerPool[PoolWorker]):
-    """The ranks as actors: see `scalerl.rl.learner.group.Ranks`. They are lost together.
+    """The ranks as actors, which are lost together; see `scalerl.rl.learner.group.Ranks`.
 
     Raises:
         LearnerLostError: (by any method) one of them was lost; all are killed.
@@ -154,17 +153,17 @@ class RayRanks(WorkerPool[PoolWorker]):
     _stop: threading.Event | None = None
 
     def __init__(self, cluster: Cluster, session: Session, seconds: float, events: Timeline) -> None:
-        """`seconds` is how long ranks wait for each other."""
+        """Start the actors; `seconds` is the longest that ranks wait for each other."""
         self._timeouts, self._transport = cluster.timeouts, cluster.transport
         self.size, start = cluster.trainers, cluster.timeouts.start
         actors = RayActors(session, "trainers", cluster.timeouts.heartbeat)
         workers = [PoolWorker(f"trainer {rank}", rank, start_timeout=start) for rank in range(self.size)]
         super().__init__(workers, actors, serve, none_left=2 * start, events=events)
         self._lock = threading.Lock()
-        """A checkpoint's thread waits for ranks while the driver does too."""
+        """Needed because a checkpoint's thread waits for ranks while the driver does too."""
         self._numbers = count()
         self._calls: dict[int, RankCalls] = {}
-        """Those under way, by number."""
+        """Calls in progress, by number."""
         self.start()
         self.wait_until_started()
         address = self._call([()], "address_to_meet", "found a place to meet").result()
@@ -177,39 +176,39 @@ class RayRanks(WorkerPool[PoolWorker]):
         return [worker.process for worker in self._workers if worker.process]
 
     def all(self, name: str, *args: Any) -> Any:
-        """Call a method on every rank; return what the first returns."""
+        """Call a method on every rank; return rank 0's result."""
         pending = self.begin(name, *args)
         pending.wait(math.inf)
         return pending.result()
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
-        """Do the same, without waiting for it."""
+        """Start a call of a method on every rank."""
         check()
-        # `put` once: as arguments of each call the batch would be copied for every rank.
+        # `put` once: as an argument of each call the batch would be copied for every rank.
         return self._start([ray.put(args)] * self.size, name, f"done its part of `{name}`")
 
     def first(self, name: str, *args: Any) -> Any:
-        """Call a method on the first rank alone."""
+        """Call a method on rank 0 alone."""
         return self._call([args], name, f"done its part of `{name}`").result()
 
     def weights(self, plan: Plan) -> StoredWeights:
         """Put the current weights into the object store, and return references to them."""
         arguments, what = [(self._transport.bucket_mib,)] * self.size, "put its weights into the object store"
         found = self._call(arguments, "stored_weights", what).found
-        # The ranks took turns with the buckets: by number they are in the order of the model again.
+        # The ranks took turns with the buckets: sorting by number restores the model's order.
         buckets = sorted((bucket for of_rank in found.values() for bucket in of_rank), key=lambda b: b[0])
         return StoredWeights((bucket for _, bucket in buckets), self._timeouts.weights)
 
     def send(self, *args: Any) -> None:
-        """Have the first broadcast weights to the generators (`ray_weights.Send`); waits for nothing."""
+        """Make rank 0 broadcast weights to the generators (`ray_weights.Send`), without waiting for it."""
         self._start([args], "send", "sent the weights", math.inf)
 
     def watch(self, stop: threading.Event, report: Callable[[int, int], None]) -> None:
-        """Stop all ranks once `stop` is set; what they report of a step stays with them."""
+        """Stop all ranks once `stop` is set; `report` is never called, as micro-batches run elsewhere."""
         self._stop = stop
 
     def poll(self, timeout: float) -> None:
-        """Receive what ranks return within `timeout` seconds."""
+        """Wait up to `timeout` seconds for messages of ranks, and handle them."""
         with self._lock:
             if self._stop is not None and self._stop.is_set():
                 self._stop = None  # once
@@ -224,7 +223,7 @@ class RayRanks(WorkerPool[PoolWorker]):
 
     def _received(self, worker: PoolWorker, message: Message) -> None:
         number, value = message.value
-        if (calls := self._calls.get(number)) is None:  # another rank has raised the same
+        if (calls := self._calls.get(number)) is None:  # another rank has already raised the same error
             return
         if message.kind == "raised":
             del self._calls[number]
@@ -235,7 +234,7 @@ class RayRanks(WorkerPool[PoolWorker]):
 
     def _lose(self, worker: PoolWorker, error: WorkerLostError) -> None:
         cause = self._first_loss() or error
-        self.kill()  # without one of them the others cannot go on
+        self.kill()  # the other ranks cannot continue without it
         raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
     def _call(self, arguments: Sequence[Any], method: str, what: str) -> RankCalls:
@@ -246,7 +245,7 @@ class RayRanks(WorkerPool[PoolWorker]):
     def _start(
         self, arguments: Sequence[Any], method: str, what: str, limit: float | None = None
     ) -> RankCalls:
-        """Call a method on the first ranks, each with its `arguments`, to end within `timeouts.step`."""
+        """Call a method on the first ranks, each with its `arguments`, within `limit` or `timeouts.step`."""
         number, limit = next(self._numbers), self._timeouts.step if limit is None else limit
         calls = RankCalls(self, len(arguments), what, limit, self._clock.now() + limit)
         self._calls[number] = calls
@@ -255,11 +254,11 @@ class RayRanks(WorkerPool[PoolWorker]):
         return calls
 
     def _first_loss(self) -> WorkerLostError | None:
-        """Return the loss of the rank that died, if one did: the others report their connection to it."""
+        """Return the loss of the rank that died, if one did; others report their lost connections to it."""
         ends = time.monotonic() + _AFTERMATH
         while time.monotonic() < ends:
             for actor in self.actors:
-                try:  # a rank that merely failed answers; one that died raises
+                try:  # raises only if the rank died, not if it failed
                     actor.receive()
                 except WorkerLostError as error:
                     return error
@@ -268,7 +267,7 @@ class RayRanks(WorkerPool[PoolWorker]):
 
 
 class RayLearner(LearnerGroup):
-    """The learner over actors; its weights stay in the object store until they are fetched.
+    """The learner whose ranks are actors; published weights stay in the object store until they are fetched.
 
     Raises:
         InputError: the model cannot be loaded or sharded.
@@ -279,12 +278,12 @@ class RayLearner(LearnerGroup):
         cluster = recipe.on_cluster
         self._actors = RayRanks(cluster, session, recipe.learner.timeout, events)
         self.address = self._actors.actors[0].node.split()[1]
-        """Of the node of the first rank."""
+        """Address of the node of rank 0."""
         self.send = self._actors.send
         super().__init__(self._actors, recipe, model_folder)
 
     def check_life(self) -> None:
-        """Check that all ranks live, for a driver that waits for other things."""
+        """Check that all ranks are alive, for a driver that waits for something else."""
         self._actors.poll(0.0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a run that are on a cluster, in place of those of `scalerl.rl.loop.parts`."""
+"""The parts of a run on a cluster, in place of those of `scalerl.rl.loop.parts`."""
 
 import math
 import threading
@@ -36,37 +36,37 @@ from scalerl.rl.workers.timeline import Timeline
 
 T = TypeVar("T", bound=Any)
 _SHARES = 4
-"""Of a collection, for each verifier: a quick one takes more of them."""
+"""Shares of a batch of completions per verifier; several, so that faster verifiers take more of them."""
 
 
 class RayParts:
-    """Parts as Ray actors; `closing` kills them, and gives their room back."""
+    """The parts of a run as Ray actors; `closing` kills them and frees their resources."""
 
     def __init__(
         self, recipe: Recipe, model_folder: str, closing: ExitStack, folder: str | Path = "."
     ) -> None:
-        """Logs of servers that are started go to `folder`."""
+        """Connect to the cluster; vLLM workers log to `folder`."""
         self._model_folder, self._closing, self._folder = model_folder, closing, Path(folder)
         self._session = Session(recipe.on_cluster, recipe.engine)
         self._recipe = replace(recipe, cluster=self._session.cluster)
         self.held = self._session.held
-        """What a process of each role is counted with."""
+        """The devices that a process of each role counts as."""
         self.timeline = Timeline()
         closing.callback(self._session.close)
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
-        """Record that the run has started again from a step, as a rank of the learner was lost."""
+        """Record that the run has gone back to a step, because a rank of the learner was lost."""
         what = f"{error}; the run goes on from step {step}"
         self.timeline.event("lost", "train", error.who, error.node, what, error.at)
 
     def learner(self) -> Learner | RayLearner:
-        """Return the learner: in the driver, or over actors."""
+        """Return the learner, in the driver or on actors."""
         if not isinstance(self._recipe.on_cluster.learner, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
         return self._keep(RayLearner(self._recipe, self._model_folder, self._session, self.timeline))
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
-        """Return the generators, with the weights of `learner` as `version`."""
+        """Return the generator, with the learner's weights as `version`."""
         self._generator = self._start_generator(learner, version)
         return self._generator
 
@@ -96,15 +96,15 @@ class RayParts:
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
-        """Return the verifier: in processes beside the driver, or in actors."""
+        """Return the verifier, in processes beside the driver or in actors."""
         if self._recipe.on_cluster.verifiers:
             return self._keep(RayVerifier(self._recipe, self._model_folder, self._session, self.timeline))
         return self._keep(load_verifier(self._recipe, tokenizer))
 
     def evaluate(self, stop: threading.Event, activities: Any) -> Evaluate:
-        """Return the evaluator: by the servers of vLLM, or in an actor with the resources of a generator.
+        """Return the evaluator: the vLLM servers, or an actor with the resources of a generator.
 
-        `stop` is not needed there; `activities` are `scalerl.rl.loop.progress.Activities`.
+        `stop` is not used; `activities` are `scalerl.rl.loop.progress.Activities`.
         """
         recipe, cluster, limits = self._recipe, self._recipe.on_cluster, self._recipe.on_cluster.timeouts
         if recipe.vllm:
@@ -113,7 +113,7 @@ class RayParts:
         def pack(weights: Weights) -> StoredWeights:
             return store(weights, cluster.transport.bucket_mib, limits.weights)
 
-        # Its start includes the wait for room, which is the cluster's to bound.
+        # Its start includes the wait for free resources, which `cluster.timeouts.start` limits.
         timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, limits.start))
         actors = RayActors(self._session, "evaluation", limits.heartbeat)
         arguments = recipe.without_prompts(), self._model_folder, prompts_of(recipe)
@@ -126,22 +126,22 @@ class RayParts:
 
 
 class RayVerifier(Verification):
-    """Verification by `[cluster] verifiers` actors: the driver sends tokens, and goes on while they verify.
+    """Verification by `[cluster] verifiers` actors: the driver sends tokens and continues while they verify.
 
     completions -> shares -> idle actors -> outcomes, in order
 
-    Every actor has a `Verifier` of its own, with the worker processes of `task.limits`. One that is lost is
-    replaced, and its share is verified again by another: the outcomes do not depend on which actor verifies.
+    Every actor has its own `Verifier`, with the worker processes of `task.limits`. A lost actor is replaced,
+    and another verifies its share again: outcomes do not depend on which actor verifies.
 
     Raises:
-        InputError: what the task needs for its verifier cannot be loaded.
-        WorkerError: the verifiers do not start; or (by what `submit` returns) are lost again and again.
+        InputError: the verifier of the task cannot be loaded.
+        WorkerError: the verifiers do not start; or (by the result of `submit`) are lost too often.
     """
 
     def __init__(self, recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
         cluster, limits = recipe.on_cluster, recipe.on_cluster.timeouts
-        smallest = recipe.task.limits.workers  # of the processes of an actor some would be idle
+        smallest = recipe.task.limits.workers  # with fewer, some processes of an actor would be idle
         workers = [
             VerifierWorker(f"verifier {i}", i, limits.step, limits.start) for i in range(cluster.verifiers)
         ]
@@ -162,7 +162,7 @@ class RayVerifier(Verification):
             raise
 
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
-        """See `Verification.submit`; completions that were submitted before are given up."""
+        """See `Verification.submit`; completions that were submitted before are abandoned."""
         return self.pool.submit(completions)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class RayVerifier(Verification):
 
 
 def verify(channel: Channel, recipe: Recipe, model_folder: str) -> None:
-    """Verify the shares that come, in an actor."""
+    """Verify the shares that arrive at an actor."""
     torch.set_num_threads(1)
     verifier = load_verifier(recipe, load_tokenizer(model_folder))
     channel.send("started")

@@ -1,10 +1,10 @@
-"""Workers of vLLM that Ray places: each is started by an actor on its node, which relays to it.
+"""vLLM workers placed by Ray: an actor on each node starts a worker and relays calls to it.
 
     driver   calls, weights as references ->  actor   calls, weights as files ->  worker of vLLM
              <- answers                               <- answers
 
-The worker has the Python of vLLM's environment on that node, and the actor's GPUs. Weights come by the object
-store, before generation is paused for them. Once the actor ends, in whichever way, so does its worker.
+The worker runs the Python of vLLM's environment on that node, on the actor's GPUs. Weights are fetched from
+the object store before generation is paused for them. A worker ends with its actor, however that ends.
 """
 
 import os
@@ -39,7 +39,7 @@ from scalerl.rl.workers.processes import ChildProcess, FreshPython
 from scalerl.rl.workers.ray.backend import RayActors, RayProcess
 from scalerl.rl.workers.ray.session import Session
 
-_POLL = 1.0  # seconds between two looks at a worker that is silent
+_POLL = 1.0  # seconds between two checks of a worker that sends nothing
 
 
 def place_on_ray(
@@ -47,11 +47,11 @@ def place_on_ray(
 ) -> Servers:
     """Return as many workers as the session has generators, anywhere on the cluster.
 
-    Logs go to the folder `logs` of each node. `folder` is not needed: the files are on the nodes.
+    Logs go to the folder `logs` on each node. `folder` is not used, because the files are on the nodes.
     """
     cluster = session.cluster
     gpus = cluster.generator.gpus_or(0.0) > 0
-    # All of a cluster that is local is on this machine, and no other ever joins.
+    # A local cluster is only on this machine.
     here = [gpu.name for gpu in gpus_in_use()] if gpus and cluster.address == "local" else []
     settings = with_transport(settings, here)
     states = workers_of(settings, cluster.generators, model_folder, flags, logs, gpus)
@@ -60,7 +60,7 @@ def place_on_ray(
 
 
 class RayVllm(RayActors):
-    """Requests actors for workers of vLLM."""
+    """A backend that requests actors for vLLM workers."""
 
     def __init__(self, session: Session, *of_run: Any) -> None:
         super().__init__(session, "generators", session.cluster.timeouts.heartbeat)
@@ -72,7 +72,7 @@ class RayVllm(RayActors):
 
 
 class StoreTransport(VllmTransport):
-    """Has the actor of a server fetch the weights from the object store, and write them to files there."""
+    """A transport by which a server's actor fetches weights from the object store and writes files."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
@@ -99,7 +99,7 @@ def relay(
     logs: Path,
     arguments: Sequence[str],
 ) -> None:
-    """Start a worker of vLLM on this node, and pass on calls and answers until it exits."""
+    """Start a vLLM worker on this node, and relay calls and answers until it exits."""
     python = find_python(settings)
     folder = Path(tempfile.mkdtemp(prefix="scalerl-", dir=settings.weights_folder))
     around = environment(folder / "path", settings, model_folder, bool(os.environ.get(VISIBLE)))
@@ -114,7 +114,7 @@ def relay(
             while True:
                 backend.wait([worker], _POLL)
                 relayed.answer()
-        finally:  # before the driver knows, and ends this process
+        finally:  # before the loss is reported: the driver then ends this process
             relayed.remove()
     except WorkerLostError as error:
         why = str(error).removeprefix(str(worker.lost("")))
@@ -122,16 +122,16 @@ def relay(
 
 
 class _Relayed:
-    """A worker of vLLM, between the driver and `folder` on this node."""
+    """A vLLM worker on this node, whose files are in `folder`, as the relay sees it."""
 
     def __init__(self, channel: Channel, worker: ChildProcess, folder: Path) -> None:
         self._channel, self._worker, self._folder = channel, worker, folder
         self._installing: dict[int, str] = {}
-        """The files that calls under way install, by the number of the call."""
+        """Folders of weights that calls in progress install, by the number of the call."""
         self._writing = Lock()
 
     def forward(self) -> None:
-        """Pass on calls; those for weights are answered here, beside others."""
+        """Relay calls to the worker; calls to fetch weights are answered here, in threads."""
         while True:
             number, method, arguments = call = self._channel.receive()
             if method == "fetch":
@@ -142,10 +142,10 @@ class _Relayed:
             self._worker.send(call)
 
     def answer(self) -> None:
-        """Pass on what the worker has sent; what it has installed is removed.
+        """Relay the worker's messages; remove files that it has installed.
 
         Raises:
-            WorkerLostError: it has exited.
+            WorkerLostError: the worker has exited.
         """
         for kind, value, _ in self._worker.receive():
             if kind in ("answer", "refused") and (path := self._installing.pop(value[0], "")):
@@ -153,12 +153,12 @@ class _Relayed:
             self._channel.send(kind, value)
 
     def remove(self) -> None:
-        """Remove all files, and write no more."""
+        """Remove all files; no more are written afterwards."""
         with self._writing:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _fetch(self, number: int, stored: StoredWeights) -> None:
-        """Write weights to files, in place of those that were never installed."""
+        """Write weights to files; remove earlier ones that were never installed."""
         try:
             with self._writing:
                 if not self._folder.exists():
@@ -166,6 +166,6 @@ class _Relayed:
                 for unused in self._folder.glob("weights-*"):
                     shutil.rmtree(unused, ignore_errors=True)
                 value: Any = str(write_files(stored, self._folder / f"weights-{number}"))
-        except ScalerlError as error:  # no other worker could do better
+        except ScalerlError as error:  # the caller raises it: another worker would fail too
             value = error
         self._channel.send("answer", (number, value))

@@ -1,9 +1,9 @@
-"""Whether the cluster of a run is still there: its head, and the part of Ray on the driver's node.
+"""A watch on the cluster of a run: its head, and Ray's process (raylet) on the driver's node.
 
-Ray ends a driver at its next call where its node's part has died, without a message, and a minute later where
-the head is gone. So a thread watches both, and the driver calls `check` before it uses Ray: the run then ends
-with a message and a status. Where the driver cannot check in time, as it waits within Ray, the thread ends
-it; and where Ray was faster, a process that waits for the end of this one prints the message (`last_words`).
+Ray ends a driver without a message: at its next call if the node's raylet has died, and a minute later if the
+head is gone. So a thread watches both, and the driver calls `check` before it uses Ray, so that the run ends
+with a message and an exit status. If the driver cannot check in time, because it waits within Ray, the thread
+ends it. If Ray was faster, a process that waits for the end of this one prints a message (`last_words`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from contextlib import contextmanager, suppress
 from scalerl.errors import WorkerError, first_line
 
 _LOG = logging.getLogger("scalerl")
-_INTERVAL, _ANSWER = 1.0, 5.0  # seconds between two checks, and until an answer
+_INTERVAL, _ANSWER = 1.0, 5.0  # seconds between two checks, and the timeout of an answer
 GRACE = 30.0
-"""Seconds in which a run has to end once its cluster is lost; then it is ended."""
+"""Seconds that a run has to end by itself once its cluster is lost."""
 _RESUME = "the run folder is whole up to its newest checkpoint, and --resume goes on, on a new cluster"
 _watched: ClusterWatch | None = None
 _words: subprocess.Popen[bytes] | None = None
 
 
 class ClusterLostError(WorkerError):
-    """The head of the cluster is gone, or the driver's node of it: no actor can be reached."""
+    """The cluster's head is gone, or Ray on the driver's node: no actor can be reached."""
 
 
 def check() -> None:
@@ -44,15 +44,15 @@ def check() -> None:
 
 
 def gone() -> bool:
-    """Return whether it is lost, or its head does not answer just now: a call to Ray would block."""
+    """Return whether the cluster is lost or does not answer now, so that a call to Ray could block."""
     return _watched is not None and bool(_watched.lost or _watched.look(0.0))
 
 
 @contextmanager
 def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
-    """Watch the head at HOST:PORT, and Ray's process on this node, which listens at the path `own`.
+    """Watch the head at HOST:PORT, and the raylet on this node, which listens at the path `own`.
 
-    The head may be away for `heartbeat` seconds.
+    The head may be unreachable for `heartbeat` seconds.
 
     Raises:
         ClusterLostError: in place of any error that the loss has caused.
@@ -64,7 +64,7 @@ def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
     except ClusterLostError:
         raise
     except Exception as error:
-        # Calls to Ray fail in many ways once it is gone, mostly before the thread has noticed why.
+        # Calls to Ray fail in many ways once it is gone, mostly before the thread has noticed the loss.
         if why := watch.lost or watch.look(0.0):
             watch.lost = why
             raise ClusterLostError(why) from error
@@ -76,12 +76,12 @@ def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Print how the run can go on if this process is ended meanwhile, by Ray or by a kill."""
+    """Print how to resume the run if Ray or a kill ends this process within the context."""
     global _words
     line = f"scalerl: [cluster]: this process was ended by Ray, or from outside; {_RESUME}"
     script = 'read -r end || printf "%s\\n" "$0" >&2'
-    # A shell: Ray may end this process at any instant by _exit or SIGKILL, after which only another process
-    # can write. It reads until the pipe closes, which the kernel does for a killed writer.
+    # A shell, because after an _exit by Ray or a SIGKILL only another process can print. It reads until the
+    # pipe closes, which the kernel does for a killed writer.
     command = ["/bin/sh", "-c", script, line]
     _words = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
@@ -91,7 +91,7 @@ def last_words() -> Iterator[None]:
 
 
 def _keep_words() -> None:
-    """Keep the line back: this process ends by itself."""
+    """Stop the shell without printing: this process ends by itself."""
     global _words
     if _words is not None:
         with suppress(OSError):
@@ -100,7 +100,7 @@ def _keep_words() -> None:
 
 
 class ClusterWatch:
-    """A thread that watches head and node; `lost` is the message of what does not answer any more."""
+    """A thread that watches head and raylet; `lost` is the message once one of them is lost, or empty."""
 
     def __init__(self, head: str, own: str, heartbeat: float) -> None:
         self._head, self._own, self._heartbeat = head, own, heartbeat
@@ -110,13 +110,13 @@ class ClusterWatch:
         threading.Thread(target=self._watch, name="cluster-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop to watch: the run ends by itself."""
+        """Stop watching: the run ends by itself."""
         self._closed.set()
 
     def look(self, heartbeat: float, held: bool = False) -> str:
-        """Return what is lost, if anything: the head, where it has not answered for `heartbeat` seconds.
+        """Return the message of a loss, or "": the head is lost if unreachable for `heartbeat` seconds.
 
-        Ray on this node is there if a connection to it is `held`; a new one each time would fill its log.
+        The raylet is alive while a connection to it is `held`; a new one for each check would fill its log.
         """
         head = f"its head at {self._head}"
         complaint = _unreachable(self._head)
@@ -143,7 +143,7 @@ class ClusterWatch:
             while not (self.lost or self._closed.is_set()):
                 if not held:
                     self._closed.wait(_INTERVAL)
-                elif select.select([connection], [], [], _INTERVAL)[0]:  # it is closed by the end of Ray
+                elif select.select([connection], [], [], _INTERVAL)[0]:  # closed when the raylet ends
                     held = False
                 self.lost = self.look(self._heartbeat, held)
         if self.lost and not self._closed.wait(GRACE):
@@ -151,7 +151,7 @@ class ClusterWatch:
 
 
 def _unreachable(address: str) -> str:
-    """Return why no connection to HOST:PORT can be made; empty where one can."""
+    """Return why no connection to HOST:PORT can be made, or "" if one can."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER).close()
@@ -161,20 +161,20 @@ def _unreachable(address: str) -> str:
 
 
 def _has_ended(path: str) -> bool:
-    """Return whether no process listens at a path any more; one that is slow to answer does."""
+    """Return whether no process listens at a path any more; a slow one counts as listening."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_ANSWER)
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return True
-        except OSError:  # a full backlog or a timeout: it lives
+        except OSError:  # a full backlog or a timeout: the process is alive
             pass
     return False
 
 
 def _end(why: str) -> None:
-    """End this process, as Ray would; its own processes follow it."""
+    """End this process, as Ray would; its child processes end with it."""
     _keep_words()
     os.write(2, f"scalerl: {why}\n".encode())
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined or started, and the room that the run reserves on it."""
+"""The Ray cluster of a run, joined or started, and the resources that the run reserves on it."""
 
 import logging
 import math
@@ -21,8 +21,8 @@ from scalerl.rl.workers.ray import cluster_watch
 from scalerl.rl.workers.signals import masked_signals
 
 _LOG = logging.getLogger("scalerl")
-_INTERVAL = 2.0  # seconds between two checks for room
-_ANSWER = 5.0  # seconds in which a cluster must answer
+_INTERVAL = 2.0  # seconds between two checks for free resources
+_ANSWER = 5.0  # seconds within which a cluster must answer
 
 
 def _ray() -> Any:
@@ -35,23 +35,23 @@ def _ray() -> Any:
 
 @contextmanager
 def connected(cluster: Cluster, engine: AnyEngine = BUILT_IN) -> Iterator[None]:
-    """Join the cluster of `[cluster]`, or start it; leave it, or end it, in the end.
+    """Join or start the cluster of `[cluster]`; leave or end it at the end of the context.
 
     A program that has called `ray.init` itself keeps its connection.
 
     Raises:
-        InputError: Ray is not installed, or no cluster is where the recipe says.
+        InputError: Ray is not installed, or there is no cluster at the recipe's address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A call after the end of the cluster, as to kill an actor that went with it, would start another one.
+    # A call after the end of the cluster, such as to kill an actor, would otherwise start another cluster.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-    # Ray warns that this will be the default.
+    # The future default, about which Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray ends a driver after this long without its head; `cluster_watch` does so before, and says why.
+    # Ray ends a driver after this long without its head; `cluster_watch` ends it earlier, with a reason.
     reconnect = round(cluster.timeouts.heartbeat + 3 * cluster_watch.GRACE)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(reconnect))
-    # Ray prints pages on standard output about each process that died, which the run reports by itself, where
-    # --json has its object. Ray reads this as it is imported.
+    # Ray prints pages about each dead process to standard output, where --json prints its object; the run
+    # reports such a process itself. Ray reads this at import.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
     if cluster.address == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all sockets on the loopback
@@ -65,8 +65,8 @@ def connected(cluster: Cluster, engine: AnyEngine = BUILT_IN) -> Iterator[None]:
     before, ours = _children() if local else [], list[Any]()
     with cluster_watch.last_words():
         try:
-            # Signals to all of a job stop a run with a checkpoint. SIGINT Ray masks in its processes by
-            # itself, and SIGTERM ends them.
+            # Signals to a whole job stop a run with a checkpoint and must not end Ray's processes. Ray itself
+            # masks SIGINT in them; SIGTERM must still end them.
             with masked_signals((signal.SIGHUP, signal.SIGUSR1)):
                 _init(ray, cluster, engine)
             if threading.current_thread() is threading.main_thread():
@@ -78,11 +78,11 @@ def connected(cluster: Cluster, engine: AnyEngine = BUILT_IN) -> Iterator[None]:
                 yield
         finally:
             ray.shutdown()
-            _kill(ours)  # where the head of a local cluster was killed, Ray leaves some of its processes
+            _kill(ours)  # if the head of a local cluster was killed, Ray leaves some of its processes behind
 
 
 def _children() -> list[Any]:
-    import psutil  # Ray brings it
+    import psutil  # a dependency of Ray
 
     return psutil.Process().children(recursive=True)
 
@@ -91,7 +91,7 @@ def _kill(processes: Sequence[Any]) -> None:
     import psutil
 
     for process in processes:
-        with suppress(psutil.Error):  # it has ended, as most have by now
+        with suppress(psutil.Error):  # most have already exited
             process.kill()
 
 
@@ -107,7 +107,7 @@ def _init(ray: Any, cluster: Cluster, engine: AnyEngine) -> None:
     if address == "local":
         with _gpus_for_actors(cluster, engine) as gpus:
             requests = requests_of(cluster, gpus.get("num_gpus", 0), engine)
-            # As many processes as are asked for, however few cores they share.
+            # Enough CPUs for all requested actors, even if they share fewer cores.
             cpus = max(math.ceil(_in_all(requests)["CPU"]), os.cpu_count() or 1)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **gpus, **quiet)
         there = ray.cluster_resources()
@@ -116,7 +116,7 @@ def _init(ray: Any, cluster: Cluster, engine: AnyEngine) -> None:
         return
     try:
         ray.init(address=_answering(address), **quiet)
-    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is one of the first
+    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is an OSError
         where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
         raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
@@ -124,10 +124,10 @@ def _init(ray: Any, cluster: Cluster, engine: AnyEngine) -> None:
 
 @contextmanager
 def _gpus_for_actors(cluster: Cluster, engine: AnyEngine) -> Iterator[dict[str, int]]:
-    """Yield the GPUs to give to `ray.init`: those of this machine that the driver leaves to actors.
+    """Yield the arguments for `ray.init` that give it the GPUs of this machine which the driver leaves free.
 
     Raises:
-        InputError: there are fewer than the driver needs.
+        InputError: there are too few GPUs for vLLM's workers beside the driver.
     """
     gpus, first = gpus_in_use(), cluster.beside_ray
     if not gpus:
@@ -136,7 +136,7 @@ def _gpus_for_actors(cluster: Cluster, engine: AnyEngine) -> Iterator[dict[str, 
     if isinstance(engine, Vllm) and not engine.urls:
         gpus_of_workers(engine, cluster.generators, [gpu.name for gpu in gpus], first)
     before = os.environ.get(VISIBLE)
-    names = [gpu.name for gpu in gpus[first:] or gpus]  # a single one is for all
+    names = [gpu.name for gpu in gpus[first:] or gpus]  # a single GPU is shared
     os.environ[VISIBLE] = ",".join(names)
     try:
         yield {"num_gpus": len(names)}
@@ -146,7 +146,7 @@ def _gpus_for_actors(cluster: Cluster, engine: AnyEngine) -> Iterator[dict[str, 
 
 
 def _answering(address: str) -> str:
-    """Return the address of a cluster that answers: where none does, Ray itself would try for minutes."""
+    """Return the address if a cluster answers there, else raise an OSError; Ray would retry for minutes."""
     if address.startswith("ray://"):
         raise ValueError("the command has to run on a node of the cluster")
     found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
@@ -158,16 +158,16 @@ def _answering(address: str) -> str:
 
 
 Requests = Mapping[str, tuple[Resources, ...]]
-"""By role: the resources of each actor."""
+"""The resources of each actor, by role."""
 _SPREAD = {"trainers": "PACK", "generators": "SPREAD", "verifiers": "SPREAD", "evaluation": "PACK"}
-"""How the actors of a role are spread over nodes."""
+"""Ray's placement strategy for the actors of a role."""
 
 
 def requests_of(cluster: Cluster, gpus: float, engine: AnyEngine = BUILT_IN) -> Requests:
-    """Return what a run requests on a cluster that has `gpus` GPUs.
+    """Return the resource requests of a run on a cluster that has `gpus` GPUs.
 
-    As on one machine (`scalerl.rl.config.devices`), the evaluation has a GPU that is left over, or else half
-    of the last generator's. Where the table has a number in place of `auto` it has as many as a generator.
+    As on one machine (`scalerl.rl.config.devices`), the evaluation gets a GPU that is left over, otherwise
+    half of the last generator's. With a number in place of `auto` it gets as many GPUs as a generator.
     """
     fixed = cluster.with_gpus(gpus, engine)
     generators, last = (fixed.generator,) * cluster.generators, fixed.generator
@@ -190,11 +190,11 @@ def _in_all(requests: Requests) -> dict[str, float]:
 
 
 class Session:
-    """Room on the cluster for all parts of a run, released by `close`.
+    """The resources that a run reserves on the cluster for all its parts; `close` releases them.
 
     Raises:
-        InputError: there is not so much, and none came within `timeouts.start`; or this node's GPUs are Ray's
-            and needed beside it.
+        InputError: the resources are not free within `timeouts.start`, or the learner in the driver needs a
+            GPU of this node that Ray gives to actors.
     """
 
     def __init__(self, cluster: Cluster, engine: AnyEngine = BUILT_IN) -> None:
@@ -206,23 +206,23 @@ class Session:
         _check_beside_ray(cluster)
         self._requests = requests_of(cluster, there.get("GPU", 0.0), engine)
         self.cluster = cluster.with_gpus(there.get("GPU", 0.0), engine)
-        """The table `[cluster]`, with the number of GPUs that each actor has."""
+        """The table `[cluster]`, with the number of GPUs of each actor filled in."""
         bundles = {role: [one.bundle() for one in each] for role, each in self._requests.items()}
         gpus = there.get("GPU", 0.0)
         self._beside = "evaluation" in bundles and cluster.evaluates_beside(gpus)
         self.held = HeldDevices.on_cluster(cluster, engine, len(gpus_in_use()), gpus)
-        """What a process of each role is counted with."""
+        """The devices that a process of each role counts as."""
         if self._beside:
             (own,), shared = bundles.pop("evaluation"), bundles["generators"][-1]
             bundles["generators"][-1] = {name: n + own[name] for name, n in shared.items()}
         self._groups: dict[str, Any] = {
             role: placement_group(of_role, strategy=_SPREAD[role]) for role, of_role in bundles.items()
         }
-        """By role."""
+        """The placement group of each role."""
         self._wait(cluster, before)
 
     def options(self, role: str, number: int) -> dict[str, Any]:
-        """Return the options of Ray for actor `number` of a role."""
+        """Return Ray's options for actor `number` of a role."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         resources = self._requests[role][number]
@@ -245,7 +245,7 @@ class Session:
                     raise InputError(f"{_lack(self._requests, before)}; {waited}")
 
     def close(self) -> None:
-        """Release what was reserved."""
+        """Release the reserved resources."""
         from ray.util.placement_group import remove_placement_group
 
         while self._groups and not cluster_watch.gone():
@@ -253,7 +253,7 @@ class Session:
 
 
 def _lack(requests: Requests, before: Mapping[str, float]) -> str:
-    """Return a sentence of what is requested, of what there is, and of the keys to change."""
+    """Return a sentence on the requested and the existing resources, and on the keys to change."""
     ray = _ray()
     roles = [
         f"{counted(len(each), role.removesuffix('s'))} of {_words(each[0].bundle())}"
@@ -265,18 +265,18 @@ def _lack(requests: Requests, before: Mapping[str, float]) -> str:
     has = f"{_words(there, kinds)} on {nodes}, {_words(before, kinds)} of them free"
     keys = " or ".join(f"cluster.{role}" for role in ("generators", "trainers") if role in requests)
     change = f"lower {keys or 'cluster.generators'}"
-    if in_all["GPU"] > there.get("GPU", 0.0) and "evaluation" in requests:  # vLLM's workers share none
+    if in_all["GPU"] > there.get("GPU", 0.0) and "evaluation" in requests:  # vLLM's workers cannot share
         change += ", or have actors share a GPU (cluster.generator.gpus=0.5)"
     return f"[cluster] asks for {', '.join(roles)}: {_words(in_all, kinds)}; there are {has}; {change}"
 
 
 def _check_beside_ray(cluster: Cluster) -> None:
-    """Check that Ray does not give out the GPU that a learner in the driver takes of this node.
+    """Check that Ray does not give actors the GPU of this node that a learner in the driver uses.
 
     Raises:
-        InputError: it does.
+        InputError: Ray gives it to actors.
     """
-    if cluster.address == "local" or not cluster.beside_ray:  # the first: `_init` has left it out
+    if cluster.address == "local" or not cluster.beside_ray:  # in a local cluster `_init` has left it out
         return
     ray = _ray()
     own = ray.get_runtime_context().get_node_id()
@@ -289,14 +289,14 @@ def _check_beside_ray(cluster: Cluster) -> None:
 
 
 def here() -> tuple[str, int]:
-    """Return node and process of this actor, for messages."""
+    """Return the node, for messages, and the process id of this actor."""
     ray = _ray()
     context = ray.get_runtime_context()
     return f"node {ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})", os.getpid()
 
 
 def _words(resources: Mapping[str, float], kinds: Sequence[str] = ()) -> str:
-    """Return amounts in words; those of `kinds` where there are none, too."""
+    """Return amounts in words, including zero amounts of `kinds`."""
     amounts = {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
     words = [f"{n:g} {name}{'s' * (n != 1)}" for name, n in amounts.items() if n or name in kinds]
     return " and ".join(words) or "nothing"
