@@ -2,11 +2,11 @@
 
     points.py, sample.py         the points to fit, and the rows that the numerics make of them
     families.py, own_families.py the curves, and those from outside; prior.py has the prior with its reasons
-    noise.py                     noise that neighbours share, and the wander, integrated out
+    noise.py                     correlated noise and the wander, integrated out
     posterior.py, nodes.py       the posterior, and where its nodes lie; worth.py: what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
     misfit.py, evidence.py       lack of fit: whether any curve describes the run; changes.py: jumps, bursts
-    fit.py, fitted.py            one fit, and what it says, of which answers.py has the parts
+    fit.py, fitted.py            one fit and its answers; answers.py has the parts of these
     result.py                    the same as JSON, tables and text
     seeds.py, campaign.py        the effect of a seed; the prior from runs of the same campaign
 

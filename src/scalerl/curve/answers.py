@@ -1,4 +1,4 @@
-"""The parts of a fit's answer: parameters, whether the data fix the ceiling, noise, forecasts, verdicts."""
+"""The parts of a fit's answer: parameters, identification of the ceiling, noise, forecasts, verdicts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from scalerl.numbers import chance_text, percent
 from scalerl.quantiles import Interval, span_quantiles, tails, weighted_quantiles
 
 GO, NO_GO = 0.95, 0.05
-"""Probability of reaching the target from which the verdict is go, and to which it is no-go."""
+"""Probability of reaching the target from which the verdict is go, and up to which it is no-go."""
 BENT = 1.0
-"""Times C_mid (posterior median) that data reach which show a bend: no-go takes one, go does not."""
+"""Data that reach this many times C_mid (posterior median) show a bend: no-go needs one, go does not."""
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
-"""A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
+"""A ceiling is identified if its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
-"""... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
+"""... if the data reach this many times C_mid by its median, and this many by its 97.5 % quantile ..."""
 MIN_EVALUATIONS = MIN_POINTS
-"""... of this many evaluations at least: fewer determine neither the noise nor a misfit."""
+"""... with at least this many evaluations: fewer determine neither the noise nor a misfit ..."""
 MAX_AT_BOUND = 0.05
-"""More of the posterior than this against the bound of a parameter means that the data do not fix it."""
+"""... if no more than this share of the posterior is at an edge of the prior of B or of C_mid ..."""
 MAX_WANDER = 0.2
-"""... and when the run has wandered off the curve by no more than this share of A - R_0 ..."""
+"""... if the run has wandered off the curve by no more than this share of A - R_0 ..."""
 FAR, MAX_FAR = 10.0, 0.1
-"""... and when so many times the compute is forecast within this share of A - R_0 of the ceiling."""
+"""... and if the forecast at this many times the compute is within this share of A - R_0 of the ceiling."""
 
 Verdict = Literal["go", "no-go", "too close", "too early", "training reward"]
-"""The last where what was fitted is no held-out metric, so that there can be no go and no no-go."""
+"""The last if what was fitted is not a held-out metric: there can be no go and no no-go then."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Medians:
-    """Posterior medians, the points beside the intervals, with the conditioning of `Intervals`.
+    """Posterior medians, the points beside the intervals, conditioned as those of `Intervals`.
 
-    The least-squares curve has other parameters, which may lie outside of the intervals where the
-    log-logistic family misfits or the noise is correlated.
+    The least-squares curve has other parameters, which may lie outside the intervals where the log-logistic
+    family misfits or the noise is correlated.
     """
 
     A: float
@@ -68,7 +68,7 @@ class Medians:
 
 @dataclass(frozen=True)
 class Identification:
-    """Whether the data fix the ceiling, in one sentence why, and what that rests on."""
+    """Whether the data identify the ceiling, why in one sentence, and the figures behind it."""
 
     identified: bool
     why: str
@@ -78,20 +78,20 @@ class Identification:
     at_bounds: dict[str, float]
     """Share of the posterior against a bound: A at 1, B and C_mid at either edge of their prior."""
     widest: float
-    """The width of A's 95 % interval up to which the ceiling is called identified."""
+    """The width of A's 95 % interval up to which the ceiling is identified."""
     waits: bool = False
-    """Whether it lacks only evaluations at more compute, as far as the present curve says."""
+    """Whether only evaluations at more compute are missing, as far as the present curve shows."""
 
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Posterior means of the noise of one evaluation, and what is known beside the run.
+    """Posterior means of the noise of one evaluation, and what is known from outside the run.
 
-    `phi` is the correlation of neighbours, `wander` where the run is off its curve at the last evaluation for
-    good (`scalerl.curve.noise`), `floor` the sampling noise on fixed prompts, NaN where not known,
+    `phi` is the correlation of neighbours, `wander` how far the run is permanently off its curve at the
+    last evaluation (`scalerl.curve.noise`), `floor` the sampling noise on fixed prompts, NaN where not known,
     `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`), and
-    `floor_from` what the floor is known from: the number of samples, or how prompts differ between
-    evaluations (`scalerl.record.prompts`); None where it is not known.
+    `floor_from` the source of the floor: the number of samples, or how prompts differ between evaluations
+    (`scalerl.record.prompts`); None where the floor is not known.
     """
 
     sd: float
@@ -106,9 +106,9 @@ class NoiseEstimate:
 class Forecast:
     """Forecast of the pass rate at `compute`.
 
-    `median` is the posterior median of the mean curve, `paper_point` the least-squares log-logistic curve,
-    `interval` holds the mean curve of this run, `prediction` one more evaluation of it with its noise, and
-    `rerun` the mean curve of another run of the recipe, with another seed.
+    `median` is the posterior median of the mean curve, `paper_point` the least-squares log-logistic curve.
+    `interval` is for the mean curve of this run, `prediction` for one more evaluation of it with its noise,
+    `rerun` for the mean curve of another run of the recipe with another seed.
     """
 
     compute: float
@@ -173,7 +173,7 @@ class Forecasts:
         return data_frame(self.to_dict())
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return arrays (M,) by name, the computes in one named by the axis, intervals in two each."""
+        """Return arrays (M,) by name: the computes under the axis name, each interval as two arrays."""
         columns: dict[str, np.ndarray] = {self.axis: self.compute, "median": self.median}
         columns["paper_point"] = self.paper_point
         for name in ("interval", "prediction", "rerun"):
@@ -193,7 +193,7 @@ class Chance:
     why: str
     """One sentence: why the verdict for this run is what it is."""
     withheld: bool = False
-    """Whether no curve stands behind the probabilities: a misfit, no held-out metric, or a NaN at the end."""
+    """Whether no curve supports the probabilities: a misfit, no held-out metric, or a NaN at the end."""
 
     @property
     def answer(self) -> str:
@@ -202,7 +202,7 @@ class Chance:
 
     @property
     def answer_rerun(self) -> str:
-        """The answer for a rerun with another seed, as `answer` has it for this run."""
+        """The verdict for a rerun with another seed, in the form of `answer`."""
         return self._answer(self.verdict_rerun, self.probability_rerun)
 
     def _answer(self, verdict: Verdict, probability: float) -> str:
@@ -238,7 +238,7 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     """Return the medians of the parameters, and their central intervals at `level`."""
     low, high = tails(level)
     at_Q = np.array([low, 0.5, high])
-    # B means something else in each family, so that an average of it over families would be no curve's B.
+    # B means something else in each family, so an average of it over families would be no curve's B.
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
     B_Q, C_mid_Q = (
         np.exp(span_quantiles(span_cells2, own.weight_cells, at_Q))
@@ -250,10 +250,10 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
 
 
 def identify(post: Posterior, sample: Sample, suspected: str, level: float) -> Identification:
-    """Decide by the posteriors of A and of C_max / C_mid, always at 95 %, and by the forecast at `FAR`.
+    """Decide from the posteriors of A and C_max / C_mid, always at 95 %, and from the forecast at `FAR`.
 
-    And by a change of slope that is `suspected`, as a sentence says; it is empty where none is. The sentence
-    says that it is at 95 % where the fit reports another `level`.
+    A sentence in `suspected` names a change of slope, which prevents identification; it is empty without one.
+    The reason says "at 95 %" where the fit reports another `level`.
     """
     # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     at_Q = np.array([0.025, 0.5, 0.975])
@@ -266,12 +266,12 @@ def identify(post: Posterior, sample: Sample, suspected: str, level: float) -> I
         "B": (post.log_b_cells, *post.prior.log_b),
         "C_mid": (post.log_mid_cells, *log_mid_range(sample)),
     }
-    # Near an edge, by .05 in logs or .01 for A: nodes lie inside of a range, and not on its ends.
+    # "Near an edge" is .05 in logs or .01 for A: nodes lie inside a range, not on its ends.
     at_bounds = {"A": float(post.weight[post.A > 0.99].sum())}
     for name, (value, start, stop) in edges.items():
         at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())
     gain = float(np.sum((post.A - post.R_0) * post.weight))
-    # A run that has gained little would else pass by the absolute width, whatever its ceiling.
+    # Otherwise a run that has gained little would pass by the absolute width, whatever its ceiling.
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
     # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])

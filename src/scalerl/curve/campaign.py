@@ -1,16 +1,16 @@
-"""A prior from sibling runs: what runs of one base model and evaluation set have shown of B and of A.
+"""A prior from sibling runs: what runs of the same base model and evaluation set show about B and A.
 
     p(log B, A) = .8 t(log B) N(A) + .2 prior of the fit              for each family; k siblings
     t: k - 1 degrees about the siblings' mean, scale^2 = s^2 (1 + 1/k)     N: mean and twice the sd of their A
 
 The t is the predictive distribution of the next sibling's log B if theirs are normal with unknown mean and
 variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2). The siblings' own errors are not taken
-out of their variance s^2, and it is at least their mean squared error and `LOG_B_FLOOR`^2: siblings that
-hardly determine their B, or that agree by luck, give a wide prior. So is that of A, of which a run may differ
-more than its siblings do. The part of the fit's own prior lets the data overrule siblings of another kind (a
-robust meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as
-C_mid moves with the batch and the learning rate. The prior is learnt family by family, as B means something
-else in each; the families stay as probable as they were before the run.
+out of their variance s^2, which is also at least their mean squared error and `LOG_B_FLOOR`^2: siblings that
+hardly determine their B, or that agree by luck, give a wide prior. The prior of A is wide too, as a run may
+differ more from its siblings than they do from one another. The share of the fit's own prior lets the data
+overrule siblings of another kind (a robust meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid
+and R_0 keep their prior, as C_mid moves with the batch and the learning rate. The prior is learnt family by
+family, as B means something else in each; the families stay as probable as they were before the run.
 
 Shapes: k siblings.
 """
@@ -29,13 +29,13 @@ from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 
 MIN_SIBLINGS = 3
-"""Fewer do not determine their spread; of few the t has long tails."""
+"""Fewer do not determine their spread; with few the t has long tails."""
 LOG_B_FLOOR = 0.08
 """Least spread of log B between siblings: that of the paper's nine leave-one-out arms."""
 A_FLOOR = 0.05
 """Least standard deviation of the prior of A."""
 A_WIDER = 2.0
-"""The prior of A is so many times wider than the siblings are spread."""
+"""How many times wider the prior of A is than the spread of the siblings."""
 STRANGER = 0.2
 """Prior probability that a run is unlike its siblings."""
 
@@ -60,7 +60,7 @@ class FamilyPrior:
         log_t = -(degrees + 1) / 2 * np.log1p(t**2 / degrees) - 0.5 * math.log(degrees * math.pi)
         log_t += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
         z = (A - self.A) / self.A_sd
-        # The normal is cut to [0, 1], where a ceiling lies: near 1 half of it would be outside.
+        # The normal is truncated to [0, 1], where a ceiling lies: near 1 half of it would be outside.
         inside = below((1.0 - self.A) / self.A_sd) - below(-self.A / self.A_sd)
         log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
         return np.logaddexp(math.log(1 - STRANGER) + log_t + log_normal - log_base, math.log(STRANGER))
@@ -73,7 +73,7 @@ class CampaignPrior:
     n_siblings: int
     families: tuple[FamilyPrior, ...]
     dropped: tuple[str, ...] = ()
-    """Runs given as siblings and left out: the run itself, one given twice, one that no family describes."""
+    """Sources of siblings left out: the run itself, duplicates, and runs that no family describes."""
 
     @property
     def degrees(self) -> int:
@@ -81,9 +81,9 @@ class CampaignPrior:
         return self.n_siblings - 1
 
     def apply(self, post: Posterior) -> Posterior:
-        """Return the posterior with this prior beside its own: the same nodes, with other weights.
+        """Return the posterior under this prior mixed with its own: the same nodes with other weights.
 
-        The posterior of the noise's size stays. Nodes lie where the posterior had mass, so that the siblings
+        The posterior of the noise sd is unchanged. Nodes lie where the posterior had mass, so the siblings
         choose among what the run's own data allow.
         """
         by_name = {prior.family: prior for prior in self.families}
@@ -105,17 +105,17 @@ class CampaignPrior:
 
 
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
-    """Learn the prior of a run from its siblings; returns it, and a sentence: what it is, or why it is None.
+    """Learn the prior of a run from its siblings; return it, or None, and a sentence: what it is, or why.
 
     The siblings must be fitted with the `r0` and `min_compute` of the run, so that B and A are the same
     quantities in all of them. The run itself, whole or cut short, is left out; a sibling given twice counts
     once, and one that no family describes (`Fit.misfit`) does not count.
 
     Raises:
-        InputError: a sibling is on another compute axis, where B is another, or has other families of curves.
+        InputError: a sibling has another compute axis (where B is another), metric, or set of families.
     """
     for sibling in siblings:
-        # `_family_prior` takes families by their place, which must mean the same in all.
+        # `_family_prior` finds families by their place, which must mean the same in all.
         if sibling.posterior.families != own.posterior.families:
             raise InputError(f"{sibling.points.source}: fit the run and its siblings with the same families")
         if not sibling.metric.is_comparable(own.metric):
@@ -140,7 +140,7 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
 
 
 def check_siblings(records: Sequence[RunRecord]) -> None:
-    """Reject runs that were evaluated on other prompts, as far as these are on record; the run comes first.
+    """Reject runs that were evaluated on other prompts, as far as prompts are on record; the run comes first.
 
     Raises:
         InputError: the prompts of a run's evaluations are not those of the first run that has any on record.
@@ -161,7 +161,7 @@ def check_siblings(records: Sequence[RunRecord]) -> None:
 
 
 def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ...]]:
-    """Return siblings that are neither the run nor one another, nor a misfit; and the sources of the rest."""
+    """Return the siblings that are distinct runs without a misfit, and the sources of the rest."""
     kept: list[Fit] = []
     dropped = []
     for sibling in siblings:
@@ -185,7 +185,7 @@ def _same_run(one: Points, other: Points) -> bool:
 
 
 def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior:
-    # Family by family: given another family the same run has another B.
+    # Family by family: the same run has another B in each family.
     posts = [sibling.posterior.only(index) for sibling in siblings]
     log_b, spread = _mean_and_spread([(post.log_b_cells, post.weight_cells) for post in posts])
     A, A_spread = _mean_and_spread([(post.A, post.weight) for post in posts])
@@ -195,7 +195,7 @@ def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior
 
 
 def _mean_and_spread(posteriors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Return the mean over siblings; and their sd, or the root mean square of their errors if larger."""
+    """Return the mean over siblings, and their sd or the root mean square of their errors, if larger."""
     mean_k = np.array([float(np.sum(value * weight)) for value, weight in posteriors])
     square_k = np.array([float(np.sum(value**2 * weight)) for value, weight in posteriors])
     error = math.sqrt(max(float(np.mean(square_k - mean_k**2)), 0.0))

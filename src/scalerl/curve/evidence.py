@@ -2,12 +2,12 @@
 
     y = R(C) + wander + noise                   a healthy run, the null
     y = R(C) + wander + noise + g d_j(C)        a change at C_j: d_j is a hinge (0, then a line) or a step
-    y = R(C) + waves + noise                    the wander of a healthy run several times over
+    y = R(C) + waves + noise                    a larger and faster wander than that of a healthy run
 
 R(C) is the curve of the family that fits best, with small changes of its parameters and steps towards the
 other families' curves: a run between two families is healthy. The wander is a smooth process of small known
-sd. The noise is AR(1), less where the curve is near 1, as that of a share is; its sd and correlation are
-integrated over a grid, so that residuals that contain the misfit fix neither. All else is Gaussian and
+sd. The noise is AR(1), and smaller where the curve is near 1, as that of a share is. Its sd and correlation
+are integrated over a grid, so that residuals that contain the misfit fix neither. All else is Gaussian and
 integrated in closed form. Known sampling noise plays no part: training adds noise of its own, so scatter
 above the sampling noise is no evidence. Structure is.
 
@@ -27,21 +27,21 @@ from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import Sample
 
 WANDER_SD, WAVES_SD = 0.003, 0.02
-"""Sd of the smooth deviation of a healthy run, and of one that no family explains, in pass rate."""
+"""Sd, in pass rate, of the smooth deviation of a healthy run, and of one that no family explains."""
 CHANGE_SD = np.array([0.02, 0.06, 0.2])
-"""Prior sd of the size of a change (the step; the hinge at the last evaluation): small to large, alike."""
+"""Prior sds of the size of a change (step; hinge at the last evaluation): small to large, equally likely."""
 PARAMETER_SD = (0.1, 0.1, 0.3, 0.3)
 """Prior sd of A, R_0, log B and log C_mid about the fitted curve: the first columns of the null."""
 FAMILY_SD = 0.3
 """Prior sd of a step towards the curve of another family, where 1 is all the way."""
 N_WAVES = 8
-"""Cosines of which the wander and the waves consist: the last columns of the null."""
+"""Cosines that make up the wander and the waves: the last columns of the null."""
 PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8])
-"""Correlations of the noise of neighbours, equally probable beforehand."""
+"""Correlations of the noise of neighbours, equally probable a priori."""
 _WANDER_LENGTH = 0.15  # correlation length of the wander, as a share of the run
-_OTHER_NOISE = 0.01  # variance of the noise that p (1 - p) leaves out, in that of one sample
+_OTHER_NOISE = 0.01  # variance of the noise besides p (1 - p), in that of one sample
 _SD_NODES = 10
-_SIDE = 3  # evaluations on each side of a change, the least
+_SIDE = 3  # least number of evaluations on each side of a change
 _MOST_HINGES, _MOST_STEPS = 40, 120
 
 Node = tuple[float, float]
@@ -50,7 +50,7 @@ Node = tuple[float, float]
 
 @dataclass(frozen=True)
 class Healthy:
-    """y = curve + Z beta + noise, beta_k ~ N(0, sd_k^2): the parameters, other families, the wander."""
+    """y = curve + Z beta + noise, beta_k ~ N(0, sd_k^2); Z: the parameters, other families, the wander."""
 
     curve: Curve
     curve_N: np.ndarray
@@ -59,7 +59,7 @@ class Healthy:
     sd_K: np.ndarray
 
     def with_waves(self) -> Healthy:
-        """Return the model with larger and faster waves that no family explains, alike in all frequencies."""
+        """Return the model with larger and faster waves that no family explains, equal at all frequencies."""
         sd_K = self.sd_K.copy()
         sd_K[-N_WAVES:] = WAVES_SD / math.sqrt(N_WAVES)
         return replace(self, sd_K=sd_K)
@@ -67,9 +67,9 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Changes:
-    """Candidate columns, the hinges first; `first_J` is the first evaluation that a change moves.
+    """Candidate columns, hinges first; `first_J` is the first evaluation that each change moves.
 
-    `log_tried` is the log of the share of all steps that are candidates: the others count, as unlikely.
+    `log_tried` is the log of the share of all steps that are candidates: the others count as unlikely.
     """
 
     columns_NJ: np.ndarray
@@ -80,7 +80,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log evidence of the healthy run and of each alternative, with its most probable node of the noise."""
+    """Log evidence of the healthy run and of each alternative, with its most probable noise node."""
 
     null: Healthy
     log_null: float
@@ -97,7 +97,7 @@ class Evidence:
 
     @property
     def log_change(self) -> float:
-        """Log evidence of a misfit of any kind, the three equally probable beforehand."""
+        """Log evidence of a misfit of any kind, the three equally probable a priori."""
         return _log_mean(self.log_kinds)
 
 
@@ -114,7 +114,7 @@ def model_around(sample: Sample, curve: Curve, others_NK: np.ndarray) -> Healthy
     """Make the model around one curve; `others_NK` are the steps towards the other families' curves."""
     curve_N = curve(np.exp(sample.log_c_N))
     parameters_N4 = curve.jacobian(sample.log_c_N)[:, [0, 3, 1, 2]]
-    # The wander: a squared-exponential process, in evaluations, as cosines of falling sd.
+    # The wander: a squared-exponential process over the evaluations, as cosines of decreasing sd.
     gap_N = np.where(np.isfinite(sample.gap_N), sample.gap_N, 1.0)
     clock_N = np.cumsum(gap_N) - gap_N[0]
     k_K = np.arange(1, N_WAVES + 1)
@@ -131,10 +131,10 @@ def model_around(sample: Sample, curve: Curve, others_NK: np.ndarray) -> Healthy
 
 
 def by_sampling_noise(sample: Sample, curve_N: np.ndarray) -> Sample:
-    """Weigh rows above 1/2 as the sampling noise of a share does: p (1 - p), p the curve, and a little more.
+    """Weight rows above 1/2 by the sampling noise of a share, p (1 - p) with p the curve, and a little more.
 
-    A run that comes near 1 has less noise there: under noise of one size its first half would be waves. Near
-    0 the noise is small as well, and the curve of a run that learns the format first is not known so well.
+    A run that comes near 1 has less noise there: with equal noise its first half would look like waves. Near
+    0 the noise is small as well, but the curve of a run that learns the format first is known less well.
     """
     p_N = np.clip(curve_N, 0.5, 1.0)
     weight_N = sample.weight_N / (p_N * (1.0 - p_N) + _OTHER_NOISE)
@@ -142,10 +142,10 @@ def by_sampling_noise(sample: Sample, curve_N: np.ndarray) -> Sample:
 
 
 def without_outliers(residual_N: np.ndarray) -> np.ndarray:
-    """Move single evaluations far from both neighbours to them: an outlier is neither jump nor peak.
+    """Move single evaluations far from both neighbours onto them: an outlier is neither a jump nor a peak.
 
-    A step shows on both of its sides alike; an outlier is twice as far from its neighbours' mean as they are
-    from theirs. The first and the last evaluation alone are no evidence either.
+    A step stands out alike on both of its sides; a single outlier is twice as far from its neighbours' mean
+    as they are from theirs. The first or the last evaluation alone is no evidence either.
     """
     apart_N = np.pad(from_neighbours(residual_N), 1)
     apart_N[0], apart_N[-1] = residual_N[0] - residual_N[1], residual_N[-1] - residual_N[-2]
@@ -157,12 +157,12 @@ def without_outliers(residual_N: np.ndarray) -> np.ndarray:
 
 
 def from_neighbours(value_N: np.ndarray) -> np.ndarray:
-    """Return how far each value is from the mean of its two neighbours, (N - 2,): the ends have one alone."""
+    """Return how far each value but the first and the last is from the mean of its neighbours, (N - 2,)."""
     return value_N[1:-1] - 0.5 * (value_N[:-2] + value_N[2:])
 
 
 def candidate_changes(sample: Sample, residual_N: np.ndarray) -> Changes:
-    """Return hinges in compute, 1 at the last evaluation, and steps, with enough evaluations on both sides.
+    """Return candidate hinges (in compute, 1 at the last evaluation) and steps, away from the run's ends.
 
     A hinge next to the true one does as well. A step does not, so of many steps the largest are tried.
     """
@@ -186,7 +186,7 @@ def evidence_of(sample: Sample, null: Healthy, changes: Changes, residual_N: np.
     """
     sd_S = noise_nodes(residual_N)
     log_null_PS, s, t = integrated(sample, null, sd_S, changes.columns_NJ)
-    # A Bayes factor of e^600 is certain enough; beyond, the exponential would overflow.
+    # A Bayes factor of e^600 is certain enough; beyond it the exponential would overflow.
     bayes = sum(np.exp(np.minimum(log_bayes(s, t, v), 600.0)) for v in CHANGE_SD) / len(CHANGE_SD)
     log_change = log_null_PS[..., None] + np.log(bayes)
     log_waves_PS, _, _ = integrated(sample, null.with_waves(), sd_S, changes.columns_NJ[:, :0])
@@ -210,7 +210,7 @@ def log_bayes(s: np.ndarray, t: np.ndarray, v: float) -> np.ndarray:
 
 def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
     """Return nodes of the noise sd, log-spaced from the scatter of neighbours to the rms of residuals."""
-    # 1e-5: exact data have no residuals, and a grid needs a range above 0.
+    # 1e-5 for exact data, which have no residuals: a grid needs a range above 0.
     rms = math.sqrt(float(np.mean(residual_N**2))) + 1e-5
     local = math.sqrt(float(np.mean(from_neighbours(residual_N) ** 2)) / 1.5) + 1e-5
     return np.geomspace(0.6 * min(local, rms), 2.5 * rms, _SD_NODES)
@@ -219,7 +219,7 @@ def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
 def integrated(
     sample: Sample, null: Healthy, sd_S: np.ndarray, columns_NJ: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return log evidence (P, S), and s, t (P, S, J) of the columns, beta integrated out.
+    """Return the log evidence (P, S), and s and t (P, S, J) of the columns, with beta integrated out.
 
     With beta scaled to unit sd and Z' K^-1 Z = U diag(l) U', the integral over beta leaves
     Q = K^-1 / sd^2 - K^-1 Z U diag(1 / (l + sd^2)) U' Z' K^-1 / sd^2: diagonal whatever sd is.
@@ -229,7 +229,7 @@ def integrated(
     white, log_det_P = _whiten(sample, everything, PHI)
     Z, x, r = white[..., :k], white[..., k:], white[..., k : k + 1]
     l_PK, U = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
-    # Columns may be collinear, and their zero eigenvalues come out as -1e-17.
+    # Collinear columns have zero eigenvalues, which may come out as -1e-17.
     l_P1K = np.maximum(l_PK, 0.0)[:, None]
     z = np.swapaxes(Z @ U, 1, 2) @ x
     variance_S1 = sd_S[:, None] ** 2
@@ -268,7 +268,7 @@ def _log_mean(log_J: Sequence[float] | np.ndarray) -> float:
 def estimate_at(
     sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return columns (N, K), coefficients (K,) and their covariance: of the null and one change or none."""
+    """Return columns (N, K), coefficients (K,) and their covariance, for the null and at most one change."""
     phi, sd = node
     columns_NK = np.concatenate([null.columns_NK, column_NJ], axis=1)
     prior_K = np.concatenate([null.sd_K, np.full(column_NJ.shape[1], CHANGE_SD[-1])])

@@ -1,11 +1,10 @@
-"""Saturating curves: the share of the total gain that is reached at a compute C.
+"""Saturating curves: the share of the total gain that is reached at compute C.
 
     R(C) = R_0 + (A - R_0) * share(B, log(C / C_mid))          share(B, 0) = 1/2
 
-C_mid is the compute at half of the gain in all of them, and B says how steeply the curve passes it. All but
-Gompertz are written in u = B log(C / C_mid), of which they are distribution functions. A family is its
-share, the derivatives of it and its inverse, and nothing else; what is fitted and averaged is in
-`least_squares` and `posterior`.
+In all of them C_mid is the compute at half of the gain, and B says how steeply the curve passes it. All but
+Gompertz are distribution functions of u = B log(C / C_mid). A family is only its share, the derivatives of
+the share and its inverse; fitting is in `least_squares`, averaging in `posterior`.
 """
 
 import math
@@ -23,21 +22,21 @@ _U_MAX = 500.0  # exp stays finite, and every share is 0 or 1 to the last digit 
 class Family:
     """A saturating shape: a frozen dataclass with a `name`, a `label` and three methods.
 
-    Their arguments are arrays that broadcast: `b` is B > 0, `x` is log(C / C_mid), -inf at C = 0. Half of the
-    gain is reached at x = 0, whatever B. The families of this module but Gompertz define the three in
-    u = B x alone, by `_at`, `_slope` and `_u`.
+    The arguments are arrays that broadcast: `b` is B > 0, `x` is log(C / C_mid), -inf at C = 0. Half of the
+    gain is reached at x = 0 for every B. The families of this module except Gompertz define the three methods
+    in u = B x alone, by `_at`, `_slope` and `_u`.
     """
 
     name: str
     """The key of its weight in JSON."""
     label: str
-    """The name in texts and on pages."""
+    """Its name in text and on pages."""
     tail = False
-    """Whether its slope leaves its tail open; such families have no weight under the flat prior."""
+    """Whether its slope does not fix its tail; such families have no weight under the flat prior."""
     weight = 1.0
-    """The prior probability before the data, beside 1 for most, and others with a tail for those with one."""
+    """The prior weight beside 1 for most families; a family with a `tail` is scaled by `Prior.tails` too."""
     usual_B = 1.5, 0.6
-    """The median of B before the data, and the sd of log B."""
+    """The prior median of B, and the prior sd of log B."""
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the share of the gain reached, in [0, 1], rising in x."""
@@ -78,7 +77,7 @@ class LogLogistic(Family):
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """See `Family.share`."""
-        # An array less is alive than by `_at`: a batch of 100 runs took a third longer with the page faults.
+        # One array fewer is alive than with `_at`, whose page faults made a batch of 100 runs a third slower.
         return 1.0 / (1.0 + np.exp(-_scaled(b, x)))
 
     def _at(self, u: np.ndarray) -> np.ndarray:
@@ -146,7 +145,7 @@ class PowerLaw(Family):
         return np.maximum(1.0 - 0.5 * np.exp(-u), 0.0)
 
     def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Below R_0 the curve is flat: its slope there is 0, and not that of the formula.
+        # Below R_0 the curve is flat: its slope is 0 there, not that of the formula.
         gap = 0.5 * np.exp(-u)
         return np.maximum(1.0 - gap, 0.0), np.where(gap < 1.0, gap, 0.0)
 
@@ -156,7 +155,7 @@ class PowerLaw(Family):
 
 @dataclass(frozen=True)
 class Burr(Family):
-    """share = 1 - 1 / sqrt(1 + 3 (C / C_mid)^B): a sharp bend and a slow end, its gap C^(-B/2). Burr XII."""
+    """share = 1 - 1 / sqrt(1 + 3 (C / C_mid)^B): sharp bend, slow end, gap closes as C^(-B/2). Burr XII."""
 
     name: str = "burr"
     label: str = "Burr"
@@ -178,17 +177,17 @@ class Burr(Family):
 
 @dataclass(frozen=True)
 class TwoSpeeds(Family):
-    """A mixture of two log-logistic curves: some of the gain early, the rest later and less steep.
+    """A mixture of two log-logistic curves: some of the gain comes early, the rest later and less steeply.
 
     share = w s(u + c) + (1 - w) s(k (u + c - d)) with s(u) = 1 / (1 + e^-u), w `early`, d `later`,
-    k `slower`, and c such that share = 1/2 at u = 0. As of a pass rate over prompts that differ.
+    k `slower`, and c such that share = 1/2 at u = 0. A pass rate over differing prompts is such a mix.
     """
 
     early: float = 0.65
     later: float = 5.0
     slower: float = 0.6
     tail = True
-    _shift = 0.0  # until it is known where half of the gain is reached
+    _shift = 0.0  # until `__post_init__` finds where half of the gain is reached
 
     def __post_init__(self) -> None:
         # The dataclass is frozen; this follows from its fields.
@@ -221,7 +220,7 @@ class TwoSpeeds(Family):
 
 @dataclass(frozen=True)
 class Burst(TwoSpeeds):
-    """A curve with a steep start, as of a format that is learnt within some steps, before ability."""
+    """A curve with a steep start, as when a format is learnt within some steps, before ability."""
 
     early: float = 0.5
     later: float = 10.0
@@ -231,9 +230,9 @@ class Burst(TwoSpeeds):
 
 @dataclass(frozen=True)
 class Ramp(Family):
-    """share = min(1, (C / C_mid)^B / 2): a line (B = 1) or a power law that has not bent, until it is at A.
+    """share = min(1, (C / C_mid)^B / 2): a line (B = 1) or power law that does not bend before it reaches A.
 
-    Data in which nothing bends say nothing of where it will: A may come at once, or far beyond.
+    Data without a bend say nothing about where it will come: A may be reached at once, or far beyond.
     """
 
     name: str = "ramp"
@@ -274,11 +273,11 @@ class Gompertz(Family):
         e = _LN2 * np.exp(exponent)
         share = np.exp(-e)
         slope = e * share
-        # The exponent is cut at -500, where the slope is 1e-217 and not 0: so the ratio must be cut too.
+        # The exponent is clipped at -500, where the slope is 1e-217 and not 0: so the ratio is clipped too.
         return share, -slope * exponent, slope * b * np.minimum(ratio, _U_MAX)
 
     def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Return log(1 - log(-log2(s)) / B); -inf for shares that are exceeded at C = 0."""
+        """Return log(1 - log(-log2(s)) / B); -inf for shares already exceeded at C = 0."""
         ratio = 1.0 - np.log(-np.log(share) / _LN2) / b
         return log_compute(np.maximum(ratio, 0.0))
 
@@ -336,8 +335,8 @@ def log_compute_to(
     R_0: np.ndarray,
     target: float,
 ) -> np.ndarray:
-    """Return log C at which many curves, as in `of_families`, reach `target`: -inf below R_0, inf above A."""
-    # Shares of 0 and 1 have no inverse. What is clipped is overwritten below, and would only warn here.
+    """Return log C at which curves as in `of_families` reach `target`: -inf up to R_0, inf from A on."""
+    # Shares of 0 and 1 have no inverse. What is clipped here is overwritten below.
     share = np.clip((target - R_0) / np.maximum(A - R_0, 1e-12), 1e-12, 1 - 1e-12)
     log_c = log_mid + of_families(families, family_n, "inverse", b, share)
     return np.where(target <= R_0, -np.inf, np.where(target >= A, np.inf, log_c))

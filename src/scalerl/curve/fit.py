@@ -1,4 +1,4 @@
-"""From points to an answer: check them, fit every family, integrate over what the curve could be."""
+"""From points to an answer: check them, fit every family, integrate over all possible curves."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from scalerl.record.reader import RunRecord
 
 _ROUGH_STEPS = 8
 _LIKELY_CHANGE = 0.5
-_UNEVEN_CLOCK = 1.2  # times as much compute a step in the slowest tenth of the run as in the fastest
+_UNEVEN_CLOCK = 1.2  # compute per step, highest over lowest tenth, from which a clock is uneven
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 
@@ -45,27 +45,27 @@ def fit(
     prior_from: Sequence[Fit] = (),
     extra_families: Sequence[Family] = (),
 ) -> Fit:
-    """Fit R_C = R_0 + (A - R_0) / (1 + (C_mid / C)^B) (arXiv 2510.13786, equation 1), with honest intervals.
+    """Fit R_C = R_0 + (A - R_0) / (1 + (C_mid / C)^B) (arXiv 2510.13786, equation 1), with its intervals.
 
     Args:
-        data: a run (`scalerl.load_run` reads one), points, whose axis is then theirs, or a pandas data frame.
-        x: the compute axis of a run, one of `record.AXES`; by default that of its budget. Of a data frame the
-            column of compute; by default `gpu_hours`. Of points it can be none but theirs.
-        y: of a data frame the column of pass rates, shares in [0, 1]; by default `pass_rate`.
+        data: a run (`scalerl.load_run` reads one), points (with their own axis), or a pandas data frame.
+        x: the compute axis of a run, one of `record.AXES`; by default that of its budget. For a data frame
+            the column of compute; by default `gpu_hours`. For points only their own axis is valid.
+        y: for a data frame the column of pass rates, shares in [0, 1]; by default `pass_rate`.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
             "free" leaves those out, and fits R_0 to the rest.
-        min_compute: positive compute below this is left out (the paper leaves out the first epoch). With
-            "auto" nothing is, unless the whole run is a misfit whose later part can be fitted: then that is,
-            with R_0 free, and a warning says why.
+        min_compute: positive compute below this is left out (the paper leaves out the first epoch).
+            "auto" leaves nothing out, unless the whole run is a misfit whose later part can be fitted: then
+            only that part is fitted, with R_0 free, and a warning says why.
         max_compute: compute above this is left out (what came after a peak or a change).
-        level: of the intervals.
+        level: probability mass of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
-        prior: "default", which knows what runs look like, or "flat" over what is measured: see
+        prior: "default", which encodes what runs look like, or "flat" over what is measured: see
             `scalerl.curve.prior`. A flat prior needs a run that rises.
         prior_from: fits of three or more sibling runs (same base model and evaluation set, same axis), from
-            which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
-            `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
-        extra_families: curves of your own (`Family`), averaged with `FAMILIES`, each as the Weibull is.
+            which the prior of `Fit.campaign` is learnt. Fit them with this `r0` and `min_compute`, so that
+            B and A are the same quantities in all of them; they may be longer than this run.
+        extra_families: custom curves (`Family`), averaged with `FAMILIES`, by default with Weibull's weight.
 
     Raises:
         InputError: an argument or the data are not valid.
@@ -95,7 +95,7 @@ def fit(
     if failures.said:
         sample = make_sample(points, given)
         best = least_squares(sample, LOG_LOGISTIC)
-    # The minima of the other families are starts of the posterior alone: in a long valley a rough one does.
+    # The minima of the other families only start the posterior: in a long valley a rough one is enough.
     others = [family for family in with_extra(extra_families) if family is not LOG_LOGISTIC]
     found = [best, *least_squares_many([sample] * len(others), others, steps=_ROUGH_STEPS)]
     floor = _noise_floor(points)
@@ -113,7 +113,7 @@ def fit(
         f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
         for name in best.at_bounds
     )
-    # What has peaked or jumped says so itself.
+    # A run that has peaked or jumped already has a warning of its fall.
     fall = "" if misfit and misfit.kind in ("peaked", "jump") else find_fall(points)
     shape = () if misfit else (*_change(post, points.axis), *_other_shape(post))
     shape = (*(() if changed is None else (_misfit_warning(changed),)), *shape)
@@ -149,7 +149,7 @@ def fit(
 
 
 def _part_that_holds(points: Points, r0: float | Literal["free"] | None, options: dict[str, Any]) -> Fit:
-    """Fit all of a run, or what follows the change that makes it a misfit."""
+    """Fit the whole run, or only what follows the change that makes it a misfit."""
     whole = fit(points, r0=r0, **options)
     low = whole.misfit.keep[0] if whole.misfit and whole.misfit.keep else 0.0
     if whole.misfit is None or low <= whole.points.compute_N[0]:
@@ -162,7 +162,7 @@ def _part_that_holds(points: Points, r0: float | Literal["free"] | None, options
 def _answers(
     post: Posterior, sample: Sample, level: float, points: Points, suspected: Misfit | None
 ) -> dict[str, Any]:
-    """Return the fields of a `Fit` that follow from its posterior, whichever prior that has."""
+    """Return the fields of a `Fit` that follow from its posterior, whatever its prior."""
     median, intervals = parameters_of(post, level)
     sd, phi = float(post.sd_J @ post.sd_weight_J), float(post.phi_cells @ post.weight_cells)
     floor = _noise_floor(points)
@@ -197,21 +197,21 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares], prior: Prior) -> Posterior:
-    """Return the posterior, its noise that of one evaluation also where rows are means of several."""
+    """Return the posterior, with the noise of one evaluation even where rows are means of several."""
     least = SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0])
-    # Sampling noise is independent between evaluations, so that a mean of `each` has this much less.
+    # Sampling noise is independent between evaluations, so a mean has sqrt(`each`) times less.
     post = posterior(sample, least / math.sqrt(sample.each), found, prior)
     if sample.each == 1.0:
         return post
     sd_mean = float(post.sd_J @ post.sd_weight_J)
-    # The variance of one evaluation is that of its row's mean and that about the mean.
+    # The variance of one evaluation is that of its row's mean plus that about the mean.
     return replace(post, sd_J=post.sd_J * math.hypot(sd_mean, sample.scatter) / sd_mean)
 
 
 def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | None, tuple[str, ...]]:
-    """Return the misfit, or instead a warning where the run has none in its steps.
+    """Return the misfit, or instead a warning if the run is not a misfit over its steps.
 
-    One that is not sure has to be in them as well, and is forgotten else.
+    A misfit that is not sure must show over the steps as well; otherwise it is dropped.
     """
     misfit = find_misfit(points, found)
     step_N = points.step_N
@@ -234,14 +234,14 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
 
 
 def _clock_is_uneven(compute_N: np.ndarray, step_N: np.ndarray) -> bool:
-    """Whether the compute of a step varies so much that it can bend a curve."""
+    """Return whether the compute per step varies so much that it can bend a curve."""
     each_N = np.sort(np.diff(compute_N) / np.diff(step_N))
     tenth = max(len(each_N) // 10, 1)
     return bool(each_N[-tenth:].mean() >= _UNEVEN_CLOCK * each_N[:tenth].mean())
 
 
 def _start(points: Points, given: float | None) -> tuple[str, ...]:
-    """Warn where a given R_0 is below what the run shows at its start."""
+    """Warn where a given R_0 is above what the run shows at its start."""
     if given is None:
         return ()
     early_N = points.pass_rate_N[: max(len(points) // 5, 2)]
@@ -256,7 +256,7 @@ def _start(points: Points, given: float | None) -> tuple[str, ...]:
 def check_options(
     r0: Any = None, min_compute: float = 0.0, max_compute: float = math.inf, level: float = 0.95
 ) -> None:
-    """Raise an InputError unless these can be options of `fit`."""
+    """Raise an InputError unless these are valid options of `fit`."""
     check_level(level)
     if r0 is not None and r0 != "free" and not 0 <= number_of(r0, "R_0, where it is not 'free',") < 1:
         raise InputError(f"R_0 must be a pass rate in [0, 1), found {r0:g}")
@@ -269,7 +269,7 @@ def check_options(
 def _choose(
     points: Points, without_start: bool, min_compute: float, max_compute: float, least: int
 ) -> tuple[Points, np.ndarray]:
-    """Return the points by compute, and which are within the cuts, (N,); 0 is below no `min_compute`."""
+    """Return the points by compute, and which are within the cuts, (N,); `min_compute` never cuts 0."""
     # By pass rate too: the order of the rows in a log must not change a digit of the answer.
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
@@ -297,7 +297,7 @@ def _choose(
 def _r0(
     points: Points, given: float | None, best: LeastSquares
 ) -> tuple[float, Literal["given", "measured", "fitted"]]:
-    """Return the R_0 that is reported, and where it comes from."""
+    """Return the R_0 to report, and its source."""
     if given is not None:
         return given, "given"
     zero_N = points.compute_N == 0
@@ -307,7 +307,7 @@ def _r0(
 
 
 def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> None:
-    """Raise unless the last third is above the first by twice its error."""
+    """Raise a CannotAnswerError unless the last third is above the first by twice its error."""
     third = max(len(points) // 3, 1)
     pass_rate_N = points.pass_rate_N
     first = pass_rate_N[:third].mean() if r0 is None else r0
@@ -318,7 +318,7 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
         return
     what, noise = "does not rise:", f"noise {sd:.3f}"
     if last - first < -2 * error:
-        # `sd` is about a rising curve, so that the fall is in it. Second differences are about none.
+        # `sd` is the scatter about a rising curve, so it contains the fall. Second differences do not.
         scatter = math.sqrt(float(np.mean(from_neighbours(pass_rate_N) ** 2)) / 1.5)
         what, noise = "falls", f"scatter of neighbours {scatter:.3f}"
     raise CannotAnswerError(
@@ -341,7 +341,7 @@ def _other_shape(post: Posterior) -> tuple[str, ...]:
 
 
 def _change(post: Posterior, axis: str) -> tuple[str, ...]:
-    """State a change of level that is probably part of the curve."""
+    """Report a change of level that is probably part of the curve."""
     probability, change, size = post.likeliest_change()
     if change is None or probability < _LIKELY_CHANGE:
         return ()
@@ -352,7 +352,7 @@ def _change(post: Posterior, axis: str) -> tuple[str, ...]:
 
 
 def _misfit_warning(misfit: Misfit) -> str:
-    """Say why the ceiling is withheld or not identified, and what can be fitted instead."""
+    """Return why the ceiling is withheld or not identified, and what can be fitted instead."""
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
@@ -364,19 +364,19 @@ def _misfit_warning(misfit: Misfit) -> str:
 
 
 def _end(compute: float, outwards: float) -> str:
-    """Print an end with ten digits, which must not cut the evaluations that lie at it."""
+    """Print an end with ten digits, without cutting off the evaluations that lie at it."""
     text = f"{compute:.10g}"
     cuts = float(text) > compute if outwards < 0 else float(text) < compute
     return f"{compute * (1 + outwards):.10g}" if cuts else text
 
 
 def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
-    """Add the answer under the siblings' prior, or a warning why there is none."""
+    """Add the answer under the siblings' prior, or a warning that says why there is none."""
     prior, said = learn(siblings, result)
     if prior is None:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
-    # The warning about the family is that of the flat prior's weights: under the siblings' it may not hold.
+    # The warning about the family follows the weights of the fit's own prior: the siblings' may differ.
     own_shape = _other_shape(result.posterior)
     warnings = [warning for warning in result.warnings if warning not in own_shape]
     informed = replace(

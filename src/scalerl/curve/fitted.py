@@ -1,4 +1,4 @@
-"""What is known of a fitted curve: its ceiling, forecasts at other computes, probabilities, the verdict."""
+"""Answers from a fitted curve: its ceiling, forecasts at other computes, probabilities, the verdict."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class FittedCurve:
-    """What the data say of a curve: the fields and the arithmetic of `scalerl.Fit`."""
+    """What the data say about a curve: the fields and the arithmetic of `scalerl.Fit`."""
 
     axis: str
     min_compute: float
@@ -64,22 +64,22 @@ class FittedCurve:
     noise: NoiseEstimate
     identification: Identification
     fallen: str
-    """What is said where the run has fallen far below its maximum and stayed there; else empty."""
+    """A message if the run has fallen far below its maximum and stayed there; else empty."""
     newest_failed: str
-    """What is said where the newest evaluation is left out, as it may have failed; else empty."""
+    """A message if the newest evaluation is left out, as it may have failed; else empty."""
     misfit: Misfit | None
-    """Why no family describes the run, if none does; its ceiling is then withheld."""
+    """Why no family describes the run, which withholds its ceiling; None if one does."""
     suspected: Misfit | None
-    """A change of slope that is about as likely as none, if there is one; no ceiling is then identified."""
+    """A change of slope about as likely as none, which leaves the ceiling not identified; else None."""
     basins: tuple[tuple[Curve, float], ...]
     """Minima of the log-logistic least squares nearly as likely as the best (first), with their RSS."""
     warnings: tuple[str, ...]
     points: Points = field(repr=False)
     """The points that were fitted, by compute."""
     excluded: Points = field(repr=False)
-    """The points that were not: beyond the cuts, at compute 0 beside a given R_0, or failed."""
+    """The points that were not fitted: beyond the cuts, at compute 0 if `r0` was set, or failed."""
     sample: Sample = field(repr=False)
-    """What the numerics saw of `points`: sorted, replicates pooled."""
+    """`points` as the numerics use them: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
     prior: str = "default"
     """"default" or "flat" (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
@@ -91,9 +91,9 @@ class FittedCurve:
 
     @property
     def left_out(self) -> LeftOut:
-        """The evaluations that were not fitted: those left out by the reader, beyond the cuts, and failed."""
+        """The evaluations that were not fitted: left out by the reader, beyond the cuts, or failed."""
         found, cut, at_N = self.points.left_out, self.excluded, self.excluded.compute_N
-        cases = [at_N == 0, at_N < self.min_compute, at_N > self.max_compute]  # the first that holds
+        cases = [at_N == 0, at_N < self.min_compute, at_N > self.max_compute]  # the first that holds decides
         why_N = np.select(cases, [AT_START, BELOW, ABOVE], FAILED)
         for reason in (AT_START, BELOW, ABOVE, FAILED):
             found = found.joined(cut.select(why_N == reason).omitted(reason))
@@ -101,7 +101,7 @@ class FittedCurve:
 
     @property
     def ceiling(self) -> float | None:
-        """Posterior median of A, the families averaged: the point of `intervals.A`. None where withheld."""
+        """Posterior median of A over all families, the point beside `intervals.A`; None where withheld."""
         return None if self.misfit else self.median.A
 
     @property
@@ -111,7 +111,7 @@ class FittedCurve:
 
     @property
     def why(self) -> str:
-        """One sentence: why the ceiling is identified, or not."""
+        """One sentence that says why the ceiling is identified, or why it is not."""
         if self.reservation:
             return self.reservation
         if self.misfit:
@@ -120,12 +120,12 @@ class FittedCurve:
 
     @property
     def ending(self) -> str:
-        """What is said where the newest evaluations have no number, or may have failed; else empty."""
+        """A message if the newest evaluations have no number or may have failed; else empty."""
         return self.points.left_out.ending or self.newest_failed
 
     @property
     def metric(self) -> Metric:
-        """What was fitted: its name and kind, and the prompts it is a mean over."""
+        """What was fitted: the metric's name and kind, and the prompts that it averages."""
         return self.points.metric
 
     @property
@@ -135,13 +135,13 @@ class FittedCurve:
 
     @property
     def too_few(self) -> str:
-        """What is said where there are too few evaluations for a verdict or a comparison; else empty."""
+        """A message if there are too few evaluations for a verdict or a comparison; else empty."""
         n = len(np.unique(self.points.compute_N))
         return f"{counted(n, 'evaluation')}; a verdict needs at least {MIN_TO_JUDGE}" * (n < MIN_TO_JUDGE)
 
     @property
     def lack_of_fit(self) -> str | None:
-        """The kind of `misfit`: peaked, jump, regime or residuals."""
+        """The kind of `misfit`: peaked, jump, regime or residuals; None without one."""
         return self.misfit.kind if self.misfit else None
 
     @property
@@ -154,17 +154,17 @@ class FittedCurve:
     @overload
     def forecast(self, compute: Sequence[float | str] | np.ndarray) -> Forecasts: ...
     def forecast(self, compute: float | str | Sequence[float | str] | np.ndarray) -> Forecast | Forecasts:
-        """Forecast at `compute`, in the unit of the axis; of several computes, arrays of the same.
+        """Forecast at `compute`, in the unit of the axis; several computes give arrays.
 
-        A text is an amount as `scalerl fit --at` takes it: `"2x"` (twice the data), `"300 GFLOP"`, `"12k"`.
+        A string is an amount as `scalerl fit --at` takes it: `"2x"` (twice the data), `"300 GFLOP"`, `"12k"`.
 
-        The point is the posterior median of the mean curve, all families averaged; `paper_curve` is the
-        least-squares curve of one family, and another number.
+        The point is the posterior median of the mean curve over all families. `paper_curve`, the
+        least-squares curve of one family, gives another number.
 
         Raises:
-            InputError: a compute is negative or not finite, or a text that is no amount on the fit's axis.
+            InputError: a compute is negative or not finite, or a string is not an amount on the axis.
         """
-        if np.ndim(compute):  # not by its type: a column of a data frame is no sequence
+        if np.ndim(compute):  # not by its type: a column of a data frame is not a sequence
             return Forecasts.of([self._forecast_at(one) for one in list(compute)], self.axis)  # pyright: ignore[reportArgumentType]
         return self._forecast_at(compute)  # pyright: ignore[reportArgumentType]
 
@@ -178,7 +178,7 @@ class FittedCurve:
         prediction, value = (float(least), float(most)), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
         low = min(low, self._may_have_fallen_to)
-        # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
+        # A seed effect moves a whole curve, so a rerun is drawn, whereas the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
         paper, rerun = float(self.paper_curve(compute)), (rerun_low, rerun_high)
         return Forecast(float(compute), median, paper, (low, high), prediction, rerun, self.axis)
@@ -186,21 +186,21 @@ class FittedCurve:
     def predicted(self, compute: float, at_Q: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the median of the mean curve at `compute`, and quantiles (Q,) of one evaluation there.
 
-        They are `median` and, at the tails of the level, `prediction` of `forecast`, at less cost.
+        They equal `median` and, at the tails of the level, `prediction` of `forecast`, at less cost.
 
         Raises:
             InputError: `compute` is negative or not finite.
         """
         check_compute(compute, "a compute to forecast at")
         post, value = self.posterior, self.posterior.curve_at(compute)
-        # The noise is normal and goes beyond [0, 1], where no evaluation can be.
+        # Normal noise reaches beyond [0, 1], where no evaluation can be.
         noisy_Q = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
         noisy_Q[at_Q < 0.5] = np.minimum(noisy_Q[at_Q < 0.5], self._may_have_fallen_to)
         return float(weighted_quantiles(value, post.weight, np.array([0.5]))[0]), noisy_Q
 
     @property
     def _may_have_fallen_to(self) -> float:
-        """The newest pass rate where it is left out: as often as not the run stays there. Else infinite."""
+        """The newest pass rate if it is left out, as about half of such runs stay there; else infinite."""
         within_N = self.excluded.compute_N <= self.max_compute
         return float(self.excluded.pass_rate_N[within_N][-1]) if self.newest_failed else math.inf
 
@@ -209,7 +209,7 @@ class FittedCurve:
         return rerun(self.posterior.draws(_DRAWS), SEED_PRIOR)
 
     def _rerun_at(self, compute: float) -> np.ndarray:
-        """Return the mean curve of a rerun with another seed at `compute`, in equally probable values."""
+        """Return equally probable values of the mean curve at `compute` in a rerun with another seed."""
         return self._rerun.curves_at(np.array([compute]))[:, 0]
 
     def band(self, compute_M: np.ndarray | float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -221,7 +221,7 @@ class FittedCurve:
         compute_M = np.atleast_1d(compute_M)
         for compute in compute_M:
             check_compute(compute, "the compute")
-        # The last .1 % of the weight is spread over many cells, all of which are evaluated at every compute.
+        # The last .1 % of the weight is in many cells, all of which would be evaluated at every compute.
         post = self.posterior.heaviest(0.999)
         at_Q = np.array([0.5, *tails(self.intervals.level)])
         rows = [weighted_quantiles(value, post.weight, at_Q) for value in post.curves_at(compute_M)]
@@ -232,23 +232,23 @@ class FittedCurve:
         """Return the probability that the mean curve at compute `budget` is at least `target`.
 
         Raises:
-            InputError: `target` is no share in [0, 1], or `budget` is negative.
+            InputError: `target` is not a share in [0, 1], or `budget` is negative.
         """
         check_target(target, budget)
         post = self.posterior
-        # Weights sum to 1 up to rounding, and a probability of 1 + 1e-16 is none.
+        # Weights sum to 1 only up to rounding, and 1 + 1e-16 is not a probability.
         return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
 
     def probability_rerun(self, target: float, budget: float) -> float:
-        """Return the same probability for another run of the recipe, with another seed."""
+        """Return the same probability for a rerun of the recipe with another seed."""
         check_target(target, budget)
         return float(np.mean(self._rerun_at(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
-        """Return the interval of the compute at which the mean curve reaches `target`; inf where never.
+        """Return the interval of the compute at which the mean curve reaches `target`; inf if never.
 
         Raises:
-            InputError: `target` is no share in [0, 1].
+            InputError: `target` is not a share in [0, 1].
         """
         check_target(target, 0.0)
         post, at_Q = self.posterior, tails(self.intervals.level)
@@ -263,23 +263,23 @@ class FittedCurve:
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
         """Decide whether `target` is reached at `budget`, by this run or by a rerun with another seed.
 
-        "training reward" where that was fitted. Else "go" from P = .95 and "no-go" to .05, identified ceiling
-        or not: a forecast at the budget may be narrow where the ceiling is not. Between them "too close" if
-        the ceiling is identified, and else "too early". Also "too early" for "no-go" where the data do not
-        reach `BENT` times C_mid and the run, as it has risen, would reach the target: nothing has shown yet
-        that it bends. And where no family describes the run, there are fewer than six evaluations, or the
-        newest have no number or may have failed; and for a budget beyond `FAR` times the compute, unless the
-        ceiling is identified.
+        "training reward" if that was fitted. Otherwise "go" from P = .95 and "no-go" up to P = .05, whether
+        or not the ceiling is identified: a forecast at the budget may be narrow where the ceiling is not.
+        Between them "too close" if the ceiling is identified, else "too early". A "no-go" is also "too early"
+        if the data do not reach `BENT` times C_mid and the run would reach the target by rising as it has:
+        nothing shows yet that it bends. So is any verdict if no family describes the run, if it has fewer
+        than six evaluations, if the newest have no number or may have failed, or if the budget is beyond
+        `FAR` times the compute and the ceiling is not identified.
         """
         chance = self.chance(target, budget)
         return chance.verdict_rerun if rerun else chance.verdict
 
     def reasons(self, target: float, budget: float) -> str:
-        """Return one sentence: why the verdict is what it is."""
+        """Return one sentence that explains the verdict."""
         return self.chance(target, budget).why
 
     def chance(self, target: float, budget: float) -> Chance:
-        """Return probabilities, verdicts and the reason, each computed once.
+        """Return probabilities, verdicts and their reason, each computed once.
 
         Raises:
             InputError: as `probability`.
@@ -308,7 +308,7 @@ class FittedCurve:
         return Chance(here, again, verdict, verdict_rerun, why, bool(self.reservation or self.misfit))
 
     def doubt(self, budget: float) -> str:
-        """Return why there is no go and no no-go at a budget, whatever its probability; else empty."""
+        """Return why a budget gets neither go nor no-go, whatever its probability; else empty."""
         # Newest evaluations without a number outrank what the older ones say.
         if doubt := self.reservation or self.too_few:
             return doubt
@@ -321,10 +321,10 @@ class FittedCurve:
         return ""
 
     def _goes_on_to(self, target: float, budget: float) -> bool:
-        """Whether the run has not bent, and the line through its later half is at `target` by `budget`.
+        """Return whether the run has not bent, and the line of its later half reaches `target` by `budget`.
 
-        Where that is steeper than the line through the first half, it goes on to grow steeper likewise, by at
-        most 2 in half a run, and for one and a half times the run.
+        If that line is steeper than the one through the first half, its slope keeps growing by that factor
+        (at most 2) every half run, for one and a half times the run.
         """
         if self.identification.ratio >= BENT:
             return False
@@ -350,7 +350,7 @@ class FittedCurve:
         return "too close" if self.identified else "too early"
 
     def gain_per_unit(self, compute: float) -> float:
-        """Return the expected gain in pass rate per further unit of compute, or dollar on that axis."""
+        """Return the expected gain in pass rate per further unit of compute (per dollar on that axis)."""
         check_compute(compute, "a compute")
         return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
 
@@ -367,9 +367,9 @@ class FittedCurve:
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 
     def expected_width(self, compute_M: np.ndarray, level: float | None = None) -> np.ndarray:
-        """Return the expected width of A's interval if the run went on to each compute, evaluated alike.
+        """Return the expected width of A's interval if the run goes on to each compute, evaluated as so far.
 
-        `level` is that of the fit by default.
+        `level` defaults to that of the fit.
         """
         noise, level = self.noise, self.intervals.level if level is None else level
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
@@ -378,8 +378,8 @@ class FittedCurve:
     def compute_to_identify(self) -> float | None:
         """The compute at which the ceiling is expected to be identified, by A's interval and that of C_mid.
 
-        None if not within 8 times the compute so far, or if something else is wrong, such as a wander; the
-        compute so far if it is already.
+        None if that is not within 8 times the compute so far, or if something else is wrong, such as a
+        wander. The compute so far if the ceiling is identified already.
         """
         if self.identified:
             return float(self.points.compute_N[-1])
@@ -390,7 +390,7 @@ class FittedCurve:
 
 
 def _line(run_N: np.ndarray, rate_N: np.ndarray) -> tuple[float, float]:
-    """Return the slope of the least-squares line, and its value where the run is now (1)."""
+    """Return the slope of the least-squares line, and its value at the run's present compute (1)."""
     offset_N = run_N - run_N.mean()
     square = float(offset_N @ offset_N)
     slope = float(offset_N @ rate_N) / square if square > 0 else 0.0

@@ -1,7 +1,7 @@
 """Least squares for many runs at once, by a global search.
 
-Given (B, C_mid) the curve is linear in (R_0, A), so the search is over two numbers only (variable projection;
-Golub and Pereyra, 1973): a grid over their whole range, then Levenberg-Marquardt from its deepest valleys
+Given (B, C_mid) the curve is linear in (R_0, A), so only two numbers are searched (variable projection; Golub
+and Pereyra, 1973): first a grid over their whole range, then Levenberg-Marquardt from its deepest valleys
 (`scalerl.curve.solver`).
 
 Shapes: S runs, N rows (shorter runs are padded with weight 0), K cells of the grid, M searches under way.
@@ -36,8 +36,8 @@ _CHUNK = 64  # runs at a time
 class LeastSquares:
     """The best curve of one family, its sum of squares (replicates included), and the bounds it lies on.
 
-    `at_bounds` names the parameters that do. `basins` are all local minima that were found, the best first,
-    each with its sum of squares.
+    `at_bounds` names the parameters on a bound. `basins` are all local minima that were found, the best
+    first, each with its sum of squares.
     """
 
     curve: Curve
@@ -49,8 +49,8 @@ class LeastSquares:
 def least_squares(sample: Sample, family: Family, *, steps: int = STEPS) -> LeastSquares:
     """Minimise the weighted sum of squares over R_0, A, B and C_mid, with 0 <= R_0 <= A <= 1.
 
-    A search ends after `steps` at the latest. Few leave it near the minimum of a long flat valley: enough for
-    a start of something else.
+    A search ends after at most `steps` steps. Few steps leave it near the minimum of a long flat valley,
+    which is enough as a start for something else.
     """
     return least_squares_many([sample], family, steps=steps)[0]
 
@@ -61,14 +61,14 @@ def least_squares_many(
     *,
     steps: int = STEPS,
 ) -> list[LeastSquares]:
-    """Fit every run as `least_squares`, with one family or with one for each of them.
+    """Fit every run as `least_squares` does, with one family for all or one for each.
 
-    R_0 must be free in all of them, or given in all of them.
+    R_0 must be free in all runs, or given in all of them.
     """
     each = [family] * len(samples) if isinstance(family, Family) else family
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
     found: list[LeastSquares] = [None] * len(samples)  # pyright: ignore[reportAssignmentType]
-    # Runs go together that the grid averages alike, so that other runs do not change the answer of one.
+    # Runs that the grid averages alike go together, so that other runs do not change the answer of one.
     for _, alike in itertools.groupby(order, key=lambda i: rows_averaged(len(samples[i]))):
         mine = list(alike)
         for first in range(0, len(mine), _CHUNK):
@@ -99,11 +99,11 @@ def _search(
     g = rows.share(at[0][:, None], rows.log_c - log_mid[:, None])
     residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
     rss = (rows.w * residual * residual).sum(axis=1)
-    # A descent may end a last step before its bound.
+    # A descent may end its last step short of a bound.
     on_B, on_C_mid = (theta <= box[0] + 1e-6) | (theta >= box[1] - 1e-6)
     bounds = np.array([rows.high <= A, on_B, on_C_mid, (rows.low >= R_0) & rows.free]).T.tolist()
     curves = np.array([rows.base + A, *at, rows.base + R_0]).T.tolist()
-    # Minima closer than .1 % in B and C_mid are one, reached from two starts.
+    # Minima within .1 % in B and C_mid are one, reached from two starts.
     found: list[list[int]] = [[] for _ in samples]
     for i in np.lexsort((rss, run)).tolist():
         mine = found[run[i]]
@@ -118,7 +118,7 @@ def _search(
 
 
 def _starts(rows: RunRows, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the deepest local minima of the grid of every run, and a step; (run (M,), theta (2, M))."""
+    """Return starts: the deepest grid minima of every run, maybe a step; (run (M,), theta (2, M))."""
     coarse = rows.coarse()
     log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
     log_b = LOG_B_RANGE[0] + (LOG_B_RANGE[1] - LOG_B_RANGE[0]) * _EVEN
@@ -148,9 +148,9 @@ def _starts(rows: RunRows, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return runs that a step describes nearly as well as the grid did, with `rss`, and its place; (M,) each.
+    """Return the runs that a step describes nearly as well as the grid did (`rss`), and its place; (M,) each.
 
-    Steep curves have valleys as narrow as the distance of two evaluations, which a grid misses.
+    Steep curves have valleys as narrow as the gap between two evaluations, which a grid misses.
     """
     weight, total = np.cumsum(rows.w, axis=1), np.cumsum(rows.w * rows.y, axis=1)
     before, after = weight[:, :-1], rows.one[:, None] - weight[:, :-1]
@@ -171,7 +171,7 @@ def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rough_rss(rows: RunRows, g: np.ndarray) -> np.ndarray:
-    """Return sums of squares (S, K), less a constant, of shares (S, K, N); the gain is cut to its bounds."""
+    """Return sums of squares (S, K) up to a constant, for shares (S, K, N); the gain is clipped to bounds."""
     w, one = rows.w[:, :, None], rows.one[:, None]
     gy = (g @ (w * rows.y[:, :, None]))[:, :, 0]
     gg = ((g * g) @ w)[:, :, 0]

@@ -1,14 +1,14 @@
 """Lack of fit: a decline, a jump, a change of slope or waves that no curve has; single failed evaluations.
 
-A misfit is a Bayes factor against a healthy run (the models are in `scalerl.curve.evidence`), averaged over
-all changes (which corrects for looking in many places), above a threshold that simulated healthy runs set
-(benchmarks/misfit.py).
+A misfit is reported if its Bayes factor against a healthy run (the models are in `scalerl.curve.evidence`),
+averaged over all changes (which corrects for looking in many places), exceeds a threshold that was set on
+simulated healthy runs (benchmarks/misfit.py).
 
-A single evaluation may have failed: of a server that died, or of a checkpoint that was not loaded. The curve
-is fitted without the suspect, which must lie much farther from what its two neighbours leave of that curve
-than the others lie from theirs, and beyond both: the first of a step does not. The first evaluation of a run,
-before training, is no suspect. The newest is one where it falls: alone it may as well be the start of a
-decline, so that there is no verdict before the next one (`Failures.newest`).
+A single evaluation may have failed, because a server died or a checkpoint was not loaded. The curve is fitted
+without the suspect. Its residual must then be much farther from those of its two neighbours than the others
+are from theirs, and beyond both; the first evaluation of a step is not. The first evaluation of a run, before
+training, is never one. The newest is one only where it falls: alone it may as well be the start of a
+decline, so there is no verdict before the next one (`Failures.newest`).
 
 Shapes: N evaluations, J candidate changes.
 """
@@ -44,23 +44,23 @@ from scalerl.curve.sample import MIN_TO_JUDGE, Sample, make_sample
 MIN_POINTS = 8
 """Evaluations at distinct compute that a misfit needs."""
 THRESHOLD, THRESHOLD_SHORT, SHORT = 2.0, 5.0, 25
-"""Bayes factor against the healthy run from which a misfit is sure, and in fewer than 25 evaluations."""
+"""Bayes factor against the healthy run from which a misfit is sure; the second below 25 evaluations."""
 SUSPECT, SUSPECT_SHORT = 0.65, 1.0
-"""The same of a change of slope alone, from which one is suspected: in 5 % of healthy runs ..."""
+"""The same for a change of slope alone to be suspected: 5 % of healthy runs reach it ..."""
 _FALLING = 0.45
-"""... and where the last third of the evaluations falls, as it does in few of them."""
-_STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
+"""... and where the last third of the evaluations falls, which few healthy runs do."""
+_STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run, from its start, that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
-_SURE = 2.0  # a decline is this many times its error
+_SURE = 2.0  # times its error that a decline must exceed
 
 _FALLEN, _LEAST_FALL = 6.0, 0.1
-"""Times the noise, and pass rate, from which on the last values have fallen: .3 % of sound runs do."""
+"""Times the noise, and drop in pass rate, beyond which a run has fallen: .3 % of sound runs have."""
 
 _FAR, _FAR_NEWEST, _LEAST = 12.0, 6.0, 0.05
-"""Times the usual distance from neighbours, and pass rate, from which on an evaluation has failed: the newest
-sooner, as that costs no more than to wait for the next one."""
+"""Times the usual distance from neighbours, and distance in pass rate, beyond which an evaluation has failed.
+The newest fails sooner, as that costs no more than waiting for the next one."""
 _ALONE = 1.5
-"""Times as far from its neighbours as these are from theirs."""
+"""How many times farther it is from its neighbours than they are from theirs."""
 _SUSPECTS = 3
 _PARAMETERS = 4
 
@@ -80,33 +80,33 @@ class Misfit:
     kind: Kind
     """A decline after a maximum, a step, a change of slope for good, or waves around the curve."""
     at: float | None
-    """Compute of the maximum, of the first evaluation after the step, of the kink; None for `residuals`."""
+    """Compute of the maximum, the first evaluation after the step, or the kink; None for `residuals`."""
     size: float
-    """Size in pass rate: decline; step or kink's effect at the end (both signed); rms of waves."""
+    """Pass rate: the decline; the step, or the kink's effect at the end (both signed); the rms of waves."""
     bayes_factor: float
     """How much better a misfit explains the run than none does: kinds, places and sizes averaged."""
     why: str
     """One sentence for messages."""
     keep: tuple[float, float] | None
-    """The range of compute (ends included) of the part that can be fitted alone, or None."""
+    """The range of compute (ends included) that can be fitted alone, or None."""
     sure: bool = True
-    """Whether it is reported; else it is a change of slope that is no more than suspected."""
+    """Whether it is reported as a misfit; otherwise it is a change of slope that is only suspected."""
 
 
 def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
-    """Return what no saturating curve describes in a run, or None; None below `MIN_POINTS` evaluations.
+    """Return what no curve describes in a run, or None; always None below `MIN_POINTS` evaluations.
 
-    A change of slope that is about as likely as none is returned too, as one that is not `sure`.
-    `best` holds the least-squares curves of the families for these points, in any order.
+    A change of slope that is about as likely as none is returned too, as not `sure`. `best` holds the
+    least-squares curves of the families for these points, in any order.
     """
     sample = make_sample(points, None)
     if len(sample.y_N) < MIN_POINTS:
         return None
-    # A ramp has a kink, which is what is looked for: no curve of a healthy run.
+    # A ramp has a kink, which is what is looked for: it cannot stand for a healthy run.
     best = [one for one in best if not isinstance(one.curve.family, Ramp)]
     null = healthy_model(sample, best)
     sample = by_sampling_noise(sample, null.curve_N)
-    # Changes are candidates by the residuals of the healthy curve; later models are given the same ones.
+    # Candidates come from the residuals of the healthy curve; later models are given the same ones.
     changes = candidate_changes(sample, null.residual_N)
     first = evidence_of(sample, null, changes, null.residual_N)
     # The curve beside a step may also describe the run without any step: then the run is healthy.
@@ -114,19 +114,19 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     least, suspect = (THRESHOLD_SHORT, SUSPECT_SHORT) if short else (THRESHOLD, SUSPECT)
     suspect = _FALLING if _falls(sample) else suspect
     judged = _judged(looks, least, suspect)
-    # Looked for last, as few runs come here: a run that learns what is easy in a burst is healthy too.
+    # Checked last, as few runs come here: a run that learns the easy part in a burst is healthy too.
     if judged and (burst := _beside_a_burst(sample, [one.curve.family for one in best], changes)):
         judged = _judged([*looks, burst], least, suspect)
     if judged is None:
         return None
     found, log_bayes, sure = judged
-    if not sure or found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; else a better curve
+    if not sure or found.log_kinds[1] < max(found.log_kinds):  # a step is placed already
         found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
     return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)), sure)
 
 
 def _falls(sample: Sample) -> bool:
-    """Return whether the last third falls: its slope is below -1 error, as its correlation widens that."""
+    """Return whether the last third falls: its slope is below -1 standard error, given its correlation."""
     last = slice(-max(len(sample) // 3, 4), None)
     c_K, y_K = np.exp(sample.log_c_N[last] - sample.log_c_range[1]), sample.y_N[last]
     c_K = c_K - c_K.mean()
@@ -139,8 +139,8 @@ def _falls(sample: Sample) -> bool:
 
 
 def _judged(looks: Sequence[Evidence], least: float, suspect: float) -> tuple[Evidence, float, bool] | None:
-    """Return the look that shows a change best, its log Bayes factor and whether it is sure; None of a
-    healthy run. `least` and `suspect` are the Bayes factors from which it is sure, and suspected."""
+    """Return the evidence that shows a change best, its log Bayes factor and whether it is sure; None if the
+    run is healthy. `least` and `suspect` are the Bayes factors from which a change is sure, and suspected."""
     found, log_null = max(looks, key=lambda look: look.log_change), max(look.log_null for look in looks)
     log_bayes, log_hinge = found.log_change - log_null, found.log_kinds[0] - log_null
     sure = log_bayes >= math.log(least)
@@ -148,9 +148,9 @@ def _judged(looks: Sequence[Evidence], least: float, suspect: float) -> tuple[Ev
 
 
 def find_fall(points: Points) -> str:
-    """Describe a fall from the maximum that lasts to the end, far beyond the noise; else return "".
+    """Describe a fall from the maximum that lasts to the end and is far beyond the noise; else return "".
 
-    It needs no curve, and so holds in runs of fewer than `MIN_POINTS` evaluations too. `points` are in the
+    It needs no curve, so it also works in runs of fewer than `MIN_POINTS` evaluations. `points` are in the
     order of compute.
     """
     rate_N = points.pass_rate_N
@@ -158,7 +158,7 @@ def find_fall(points: Points) -> str:
         return ""
     peak = int(np.argmax(rate_N))
     fall = float(rate_N[peak] - rate_N[-max(2, len(rate_N) // 8) :].max())
-    # Medians, which a single fall does not move; the smaller, as in a short run it moves one of them.
+    # Medians, which a single fall does not move; the smaller one, as a fall in a short run does.
     bends_N = np.abs(from_neighbours(rate_N))
     sd = min(float(np.median(bends_N)) / 0.826, float(np.median(np.abs(np.diff(rate_N)))) / 0.954)
     known_N = points.noise_sd_N[np.isfinite(points.noise_sd_N)]
@@ -171,7 +171,7 @@ def find_fall(points: Points) -> str:
 def _beside_a_step(sample: Sample, first: Evidence, changes: Changes) -> Evidence:
     """Return the evidence around a curve fitted to the run without its likeliest step.
 
-    A step bends the curve that is fitted to all of a short run, which then hides most of it.
+    In a short run a step bends the curve that is fitted to all of it, which then hides most of the step.
     """
     null, j = first.null, changes.n_hinges + int(np.argmax(first.log_step_J))
     column_NJ = changes.columns_NJ[:, j : j + 1]
@@ -184,13 +184,13 @@ def _beside_a_step(sample: Sample, first: Evidence, changes: Changes) -> Evidenc
 
 
 def _beside_a_burst(sample: Sample, families: Sequence[Family], changes: Changes) -> Evidence | None:
-    """Return the evidence around curves fitted beside the likeliest burst upwards, None in a short range."""
+    """Return the evidence around curves fitted beside the likeliest burst; None if the range is short."""
     burst = likeliest_burst(sample)
     if burst is None:
         return None
     even = replace(sample, y_N=sample.y_N + burst.size * burst.to_come_N)
     null = healthy_model(even, least_squares_many([even] * len(families), families))
-    # The waves stay the last columns.
+    # The waves must stay the last columns.
     null = replace(
         null,
         columns_NK=np.insert(null.columns_NK, [len(PARAMETER_SD)] * 3, burst.columns_N3, axis=1),
@@ -209,8 +209,8 @@ def _beside_a_burst(sample: Sample, families: Sequence[Family], changes: Changes
 def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
     """Return the evidence around a curve that was fitted to the start of the run, to place a misfit.
 
-    A large change of slope bends the curve that is fitted to all of the run so far that small changes of its
-    parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
+    A large change of slope bends the curve that is fitted to the whole run so far that small changes of its
+    parameters do not lead back. Of several starts, the curve that fits best with a hinge at its end is used.
     """
     n, compute_N = len(sample.y_N), np.exp(sample.log_c_N)
     ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_TO_JUDGE]
@@ -229,9 +229,9 @@ def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
 def _describe(
     points: Points, sample: Sample, changes: Changes, found: Evidence, bayes_factor: float, sure: bool
 ) -> Misfit:
-    """Describe the misfit and the part that can be fitted: the likeliest kind, at its likeliest place.
+    """Describe the misfit, of the likeliest kind at its likeliest place, and the part that can be fitted.
 
-    What is not sure is a change of slope.
+    A misfit that is not sure is described by its change of slope.
     """
     null, compute_N, h, axis = found.null, _as_logged(points, sample), changes.n_hinges, points.axis
     log_hinge, log_step, log_waves = found.log_kinds
@@ -270,7 +270,7 @@ def _describe(
 
 
 def _as_logged(points: Points, sample: Sample) -> np.ndarray:
-    """Return the compute of the rows as logged, (N,); where rows average evaluations, of the nearest one."""
+    """Return the compute of the rows as logged, (N,); where rows are averages, of the nearest evaluation."""
     logged_M = np.unique(points.compute_N)
     if len(logged_M) == len(sample):
         return logged_M
@@ -285,7 +285,7 @@ def _as_logged(points: Points, sample: Sample) -> np.ndarray:
 def _decline(
     null: Healthy, columns_NK: np.ndarray, mean_K: np.ndarray, covariance_KK: np.ndarray
 ) -> tuple[int, float, float]:
-    """Return (index of the maximum, fall from there to the end, its error), the wander left out."""
+    """Return (index of the maximum, fall from there to the end, its error), without the wander."""
     k = null.columns_NK.shape[1]
     trend_NK = columns_NK.copy()
     trend_NK[:, k - N_WAVES : k] = 0.0
@@ -308,7 +308,7 @@ def _part_that_holds(compute_N: np.ndarray, first: int) -> tuple[tuple[float, fl
 
 @dataclass(frozen=True)
 class Failures:
-    """Which evaluations have failed, and what is said of each."""
+    """Which evaluations have failed, and a sentence about each."""
 
     failed_N: np.ndarray
     said: tuple[str, ...] = ()
@@ -317,7 +317,7 @@ class Failures:
 
 
 def find_failed(points: Points, r0: float | None, curve: Curve) -> Failures:
-    """Find the evaluations that are off alone: at most a tenth of all, and one; if there are more, none.
+    """Find single evaluations that are off: at most a tenth of all plus one; if there are more, none.
 
     `curve` is the least-squares log-logistic curve of all `points`, `r0` its R_0 where that is given.
     """
@@ -336,11 +336,11 @@ def find_failed(points: Points, r0: float | None, curve: Curve) -> Failures:
 
 
 def _worst(points: Points, r0: float | None, curve: Curve) -> tuple[int, float, Curve] | None:
-    """Return one that has failed: its place, its distance from its neighbours, and the curve without it."""
+    """Return one failed evaluation: its place, its distance from its neighbours, the curve without it."""
     n = len(points)
     apart_N = np.abs(_distances(points.pass_rate_N - curve(points.compute_N)))
     suspects = 1 + np.argsort(-apart_N[1:], kind="stable")[:_SUSPECTS]
-    # Half: the curve of all goes some way towards it.
+    # Half, as the curve that is fitted to all goes some way towards it.
     for i in (int(i) for i in suspects if apart_N[i] > 0.5 * _LEAST):
         others = points.select(np.arange(n) != i)
         if len(np.unique(others.compute_N)) < MIN_TO_JUDGE:
@@ -350,11 +350,11 @@ def _worst(points: Points, r0: float | None, curve: Curve) -> tuple[int, float, 
         beside = [i - 1, i + 1] if i < n - 1 else [i - 1]
         distance = float(left_N[i] - left_N[beside].mean())
         rate, rates = points.pass_rate_N[i], points.pass_rate_N[beside]
-        # Up alone, the second may be a run that learnt at once and collapsed, and the newest one that learns.
+        # A rise is not a failure of the second (a run may learn at once and collapse) or of the newest.
         if not (rate < rates.min() or (1 < i < n - 1 and rate > rates.max())):
             continue
         others_N = np.abs(_distances(np.delete(left_N, i)))
-        # The curve has taken its parameters from them; the sd of a normal of this median deviation.
+        # The curve has taken parameters from them, hence the factor; .6745 makes a median deviation an sd.
         usual = float(np.median(others_N)) / 0.6745 * math.sqrt((n - 1) / max(n - 1 - _PARAMETERS, 1))
         far = _FAR if i < n - 1 else _FAR_NEWEST
         if abs(distance) > max(far * usual, _LEAST, _ALONE * others_N[i - 1 : i + 1].max()):
@@ -363,7 +363,7 @@ def _worst(points: Points, r0: float | None, curve: Curve) -> tuple[int, float, 
 
 
 def _distances(left_N: np.ndarray) -> np.ndarray:
-    """Return how far each residual is from the mean of its neighbours; at an end from the nearer of two."""
+    """Return how far each residual is from its neighbours' mean; at an end from the nearer of two."""
     apart_N = np.pad(from_neighbours(left_N), 1)
     for end, two in ((0, left_N[1:3]), (-1, left_N[-3:-1])):
         apart_N[end] = min(left_N[end] - two, key=abs)

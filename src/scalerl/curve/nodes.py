@@ -1,8 +1,8 @@
-"""Where the nodes of the posterior lie: rows of C_mid, columns of B along them, and (R_0, A) in these cells.
+"""Where the nodes of the posterior lie: rows of C_mid, columns of B in each, and (R_0, A) in these cells.
 
-The ridge of every family is followed through the whole range of C_mid. Rows, and the columns of each, lie
-evenly in the posterior, tempered so that its tails have nodes as well. (R_0, A) follow from the quadratic of
-every such cell.
+The ridge of every family is followed through the whole range of C_mid. Rows, and the columns of each, are
+spaced evenly in the posterior, tempered so that its tails have nodes as well. (R_0, A) follow from the
+quadratic of every such cell.
 
 Shapes: as in `scalerl.curve.posterior`; F families, all of which are searched at once.
 """
@@ -20,21 +20,21 @@ from scalerl.curve.noise import Noise
 from scalerl.curve.prior import Prior, log_mid_range
 from scalerl.curve.sample import Sample
 
-_CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
+_CUT = 10.5  # log-density below the best beyond which a node is left out (3e-5)
 _CUT_OWN = 7.0  # the same below the best of a family that is itself far below the others
-_TEMPER = 4.0  # rows and columns lie evenly in the posterior to the power of 1 over this
+_TEMPER = 4.0  # rows and columns are spaced evenly in the posterior to the power of 1 over this
 WORTH = _CUT + 2.0
-"""The same of the best on a ridge, which is rough, and has no volume yet."""
+"""The same for the best on a ridge, which is rough and has no volume yet."""
 # Nodes of A are 1.8 standard deviations apart, which integrates a Gaussian to .5 %; those of R_0 2.4, to 7 %.
 # They are shifted from cell to cell, so that what one misses another counts twice.
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 17, 11, 4, 3
 _SHIFTS = 0.6180339887498949, 0.7548776662466927, 0.5698402909980532  # of B, A and R_0, in widths of a node
-_REACH = 3.6  # standard deviations that nodes of A and R_0 span to either side
+_REACH = 3.6  # standard deviations that the nodes of A and R_0 span to either side
 
 
 @dataclass(frozen=True)
 class Ridges:
-    """The likeliest `log_b_FM` for every `log_mid_FM`, and what each model of the noise makes of it."""
+    """The likeliest `log_b_FM` for every `log_mid_FM`, and its log-density under each noise model."""
 
     families: tuple[Family, ...]
     log_mid_FM: np.ndarray
@@ -50,12 +50,12 @@ class Ridges:
 def find_ridges(
     sample: Sample, families: tuple[Family, ...], noise: Noise, prior: Prior, log_mid_F: Sequence[float]
 ) -> Ridges:
-    """Follow the ridge of every family from `log_mid_F`, those of its least-squares curve."""
+    """Follow the ridge of every family, from `log_mid_F` of its least-squares curve."""
     log_mid_FM = np.add.outer(np.clip(log_mid_F, *log_mid_range(sample)), _offsets(0.016, 11))
     log_mid_FM = np.clip(log_mid_FM, *log_mid_range(sample))
     log_b_FMK = np.broadcast_to(np.linspace(*prior.log_b, 11), (*log_mid_FM.shape, 11))
     step = (prior.log_b[1] - prior.log_b[0]) / 10
-    # The ridge hardly moves with the correlation, so that one of them finds it for all.
+    # The ridge hardly moves with the correlation, so one noise model finds it for all.
     plain = len(noise.phi_P) // 2
     for last in (False, False, True):  # to 1/27 of the first step
         few = noise if last else noise.only([plain])
@@ -69,29 +69,29 @@ def find_ridges(
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of the posterior before they are normalised; without a suffix (cells, a, r), A (cells, a)."""
+    """Nodes of the posterior, not normalised; arrays without a suffix are (cells, a, r), A (cells, a)."""
 
     family_cells: np.ndarray
     log_b_cells: np.ndarray
     log_mid_cells: np.ndarray
     log_b_span_cells2: np.ndarray
-    """From where to where in log B a cell reaches, (cells, 2) ..."""
+    """The range of log B that a cell covers, (cells, 2) ..."""
     log_mid_span_cells2: np.ndarray
-    """... and in log C_mid."""
+    """... and that of log C_mid."""
     phi_cells: np.ndarray
     model_cells: np.ndarray
-    """The model of the noise, by its number in the prior and the changes behind it."""
+    """The noise model: its number among those of the prior, followed by the changes."""
     place_cells: np.ndarray
-    """The place in the grid, from which numbers are drawn that differ between cells."""
+    """The place in the grid, from which the quantiles that differ between cells are derived."""
     A: np.ndarray
     R_0: np.ndarray
     place_rss: np.ndarray
     """The place of the sum of squares in the table of `Noise`."""
     log_weight: np.ndarray
     walk: np.ndarray
-    """Where the wander is expected to have taken the run by the last evaluation ..."""
+    """How far the wander is expected to have moved the run by the last evaluation ..."""
     slope: np.ndarray
-    """... and how steep a trend is there; of the cells alone whose model has a walk."""
+    """... and the expected slope of a trend there; both only of cells whose model has a walk."""
 
     @classmethod
     def joined(cls, parts: Sequence[Nodes]) -> Nodes:
@@ -101,9 +101,9 @@ class Nodes:
 
 
 def lay_nodes(sample: Sample, ridges: Ridges, noise: Noise, prior: Prior, best: float) -> Nodes:
-    """Lay the nodes of some families around their ridges, for models of the noise not far below level `best`.
+    """Lay the nodes of some families around their ridges, for noise models not far below level `best`.
 
-    Their weights lack the prior of the families.
+    Their weights do not include the prior of the families.
     """
     families, level_FM = ridges.families, ridges.level_PFM.max(axis=0)
     models = np.flatnonzero(ridges.level_PFM.max(axis=(1, 2)) > min(best, ridges.level) - WORTH)
@@ -132,7 +132,7 @@ def _linear_nodes(
 ) -> Nodes:
     """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic.
 
-    `models` numbers those of `noise` in the prior; the edges are of cells in log C_mid and in log B.
+    `models` numbers those of `noise` in the prior; the edges are those of the cells in log C_mid and log B.
     """
     log_mid_FM, area_FMK = _middles(edge_FM), np.diff(edge_FM)[..., None] * np.diff(edge_FMK)
     share = _share(sample, families, log_b_FMK, log_mid_FM)
@@ -142,7 +142,7 @@ def _linear_nodes(
     density_FMK = _log_density(sample, families, prior, log_b_FMK, log_mid_FM)
     density_FMK = density_FMK + np.log(np.maximum(area_FMK, 1e-300))
     level = noise.log_weight(best) + density_FMK
-    # Of each family some beside its own best, however little its weight: answers may be asked given it alone.
+    # Each family keeps cells near its own best, however little its weight: answers may be for it alone.
     top_F = level.max(axis=(0, 2, 3), keepdims=True)
     index = np.nonzero(level > np.clip(top_F.max() - _CUT, top_F - _CUT, top_F - _CUT_OWN))
     p, f, m, k = index
@@ -155,7 +155,7 @@ def _linear_nodes(
     spread_A = sd / np.sqrt(np.maximum(information, 1e-12))
     A, dA = _even(A_best, spread_A, sample.r0 or 0.0, 1.0, _A_NODES, place * _SHIFTS[1])
     if prior.certain:
-        # A node for A = 1 itself: it has a probability, and no width.
+        # A node for A = 1 itself, which has a probability but no width.
         one = np.ones((len(A), 1))
         dA = np.concatenate([np.broadcast_to(dA, A.shape), one], axis=1)
         A = np.concatenate([A, one], axis=1)
@@ -199,7 +199,7 @@ def _even(
     n: int,
     shift: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return n even nodes over centre +- `_REACH` spread within [low, high] (..., n), and their width."""
+    """Return n even nodes over centre +- `_REACH` spread, within [low, high] (..., n), and their width."""
     start = np.clip(centre - _REACH * spread, low, high)[..., None]
     each = (np.clip(centre + _REACH * spread, low, high)[..., None] - start) / n
     first = 0.5 + shift[..., None]
@@ -242,13 +242,13 @@ def _share(
 
 
 def _offsets(first: float, n: int) -> np.ndarray:
-    """Return 0 and +- first * 2^k, k < n, rising: the width of a ridge is not known beforehand."""
+    """Return 0 and +- first * 2^k, k < n, ascending: the width of a ridge is not known beforehand."""
     far = first * 2.0 ** np.arange(n)
     return np.concatenate([-far[::-1], [0.0], far])
 
 
 def _edges(nodes: np.ndarray, level: np.ndarray, n: int) -> np.ndarray:
-    """Return the edges (..., n + 1) of parts that hold as much of exp(level / `_TEMPER`) each."""
+    """Return the edges (..., n + 1) of n parts that hold equally much of exp(level / `_TEMPER`)."""
     between, shape = _between(nodes.shape[-1]), nodes.shape[:-1]
     fine, density = nodes @ between, np.exp((level - level.max(axis=-1, keepdims=True)) / _TEMPER @ between)
     held = np.cumsum(0.5 * (density[..., 1:] + density[..., :-1]) * np.diff(fine), axis=-1)
@@ -258,12 +258,12 @@ def _edges(nodes: np.ndarray, level: np.ndarray, n: int) -> np.ndarray:
 
 
 def _middles(edge_FM: np.ndarray) -> np.ndarray:
-    """Return the middle between each two edges."""
+    """Return the middle of every two neighbouring edges."""
     return 0.5 * (edge_FM[:, 1:] + edge_FM[:, :-1])
 
 
 @functools.cache
 def _between(n: int) -> np.ndarray:
-    """Return the matrix (n, 8 (n - 1) + 1) that interpolates seven values between each two of n."""
+    """Return the matrix (n, 8 (n - 1) + 1) that interpolates seven values between every two of n."""
     at_F = np.arange(8 * (n - 1) + 1) / 8.0
     return np.maximum(1.0 - np.abs(at_F - np.arange(n)[:, None]), 0.0)

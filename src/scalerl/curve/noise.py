@@ -1,17 +1,17 @@
-"""The noise of evaluations: unknown in size, correlated between neighbours or with a walk, integrated out.
+"""The noise of evaluations, integrated out: unknown in size, and correlated or with a walk.
 
     e ~ N(0, sd^2 K)
-    K[i, j] = phi^(distance from i to j in usual steps between evaluations)         correlated
+    K[i, j] = phi^(distance from i to j in usual gaps between evaluations)          correlated
     K = I + W T, T[i, j] = min(t_i, t_j), t = `Sample.clock_N`                      a wander of variance W
     K = I + W T, T[i, j] = m^2 (3 M - m) / 2, m, M of t_i, t_j of `Sample.even_N`   a trend of variance W
     K = I + W T, T[i, j] = d_i d_j, d = `NoiseModel.changed`                        a change of variance W
     RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
 
-The inverse of the correlation is tridiagonal. T is that of a random walk, or of a slope that is one, and is 1
-at the last evaluation: with T = U diag(l) U^T the inverse is I - U diag(W l / (1 + W l)) U^T for every W, of
-which the few large l matter. Either way RSS is a quadratic in (R_0, A) that takes one pass over the
-evaluations. Given its curve, the walk at the last evaluation is normal, its mean linear in the residuals (as
-of a Gaussian process).
+The inverse of the correlation is tridiagonal. T is the covariance of a random walk, or of a walk whose slope
+is one, and is 1 at the last evaluation. With T = U diag(l) U^T the inverse of K is
+I - U diag(W l / (1 + W l)) U^T for every W, and only the few large l matter. Either way RSS is a quadratic in
+(R_0, A) that takes one pass over the evaluations. Given its curve, the walk at the last evaluation is normal,
+with a mean that is linear in the residuals (as in a Gaussian process).
 
 Shapes: P models of the noise, J values of sd, N points, k columns of U, s = (walk, its slope) at the last
 evaluation, T entries of a table over the sum of squares, and `...` any grid of (log B, log C_mid); cells, a
@@ -33,19 +33,19 @@ from scalerl.curve.sample import Sample
 from scalerl.quantiles import normal_quantiles
 
 _TINY = 1e-300
-_LEAST = 0.01  # variance of a wave of a walk, in that of an evaluation, below which it is left out
-_SOON = 0.3  # compute ahead, as a share of the run's, for which what a slope is yet to change is right
+_LEAST = 0.01  # variance, in that of one evaluation, below which a wave of a walk is left out
+_SOON = 0.3  # compute ahead, as a share of the run's, at which the variance from a changing slope is exact
 _EVEN = 4096  # quantiles that stand for a normal distribution
-# Multiples of these, modulo 1, fill a cube evenly (Roberts, 2018), with fewer gaps than draws leave.
+# Multiples of these, modulo 1, fill a cube evenly (Roberts, 2018), with fewer gaps than random draws leave.
 _RECURRENCE = 0.8191725133961645, 0.6710436067037893, 0.5497004779019703
 
 
 @dataclass(frozen=True)
 class Walks:
-    """The walks of the models of the noise: variances `wander_P` and `trend_P`, in that of an evaluation.
+    """The walks of the noise models: variances `wander_P` and `trend_P`, in that of one evaluation.
 
-    The inverse of K is less by U diag(`shrink_Pk`) U^T, `wave_Nk` being U. At the last evaluation (walk,
-    slope) is expected at `filter_PsN` times the residuals, with covariance `left_Pss` sd^2.
+    They reduce the inverse of K by U diag(`shrink_Pk`) U^T, where U is `wave_Nk`. At the last evaluation the
+    expected (walk, slope) is `filter_PsN` times the residuals; its covariance is `left_Pss` sd^2.
     """
 
     wander_P: np.ndarray
@@ -56,7 +56,7 @@ class Walks:
     left_Pss: np.ndarray
 
     def only(self, models: Sequence[int] | np.ndarray) -> Walks:
-        """Return those of some models, and the waves that these have."""
+        """Return the walks of some models, with only the waves that these use."""
         names = ("wander_P", "trend_P", "filter_PsN", "left_Pss")
         kept = {name: getattr(self, name)[models] for name in names}
         shrink_Pk = self.shrink_Pk[models]
@@ -68,7 +68,7 @@ class Walks:
         return np.flatnonzero(np.abs(self.filter_PsN).sum(axis=(1, 2))[model_cells])
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """Return (walk, slope) expected at the last evaluation for residuals (..., N), (2, P, ...)."""
+        """Return the expected (walk, slope) at the last evaluation for residuals (..., N), (2, P, ...)."""
         p, s, n = self.filter_PsN.shape
         found = self.filter_PsN.swapaxes(0, 1).reshape(s * p, n) @ values.reshape(-1, n).T
         return found.reshape(s, p, *values.shape[:-1])
@@ -76,9 +76,9 @@ class Walks:
     def expected(
         self, model_cells: np.ndarray, y_N: np.ndarray, of_g: np.ndarray, A: np.ndarray, R_0: np.ndarray
     ) -> np.ndarray:
-        """Return (walk, slope) expected at the last evaluation, (2, cells, a, r).
+        """Return the expected (walk, slope) at the last evaluation, (2, cells, a, r).
 
-        `of_g` is what `of` has of the share of the gain, (2, cells); A is (cells, a), R_0 (cells, a, r).
+        `of_g` is `of` applied to the share of the gain, (2, cells); A is (cells, a), R_0 (cells, a, r).
         """
         of_g, wide = of_g[..., None, None], (slice(None), model_cells, None, None)
         return self.of(y_N)[wide] - A[:, :, None] * of_g - R_0 * (self.of(np.ones_like(y_N))[wide] - of_g)
@@ -86,13 +86,13 @@ class Walks:
     def drawn(
         self, model_cells: np.ndarray, place_cells: np.ndarray, expected: np.ndarray, sd: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the walk, its slope, and the sd of what the wander adds after, one quantile for each node.
+        """Return the walk, its slope, and how far the wander drifts after it, one quantile for each node.
 
-        `expected` is (2, cells, a, r) of cells of such models, `sd` that of an evaluation, (cells, a, r).
-        `place_cells` numbers the cells by their place in the grid.
+        `expected` is (2, cells, a, r), for cells whose model has a walk; `sd` is that of one evaluation,
+        (cells, a, r). `place_cells` numbers the cells by their place in the grid.
         """
-        # In any order even over the nodes, and independent of one another. By their places, as rounding adds
-        # or leaves out a cell that holds next to nothing, and must not move the quantiles of all others.
+        # The quantiles are even over the nodes and independent of one another. They follow the place in the
+        # grid: rounding may add or drop a cell of next to no weight, and must not shift all the others.
         k = place_cells[:, None, None] * sd[0].size + np.arange(sd[0].size).reshape(sd.shape[1:])
         places = (k * step for step in _RECURRENCE)
         here, turn, ahead = (_even_normal()[((at - np.floor(at)) * _EVEN).astype(int)] for at in places)
@@ -109,11 +109,11 @@ class Walks:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise integrated out: log of the integral over sd as a function of the sum of squares.
+    """The noise integrated out: the log of the integral over sd, as a function of the sum of squares.
 
-    `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
-    `log_prior_P` is the prior of the model, with the determinant of K. The inverse of K is tridiagonal,
-    `diagonal_PN` and `below_PN` with the entry of (i, i - 1) at i, 0 at i = 0, less what `walks` has.
+    `log_rss_T` and `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
+    `log_prior_P` is the log prior of a model, less log |K| / 2. The inverse of K is tridiagonal, with
+    `diagonal_PN` and `below_PN` (the entry (i, i - 1) at i, 0 at i = 0), less the part of `walks`.
     """
 
     phi_P: np.ndarray
@@ -127,7 +127,7 @@ class Noise:
     sd_given_TJ: np.ndarray
 
     def only(self, models: Sequence[int] | np.ndarray) -> Noise:
-        """Return the noise given some of its models."""
+        """Return the noise with only some of its models."""
         names = ("phi_P", "diagonal_PN", "below_PN", "log_prior_P")
         kept = {name: getattr(self, name)[models] for name in names}
         return replace(self, walks=self.walks.only(models), **kept)
@@ -137,11 +137,11 @@ class Noise:
         return self.weight_at(self.place(rss)) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
 
     def weight_at(self, place: np.ndarray) -> np.ndarray:
-        """Return the same given phi, at places in the table."""
+        """Return the log of the integral over sd at places in the table, without `log_prior_P`."""
         return self._looked_up(self.log_weight_T, place)
 
     def sd_weights(self, place: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Return the posterior of the sd on `sd_J`, from the places in the table of weighted nodes."""
+        """Return the posterior of the sd on `sd_J`, given the places in the table and weights of nodes."""
         return np.bincount((place + 0.5).astype(int), weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
     def sd_at(self, place: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class Noise:
         return np.minimum(place, len(self.log_rss_T) - 1.0, out=place)
 
     def _looked_up(self, value_T: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Interpolate in the table, whose places are even: several times faster than `np.interp`."""
+        """Interpolate in the table, whose places are evenly spaced: several times faster than `np.interp`."""
         index = np.minimum(place.astype(int), len(value_T) - 2)
         return value_T[index] + (place - index) * np.diff(value_T)[index]
 
@@ -173,7 +173,7 @@ class Noise:
         g = share.reshape(-1, share.shape[-1])
         p, shape = len(self.phi_P), (len(self.phi_P), *share.shape[:-1])
         one_PN, y_PN = self._times(np.ones_like(y_N)), self._times(y_N)
-        # As h = 1 - g, all but g^T K^-1 g are linear in g: matrix products, which are quick.
+        # As h = 1 - g, everything but g^T K^-1 g is linear in g: matrix products, which are fast.
         g1, gy, waves = np.split(np.concatenate([one_PN, y_PN, self.walks.wave_Nk.T]) @ g.T, [p, 2 * p])
         _, first, alike_P = np.unique(self.phi_P, return_index=True, return_inverse=True)
         gg = self.diagonal_PN[first] @ (g * g).T
@@ -188,7 +188,7 @@ class Noise:
 
 
 def make_noise(sample: Sample, floor: float, prior: Prior, changes: Sequence[NoiseModel] = ()) -> Noise:
-    """Tabulate the models of the noise of a prior, then `changes`, for a sample with an sd from `floor`."""
+    """Tabulate the noise models of a prior, then `changes`, for a sample whose sd is at least `floor`."""
     models = (*prior.noise, *changes)
     phi_P = np.array([model.phi for model in models])
     rho_PN = phi_P[:, None] ** sample.gap_N
@@ -211,7 +211,7 @@ def make_noise(sample: Sample, floor: float, prior: Prior, changes: Sequence[Noi
 def _table(
     n_points: int, floor: float, prior_sd: tuple[float, float] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return `sd_J`, `log_rss_T`, `log_weight_T` and `sd_given_TJ` of `Noise`; they are shared, and kept."""
+    """Return `sd_J`, `log_rss_T`, `log_weight_T` and `sd_given_TJ` of `Noise`, cached and shared."""
     # The integral over sd depends on RSS alone: one table instead of an integral for every node. Beyond its
     # ends (an RSS of nearly 0, or of 4 for every point) it is constant.
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
@@ -227,10 +227,10 @@ def _table(
 
 
 def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
-    """Return the walks of models of the noise, for the rows of a sample."""
+    """Return the walks of noise models, for the rows of a sample."""
     n, p = len(sample), len(models)
     variances = {name: np.array([getattr(model, name) for model in models]) for name in ("wander", "trend")}
-    # Of rows that average several evaluations the noise is less, and the walk is not: both in units of noise.
+    # In units of noise: a row that averages several evaluations has less noise, but the whole walk.
     root_N = np.sqrt(sample.weight_N)
     wave_Nk, shrink_Pk = np.zeros((n, 0)), np.zeros((p, 0))
     filter_PsN, left_Pss = np.zeros((p, 2, n)), np.zeros((p, 2, 2))
@@ -256,9 +256,9 @@ def make_walks(sample: Sample, models: Sequence[NoiseModel]) -> Walks:
 def _waves(
     covariance: Callable[[Sample], tuple[np.ndarray, np.ndarray, np.ndarray]], sample: Sample
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of T in units of noise, and the covariances of the last row.
+    """Return eigenvalues and eigenvectors of T in units of noise, and the covariances at the last row.
 
-    One fit needs them for several sets of models, and they are most of what a fit of 400 rows costs.
+    One fit needs them for several sets of models, and they take most of the time of a fit of 400 rows.
     """
     T_NN, last_sN, end_ss = covariance(sample)
     root_N = np.sqrt(sample.weight_N)
@@ -273,7 +273,7 @@ def _with_changes(
     diagonal_PN: np.ndarray,
     below_PN: np.ndarray,
 ) -> Walks:
-    """Add the changes of level: of rank one each, beside any correlation, and for good, without a slope."""
+    """Add the changes of level: each of rank one, beside any correlation, permanent and without a slope."""
     changed = [at for at, model in enumerate(models) if model.change]
     if not changed:
         return walks
@@ -295,13 +295,13 @@ def _with_changes(
 
 
 def _wander(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return covariances: T, of (walk, slope) at the last row with all, and of the two. It has no slope."""
+    """Return T, the covariance of (walk, slope) at the last row with all rows, and that of the two."""
     t_N = sample.clock_N
     return np.minimum(t_N[:, None], t_N), np.stack([t_N, 0.0 * t_N]), np.diag([1.0, 0.0])
 
 
 def _trend(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same of a trend, three times the integral of a walk, in variance."""
+    """Return the same for a trend: the integral of a walk, with three times its variance."""
     t_N = sample.even_N
     first_NN, later_NN = np.minimum(t_N[:, None], t_N), np.maximum(t_N[:, None], t_N)
     last_sN = np.stack([0.5 * t_N**2 * (3.0 - t_N), 1.5 * t_N**2])
@@ -315,7 +315,7 @@ def _even_normal() -> np.ndarray:
 
 
 def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:
-    """Make independent noise (..., N) AR(1): `rho`, or rho[i], is the correlation of i with i - 1."""
+    """Turn independent noise (..., N) into AR(1) noise; `rho`, or rho[i], correlates i with i - 1."""
     noise, rho_N = np.array(white), np.broadcast_to(rho, white.shape[-1:])
     for i in range(1, len(rho_N)):
         noise[..., i] = rho_N[i] * noise[..., i - 1] + math.sqrt(1 - rho_N[i] ** 2) * noise[..., i]
@@ -338,16 +338,16 @@ class Quadratic(NamedTuple):
 
     def rss(self, R_0: np.ndarray | float, A: np.ndarray | float) -> np.ndarray:
         """Return the residual sum of squares at (R_0, A)."""
-        # What has no R_0 first: it is smaller than the rest by the nodes of R_0.
+        # Terms without R_0 first: their arrays lack the axis of R_0's nodes.
         of_A, cross = A * (A * self.gg - 2 * self.gy) + self.yy, 2 * (A * self.hg - self.hy)
         return np.maximum(R_0 * (R_0 * self.hh + cross) + of_A, 0.0)
 
     def best(self, r0: float | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return (R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
+        """Return the (R_0, A) of least RSS with 0 <= R_0 <= A <= 1; only A is free where `r0` is given."""
         if r0 is not None:
             A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, _TINY), r0, 1.0)
             return np.full_like(A, r0), A
-        # Where the share hardly differs between rows g and h are collinear: no unconstrained minimum.
+        # Where the share hardly differs between rows, g and h are collinear: no unconstrained minimum.
         det = self.gg * self.hh - self.hg**2
         sound = det > 1e-12 * self.gg * self.hh
         det = np.where(sound, det, 1.0)

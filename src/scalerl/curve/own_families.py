@@ -1,4 +1,4 @@
-"""Families of curves from outside of the package: loaded by name, and checked before they are averaged."""
+"""Custom families of curves: loaded by name, and checked before they are averaged."""
 
 import math
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def load_family(kind: str) -> Family:
 
 
 def with_extra(extra: Sequence[Family]) -> tuple[Family, ...]:
-    """Return `FAMILIES` and then the `extra` ones, each checked by `check_family`.
+    """Return `FAMILIES` followed by the `extra` families, each checked by `check_family`.
 
     Raises:
-        InputError: two have one name, or one fails the check.
+        InputError: two families share a name, or one fails the check.
     """
     families = (*FAMILIES, *extra)
     names = [family.name for family in families]
@@ -39,10 +39,10 @@ def with_extra(extra: Sequence[Family]) -> tuple[Family, ...]:
 
 
 def check_family(family: Family) -> None:
-    """Check that three methods of a family describe one curve that rises from 0 to 1 and is 1/2 at x = 0.
+    """Check that the methods of a family describe one curve that rises from 0 to 1 and is 1/2 at x = 0.
 
     Raises:
-        InputError: they do not; the message has the method, B and x where they disagree.
+        InputError: they do not; the message names the method, B and x where they disagree.
     """
     # An odd number of nodes has x = 0 exactly, where every share must be 1/2.
     b, x = (a.ravel() for a in np.meshgrid([0.3, 1.0, 3.0], np.linspace(-4.0, 4.0, 33)))
@@ -56,7 +56,7 @@ def check_family(family: Family) -> None:
         same, slope_b, slope_c = family.slopes(b, x)
         inner = (share > 1e-6) & (share < 1 - 1e-6)
         back = family.inverse(b[inner], share[inner])
-        # Where the curve has a kink, as a power law has at R_0, a difference over it is no derivative.
+        # Where the curve has a kink, as a power law has at R_0, a difference across it is no derivative.
         smooth = np.abs(family.share(b, x + 2 * step) - 2 * share + family.share(b, x - 2 * step)) < 1e-8
         # Fits also ask for compute 0, for computes far from C_mid, and for arrays of several axes.
         far_b, far_x = (a.ravel() for a in np.meshgrid([0.1, 1.0, 10.0], [-math.inf, -800.0, 800.0]))

@@ -1,4 +1,4 @@
-"""What is fitted: compute, pass rate and what is known of the noise, for every evaluation."""
+"""The points to fit: compute, pass rate and known noise of every evaluation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from scalerl.record.reader import RunRecord
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt does not determine the spread between samples."""
 MOST_FAILED = 0.01
-"""Share of an evaluation's completions without a verdict from which on a warning says so."""
+"""Share of an evaluation's completions without a verdict above which a warning says so."""
 _COMPUTE = (1e-300, 1e300)
-"""The range of compute above 0: the prior of C_mid goes beyond it, and must stay within a float64."""
+"""The range of positive compute: the prior of C_mid reaches beyond it and must stay within a float64."""
 _CLOCK = 1e9
-"""Seconds since 1970 in 2001; the time of day is above, and nearly constant over a run."""
+"""A Unix time of 2001: a time of day is larger, and nearly constant over a run."""
 _LARGEST_NOISE = 0.5  # the sd of a value in [0, 1] is at most this
 NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
-"""The columns of an evaluation from which its sampling noise follows."""
+"""The columns of an evaluation that determine its sampling noise."""
 LABELS = (
     *("dataset", "data_set", "data_source", "benchmark", "task", "domain", "subset", "split", "metric"),
     *("run", "run_id", "run_name", "experiment", "recipe", "model", "seed"),
@@ -39,7 +39,7 @@ _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 @dataclass(frozen=True, eq=False)
 class Further:
-    """Further columns of numbers of a table, in all of its rows by compute; NaN where a cell is no number."""
+    """Further numeric columns of a table, for all its rows by compute; NaN where a cell is not a number."""
 
     compute_R: np.ndarray
     step_R: np.ndarray
@@ -60,8 +60,8 @@ class Points:
     pass_rate_N: np.ndarray
     """Mean pass rate on the held-out prompts, a share in [0, 1]."""
     noise_sd_N: np.ndarray
-    """Sampling noise of the pass rate on fixed prompts, sqrt(mean p(1-p) / (n k)), or what `noise_from` says;
-    NaN when not known."""
+    """Sampling noise (sd) of the pass rate on fixed prompts, sqrt(mean p(1-p) / (n k)), or the estimate that
+    `noise_from` names; NaN when not known."""
     samples_N: np.ndarray
     """Completions behind the pass rate, prompts times samples per prompt; NaN when not known."""
     step_N: np.ndarray | None = None
@@ -70,17 +70,17 @@ class Points:
     """The file or folder that errors name."""
     axis: str = "compute"
     line_N: np.ndarray | None = None
-    """Line of `source` that every point comes from, for errors."""
+    """Line of `source` that each point comes from, for errors."""
     warnings: tuple[str, ...] = ()
     left_out: LeftOut = NONE
-    """Evaluations that were read and do not count. With an `ending` no fit of the last point identifies a
-    ceiling."""
+    """Evaluations that were read but do not count. With an `ending`, no fit that includes the last point
+    identifies a ceiling."""
     metric: Metric = GIVEN
     """The metric whose values the pass rates are."""
     noise_from: Literal["samples", "prompts"] = "samples"
-    """What `noise_sd_N` is known from: the number of samples, or how prompts differ between evaluations."""
+    """What `noise_sd_N` comes from: the number of samples, or how prompts differ between evaluations."""
     further: Further | None = field(default=None, repr=False)
-    """What else the table logged, for the chart."""
+    """Other numeric columns of the table, for the chart."""
 
     def __post_init__(self) -> None:
         if self.compute_N.ndim != 1:
@@ -117,11 +117,11 @@ class Points:
         return len(self.compute_N)
 
     def select(self, keep_N: np.ndarray) -> Points:
-        """Return the points that `keep_N` (booleans, or positions in the order wanted) picks."""
+        """Return the points that `keep_N` (booleans, or positions in the wanted order) selects."""
         arrays = {name: getattr(self, name) for name in ("compute_N", *_PER_POINT)}
         found = replace(self, **{k: None if v is None else v[keep_N] for k, v in arrays.items()})
         if self.left_out.ending and found.compute_N.max(initial=-1.0) < self.compute_N.max(initial=-1.0):
-            # Without the last point they are the run of an earlier time, when nothing had gone wrong.
+            # Without the last point this is the run at an earlier time, when nothing had gone wrong.
             warnings = tuple(text for text in self.warnings if text != self.left_out.ending)
             found = replace(found, left_out=replace(self.left_out, ending=""), warnings=warnings)
         return found
@@ -133,7 +133,7 @@ class Points:
         return LeftOut.of([Omitted(reason, *place) for place in zip(steps, lines, strict=True)])
 
     def kept_from(self, min_compute: float) -> np.ndarray:
-        """Return which points a cut of the start keeps, booleans (N,): from `min_compute` on, and 0."""
+        """Return which points `min_compute` does not cut, booleans (N,): those from it on, and compute 0."""
         return (self.compute_N == 0) | (self.compute_N >= min_compute)
 
     @classmethod
@@ -148,13 +148,13 @@ class Points:
         source: str = "points",
         axis: str = "compute",
     ) -> Points:
-        """Make points from any two sequences of numbers, with noise, samples and steps where they are known.
+        """Make points from two sequences of numbers, with noise, samples and steps where they are known.
 
         `noise_sd` and `samples` (completions behind a pass rate, all prompts together) may be one number for
         all points.
 
         Raises:
-            InputError: a value is no number, or as for `Points`.
+            InputError: a value is not a number, or as for `Points`.
         """
         compute_N = numbers_of(compute, f"{source}, compute")
         return cls(
@@ -174,10 +174,10 @@ class Points:
         """Read the rows of a pandas data frame that have a value of `y`; NaN elsewhere is an error.
 
         The columns `step`, and `noise_sd` or else `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an
-        evaluation) are used where they are, and complete. `price` is as for `from_record`.
+        evaluation) are used where they are present and complete. `price` is as for `from_record`.
 
         Raises:
-            InputError: a column is missing or holds something else than numbers, or a value is out of range.
+            InputError: a column is missing or not numeric, or a value is out of range.
         """
         x, y = str(x), str(y)  # columns may be called by numbers
         # A column of dollars in the frame is what was paid, and needs no price.
@@ -243,12 +243,12 @@ class Points:
 
 
 def place_on(axis: str, compute: float) -> str:
-    """Return a place on an axis as sentences have it: `step 22`, `21.8 GPU-hours`."""
+    """Return a place on an axis as messages print it: `step 22`, `21.8 GPU-hours`."""
     return f"step {compute:.0f}" if axis == "steps" else amount_text(axis, compute)
 
 
 def _scale(rate_N: np.ndarray) -> str:
-    """Say how to scale pass rates that are above 1."""
+    """Return advice on how to scale pass rates that are above 1."""
     largest = rate_N.max(initial=0.0)
     if 2 < largest <= 100:
         return "looks like percent: add --percent (in Python, divide by 100)"
@@ -270,7 +270,7 @@ def _doubts(record: RunRecord, noise_measured: bool) -> list[str]:
 
 
 def with_doubts(points: Points) -> Points:
-    """Return the same points, with warnings where the metric may be no pass rate, and rows be there twice."""
+    """Return the points, with warnings if the metric may be no pass rate or rows may be duplicates."""
     doubt = [f"{points.source}: {points.metric.doubt}"] if points.metric.doubt else []
     # Reported, not dropped: two true evaluations can agree, as pass rates are multiples of 1 / (n k).
     order_N = np.lexsort((points.pass_rate_N, points.compute_N))
@@ -285,13 +285,13 @@ def with_doubts(points: Points) -> Points:
 
 
 def warn_of_mixture(points: Points, label_of: Mapping[str, Any]) -> Points:
-    """Return the points of a table, with a warning where they may not be of one run on one data set.
+    """Return the points of a table, with a warning if they may mix several runs or data sets.
 
-    `points` are in the order of the rows. `label_of` has, by its name, the cells (N,) of every column that
-    tells runs or data sets apart.
+    `points` are in the order of the rows. `label_of` maps the name of every column that tells runs or data
+    sets apart to its cells (N,).
 
     Raises:
-        InputError: the compute is the time of day, as trackers have it; or the rows are of several metrics.
+        InputError: the compute is a time of day, as trackers log it, or the rows have several metrics.
     """
     _check_is_no_clock(points)
     found = _alternating(points, label_of) or _disorder(points)
@@ -305,8 +305,8 @@ def _check_is_no_clock(points: Points) -> None:
 
 
 def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
-    """Say which column has several values that alternate along the compute; else nothing. Several metrics are
-    an InputError."""
+    """Return a warning that names a column whose values alternate along the compute; else an empty string.
+    Raise an InputError if that column is the metric."""
     for name, cells in label_of.items():
         if values := alternating(points.compute_N, [str(cell) for cell in cells]):
             if name == "metric":
@@ -320,27 +320,27 @@ def _alternating(points: Points, label_of: Mapping[str, Any]) -> str:
 
 
 def alternating(at_N: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Return the different labels of rows where they alternate along `at_N`; else none."""
+    """Return the distinct labels of rows if they alternate along `at_N`; else an empty list."""
     values = list(dict.fromkeys(labels))
     label_N = np.array(labels)
     label_N = label_N[np.lexsort((label_N, at_N))]
-    # A restart, or a change of the data set, divides the compute in two: then they do not alternate.
+    # A restart or a change of the data set splits the compute in two: its labels do not alternate.
     return values if np.count_nonzero(label_N[1:] != label_N[:-1]) >= len(values) > 1 else []
 
 
 def _disorder(points: Points) -> str:
-    """Say which row contradicts that the compute adds up over one run; else nothing."""
+    """Return a warning that names a row whose compute is not a total over one run; else an empty string."""
     c_N, step_N = points.compute_N, points.step_N
     if len(c_N) < 2:
         return ""
     if step_N is not None and np.array_equal(step_N, c_N):
-        step_N = None  # the axis is that of steps
+        step_N = None  # the axis is steps
     if step_N is not None:
         order_N = np.lexsort((c_N, step_N))
         back_N = np.diff(c_N[order_N]) < 0
     else:
         order_N = np.arange(len(c_N)) if c_N[-1] >= c_N[0] else np.arange(len(c_N))[::-1]
-        # One row alone that comes late is of an evaluator beside the run; a second run has more.
+        # A single row that comes late is from an evaluator beside the run; a second run has more of them.
         below_N = c_N[order_N] < np.maximum.accumulate(c_N[order_N])
         rises_N = np.diff(c_N[order_N], append=-np.inf) > 0
         back_N = below_N[1:] & rises_N[1:] & np.append(below_N[2:], False)
@@ -372,7 +372,7 @@ def noise_of(
     unknown_N = np.full(like_N.shape, np.nan)
     if n_prompts_N is None or n_samples_N is None:
         return unknown_N, unknown_N
-    with np.errstate(over="ignore"):  # `Points` rejects too many, with their line
+    with np.errstate(over="ignore"):  # `Points` rejects an overflow, with its line
         total_N = np.where((n_prompts_N > 0) & (n_samples_N > 0), n_prompts_N * n_samples_N, np.nan)
     if mean_p_1mp_N is None:
         return unknown_N, total_N
@@ -381,7 +381,7 @@ def noise_of(
 
 
 def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
-    """Return the rows kept of an optional column, None unless it is there and complete."""
+    """Return the kept rows of an optional column; None if it is missing or incomplete."""
     if name not in frame.columns:
         return None
     value_N = numbers_in(frame, name)[kept_N]
@@ -389,6 +389,6 @@ def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
 
 
 def _spread(value: Any, what: str, like_N: np.ndarray) -> np.ndarray:
-    """Spread one number over all points, where it is not one for each; None becomes NaN."""
+    """Spread one number over all points, unless there is one for each; None becomes NaN."""
     value_N = numbers_of(np.nan if value is None else value, what)
     return np.full(like_N.shape, value_N) if value_N.ndim == 0 else value_N

@@ -6,12 +6,12 @@ The prior is in `scalerl.curve.prior`. For a family, (B, C_mid) and a model of t
 a quadratic in (R_0, A), and the integral over sd depends on the sum of squares alone, so nothing is sampled:
 nodes are laid where the posterior has mass (`scalerl.curve.nodes`).
 
-A wander is part of the run's mean curve: a node's curve is moved to where its walk is at the last evaluation,
-and goes on with the square root of the clock, each by one quantile of its normal distribution. Together the
-nodes have the right distribution at every compute. A trend goes on with its slope. A change of level
-(`scalerl.curve.changes`) stays after it, and is taken out of the curve before.
+A wander is part of the run's mean curve. A node's curve is shifted to where its walk is at the last
+evaluation, and drifts from there with the square root of the clock; shift and drift are one quantile each of
+their normal distributions. Together the nodes have the right distribution at every compute. A trend continues
+with its slope. A change of level (`scalerl.curve.changes`) is permanent; before it the curve is without it.
 
-Shapes: P models of the noise, M values of log C_mid, K of log B; cells (B, C_mid, noise) = what is kept of
+Shapes: P models of the noise, M values of log C_mid, K of log B; cells (B, C_mid, noise) = those kept of
 P x M x K, over all families; a = nodes of A, r = nodes of R_0 for each A.
 """
 
@@ -39,11 +39,11 @@ _DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n", "drift_n", "slope_
 
 @dataclass(frozen=True)
 class Draws:
-    """Curves of equal weight, all arrays (n,): `family_n` is an index into `families`.
+    """Curves of equal weight; all arrays are (n,), and `family_n` is an index into `families`.
 
-    `drift_n` is where the wander goes after the last evaluation, over the root of the clock since then, and
-    `slope_n` where a trend goes, over the compute since then as a share of the run's. `step_dn` is the size
-    of each of the d `changes` of level, 0 in draws without it; R_0 and A are those after them.
+    `drift_n` is how far the wander goes after the last evaluation, per root of the clock since then, and
+    `slope_n` how far a trend goes, per compute since then as a share of the run's. `step_dn` is the size of
+    each of the d `changes` of level, 0 in draws without it; R_0 and A are those after the changes.
     """
 
     families: tuple[Family, ...]
@@ -89,9 +89,9 @@ class Draws:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Weighted nodes: `weight`, which sums to 1, its logarithm, and all without a suffix are (cells, a, r).
+    """Weighted nodes; arrays without a suffix are (cells, a, r), and `weight` sums to 1.
 
-    `drift` and `slope` are as of `Draws`. A is below R_0 where a node's curve falls. `step` is the size of
+    `drift` and `slope` are as in `Draws`. A is below R_0 where a node's curve falls. `step` is the size of
     the change of level `changes[change_cells]`, 0 where a cell has none; R_0 and A are those after it.
     """
 
@@ -99,9 +99,9 @@ class Posterior:
     log_b_cells: np.ndarray
     log_mid_cells: np.ndarray
     log_b_span_cells2: np.ndarray
-    """From where to where in log B a cell reaches, (cells, 2) ..."""
+    """The range of log B that a cell covers, (cells, 2) ..."""
     log_mid_span_cells2: np.ndarray
-    """... and in log C_mid: what a quantile of it is taken of."""
+    """... and that of log C_mid: their quantiles are taken over these ranges."""
     phi_cells: np.ndarray
     change_cells: np.ndarray
     A: np.ndarray
@@ -117,7 +117,7 @@ class Posterior:
     prior: Prior
     changes: tuple[NoiseModel, ...]
     moved: float
-    """Where wander, trend and steps have taken the run by the last evaluation: the posterior mean."""
+    """How far wander, trend and steps have moved the run by the last evaluation: the posterior mean."""
     log_c_range: tuple[float, float]
 
     @property
@@ -152,7 +152,7 @@ class Posterior:
         return self._take(np.flatnonzero(self.family_cells == family))
 
     def reweighted(self, log_weight: np.ndarray) -> Posterior:
-        """Return the same nodes with other log-weights, which are normalised here; sd_weight_J stays."""
+        """Return the same nodes with other log-weights, normalised here; `sd_weight_J` is unchanged."""
         log_weight, weight = _normalised(log_weight)
         return replace(self, log_weight=log_weight, weight=weight)
 
@@ -162,7 +162,7 @@ class Posterior:
 
     def heaviest(self, mass: float) -> Posterior:
         """Return the fewest cells that hold `mass` of the posterior, for answers at many computes."""
-        # Stable, so that cells of equal weight are the same ones on every machine.
+        # Stable, so that ties are broken alike on every machine.
         order = np.argsort(-self.weight_cells, kind="stable")
         held = np.cumsum(self.weight_cells[order])
         return self._take(order[: int(np.searchsorted(held, mass)) + 1])
@@ -170,7 +170,7 @@ class Posterior:
     def draws(self, n: int, seed: int = 0) -> Draws:
         """Draw n curves of equal weight: a systematic sample of the nodes, shuffled by `seed` (for pairing).
 
-        Systematic, so that quantiles of the draws have less error than those of independent draws.
+        A systematic sample gives quantiles with less error than independent draws.
         """
         held = np.cumsum(self.weight.ravel())
         at = np.searchsorted(held, (np.arange(n) + 0.5) / n * held[-1])
@@ -206,15 +206,15 @@ class Posterior:
             if self.changes:
                 come = np.array([one.changed(log_c) for one in self.changes])
                 value = value - self.step * (1.0 - come[self.change_cells])[:, None, None]
-            if since_M[m]:  # the walk knows no bounds; a pass rate does
+            if since_M[m]:  # the walk is unbounded; a pass rate is not
                 value = np.clip(value + self.drift * since_M[m] + self.slope * ahead_M[m], 0.0, 1.0)
             yield value
 
     def compute_to(self, target: float) -> np.ndarray:
-        """Return the compute at which every node's curve reaches `target`; 0 below R_0, infinite above A.
+        """Return the compute at which every node's curve reaches `target`: 0 up to R_0, infinite from A on.
 
-        The wander stays where it is: a walk that goes on crosses any target at some time. R_0 is that after
-        a change of level, so that what a burst passes is reached at 0.
+        The wander stays where it is: a walk that continues crosses any target at some time. R_0 is that after
+        a change of level, so a target below it counts as reached at 0, although a burst passes it later.
         """
         b, log_mid = np.exp(self.log_b_cells)[:, None, None], self.log_mid_cells[:, None, None]
         log_c = log_compute_to(self.families, self.family_cells, self.A, b, log_mid, self.R_0, target)
@@ -225,8 +225,8 @@ class Posterior:
 def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior: Prior) -> Posterior:
     """Integrate over the families of `best` and the noise of `prior`, and normalise over all of them.
 
-    `best` holds the least-squares curve of every family, from which the search for its nodes starts. `floor`
-    is the least sd of the noise.
+    `best` holds the least-squares curve of every family, where the search for its nodes starts. `floor` is
+    the least sd of the noise.
     """
     changes = tuple(likely_changes(sample, floor, prior))
     noise = make_noise(sample, floor, prior, changes)
@@ -235,7 +235,7 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     ridges = find_ridges(sample, families, noise, prior, log_mid_F)
     falls_F = np.array([prior.falls * (family == LOG_LOGISTIC) for family in families])
     rising = lay_nodes(sample, ridges, noise, prior, ridges.level)
-    # The mass of falling curves is taken from the family that they belong to, so that all sum to 1.
+    # Falling curves take their mass from the family that they belong to, so that all sum to 1.
     log_prior_F = np.log(prior_F - falls_F)
     parts = [replace(rising, log_weight=rising.log_weight + log_prior_F[rising.family_cells][:, None, None])]
     if prior.falls and (falling := _falling(sample, noise, prior, ridges.level)):
@@ -245,7 +245,7 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
     log_weight, weight = _normalised(nodes.log_weight)
     change_cells = nodes.model_cells - len(prior.noise)
     A, R_0, drift, slope, walked = _walked(noise, nodes)
-    # A burst upwards is how the run began; all else has taken it off its curve.
+    # A burst upwards is how the run began; every other walk has moved the run off its curve.
     bursts = [len(prior.noise) + i for i, one in enumerate(changes) if one.burst]
     walks = noise.walks.of_model(nodes.model_cells)
     own = np.isin(nodes.model_cells[walks], bursts)[:, None, None]
@@ -276,22 +276,22 @@ def posterior(sample: Sample, floor: float, best: Sequence[LeastSquares], prior:
 
 
 def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes | None:
-    """Lay the nodes of log-logistic curves that fall, A below R_0: those that rise, upside down.
+    """Lay the nodes of falling log-logistic curves (A below R_0), which are rising ones upside down.
 
-    None where they are so far below level `best` that they have no mass.
+    Return None if they lie so far below level `best` that they have no mass.
     """
     upside = replace(sample, y_N=1.0 - sample.y_N, r0=None if sample.r0 is None else 1.0 - sample.r0)
-    # A run that rises has no C_mid of a fall: the search starts where most runs have theirs.
+    # A rising run has no C_mid of a fall: the search starts where most runs have theirs.
     log_mid, log_b = sample.log_c_range[1] + USUAL_MID, math.log(LOG_LOGISTIC.usual_B[0])
     if _best_flat(sample):
-        # Here the prior of a flat curve is highest. Before the search, which is what costs: most runs rise.
+        # A flat curve has its highest prior here. Checked before the search, which is costly: most runs rise.
         usual = np.full((1, 1, 1), log_b), np.full((1, 1), log_mid)
         if level_of_cells(upside, (LOG_LOGISTIC,), noise, prior, *usual).max() < best - WORTH:
             return None
     elif (curve := least_squares(upside, LOG_LOGISTIC, steps=8).curve).A - curve.R_0 > _LITTLE:
         log_mid = math.log(curve.C_mid)
     ridges = find_ridges(upside, (LOG_LOGISTIC,), noise, prior, [log_mid])
-    # Before its nodes are laid, which is what costs: most runs rise.
+    # Checked before the nodes are laid, which is costly: most runs rise.
     if ridges.level < best - WORTH:
         return None
     part = lay_nodes(upside, ridges, noise, prior, best)
@@ -301,14 +301,14 @@ def _falling(sample: Sample, noise: Noise, prior: Prior, best: float) -> Nodes |
 
 
 def _best_flat(sample: Sample) -> bool:
-    """Return whether no curve that falls is nearer than a flat one: the mean from any row on is above R_0."""
+    """Return whether no falling curve beats a flat one: the mean from every row on is R_0 or more."""
     y_N, weight_N = sample.y_N, sample.weight_N
     R_0 = float(weight_N @ y_N / weight_N.sum()) if sample.r0 is None else sample.r0
     return bool((np.cumsum((weight_N * (y_N - R_0))[::-1]) >= -1e-12).all())
 
 
 def _walked(noise: Noise, nodes: Nodes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return A and R_0 with each node's walk, its drift and slope from there, and the walk; (cells, a, r)."""
+    """Return A and R_0 shifted by each node's walk, its drift and slope from there, and the walk itself."""
     place, models = nodes.place_rss, nodes.model_cells
     A, R_0 = np.tile(nodes.A[:, :, None], place.shape[2]), nodes.R_0.copy()
     drift, slope, walked = (np.zeros_like(place) for _ in range(3))
@@ -329,14 +329,14 @@ def _since(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
 
 
 def _ahead(compute: np.ndarray, log_c_range: tuple[float, float]) -> np.ndarray:
-    """Return compute beyond the last evaluation over that of the last, 0 before it; shape as given."""
-    # Any slope has left [0, 1] by e^20 times the run; beyond, the product would overflow.
+    """Return the compute beyond the last evaluation as a share of the run's, 0 before it; shape as given."""
+    # By e^20 times the run any slope has left [0, 1]; beyond, the product would overflow.
     return np.maximum(np.expm1(np.minimum(log_compute(compute) - log_c_range[1], 20.0)), 0.0)
 
 
 def _normalised(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithms of the weights, and the weights, scaled to sum to 1."""
-    # The weights of far nodes underflow, those of the best must not.
+    """Return the log-weights and the weights, scaled so that the weights sum to 1."""
+    # The weights of far nodes may underflow; those of the best must not.
     log_weight = log_weight - log_weight.max()
     weight = np.exp(log_weight)
     total = weight.sum()

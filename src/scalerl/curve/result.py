@@ -25,7 +25,7 @@ class Fit(FittedCurve):
     """A fitted compute-performance curve, and what the data say of it. Made by `fit`."""
 
     campaign: Fit | None = field(default=None, repr=False)
-    """The same with the prior of sibling runs, where they were given."""
+    """The same fit with the prior of sibling runs, if they were given."""
 
     @property
     def least_squares(self) -> str:
@@ -36,12 +36,12 @@ class Fit(FittedCurve):
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """Return the object that `scalerl fit --json` prints (docs/reference/json.md has its keys).
+        """Return the object that `scalerl fit --json` prints (docs/reference/json.md lists its keys).
 
-        What is not computed, or withheld because no family describes the run, is None.
+        A value that is not computed, or withheld because no family describes the run, is None.
         """
 
-        # The least-squares A too: a number beside a withheld ceiling would be read as the ceiling.
+        # The least-squares A too: beside a withheld ceiling, a number would be read as the ceiling.
         def withheld(*names: str) -> dict[str, None]:
             return dict.fromkeys(names) if self.misfit else {}
 
@@ -102,8 +102,8 @@ class Fit(FittedCurve):
         """Draw the evaluations, the curve with its interval, and the ceiling: see `scalerl.plot`.
 
         Returns:
-            The axes: those given, or of a new figure of pyplot. Their compute is in the unit of the fit's
-            axis, so that more can be drawn there, other fits too.
+            The axes: those given, or those of a new pyplot figure. Their compute is in the unit of the fit's
+            axis, so that more can be drawn there, such as other fits.
 
         Raises:
             InputError: a compute of `forecast` is negative or not finite.

@@ -1,4 +1,4 @@
-"""The rows that are fitted: points sorted, replicates pooled, distances between evaluations measured."""
+"""The rows that are fitted: points sorted, replicates pooled, and gaps between evaluations measured."""
 
 import math
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from scalerl.curve.families import log_compute
 from scalerl.curve.points import Points
 
 MIN_TO_FIT = 4
-"""Evaluations at distinct compute that a fit needs: the prior knows the rest, and intervals are wide."""
+"""Evaluations at distinct compute that a fit needs: the prior supplies the rest, with wide intervals."""
 MIN_TO_JUDGE = 6
-"""Those that a verdict, a comparison and a misfit need, and any fit under a flat prior."""
+"""Evaluations that a verdict, a comparison, a misfit, and any fit under a flat prior need."""
 MAX_ROWS = 400
-"""Rows above this many are averaged in runs of consecutive evaluations, so that time stays linear."""
+"""Above this many rows, runs of consecutive evaluations are averaged, so that time stays linear."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Rows in the order of compute, N of them; what was repeated at one compute is one row.
+    """N rows in the order of compute; repeated evaluations at one compute are one row.
 
     `weight_N` counts the evaluations behind each row's mean, `within` is their sum of squares about the
-    means, `gap_N[i]` is the distance from row i-1 to i in usual steps between evaluations, at least 1 and
-    infinite from compute 0. `r0` is a fixed R_0, or None where it is a parameter.
+    means, `gap_N[i]` is the distance from row i-1 to i in usual gaps between evaluations, at least 1 and
+    infinite from compute 0. `r0` is a fixed R_0, or None where R_0 is a parameter.
     """
 
     log_c_N: np.ndarray
@@ -41,17 +41,17 @@ class Sample:
         return len(self.y_N)
 
     def row_sd(self, sd: float) -> float:
-        """Return the noise of a usual row for noise `sd` of one evaluation: less, where rows are means."""
+        """Return the noise of a usual row, given `sd` of one evaluation: less where rows are means."""
         return math.sqrt(max(sd**2 - self.scatter**2, 0.0))
 
     @property
     def clock_N(self) -> np.ndarray:
-        """The clock of a wander, from 0 at compute 0 to 1 at the last row: log(1 + C / C_1), scaled; (N,)."""
+        """The clock of a wander, log(1 + C / C_1) scaled: 0 at compute 0 and 1 at the last row, (N,)."""
         return clock(np.exp(self.log_c_N), *self.log_c_range)
 
     @property
     def even_N(self) -> np.ndarray:
-        """The clock of a trend, compute over that of the last row: from 0 to 1, (N,)."""
+        """The clock of a trend: compute over that of the last row, from 0 to 1, (N,)."""
         return np.exp(self.log_c_N - self.log_c_N[-1])
 
     @property
@@ -72,12 +72,12 @@ def clock(compute_M: np.ndarray, log_first: float, log_last: float) -> np.ndarra
 
 
 def make_sample(points: Points, r0: float | None) -> Sample:
-    """Sort, pool, and measure the gaps between consecutive evaluations; thin a very long run.
+    """Sort and pool the points, measure the gaps between evaluations, and thin a very long run.
 
-    Evaluations at one compute are pooled by their samples, where these are known. Of one step (the same
-    weights, evaluated again) they make one observation; where steps are not known, each is one. Above
-    `MAX_ROWS` rows consecutive ones are averaged; the noise of such means is estimated from their scatter
-    about the curve, so that correlation inside is not lost.
+    Evaluations at one compute are pooled, weighted by their samples where these are known. With known steps
+    they make one observation (the same weights, evaluated again); without, each is one. Above `MAX_ROWS` rows
+    consecutive ones are averaged. The noise of such means is estimated from their scatter about the curve, so
+    that correlation within them is not lost.
     """
     order_N = np.argsort(points.compute_N, kind="stable")
     compute_N, y_N = points.compute_N[order_N], points.pass_rate_N[order_N]
@@ -98,7 +98,7 @@ def make_sample(points: Points, r0: float | None) -> Sample:
             weight_N = np.ones(len(first_N))
         compute_N, y_N = compute_N[first_N], mean_N
     if compute_N[0] == 0:
-        # Before training there is no noise but that of sampling, so that this row may be worth several.
+        # Before training there is only sampling noise, so this row may be worth several.
         weight_N[0] *= _start_weight(points)
     each, scatter = 1.0, 0.0
     if len(y_N) > MAX_ROWS:
@@ -115,7 +115,7 @@ def make_sample(points: Points, r0: float | None) -> Sample:
 def _start_weight(points: Points) -> float:
     """Return the weight of the evaluation before training, by its sampling noise; 1 if that is not known.
 
-    Training adds noise to all other evaluations, so that its true weight is this at least.
+    Training adds noise to all other evaluations, so the true weight is at least this.
     """
     zero_N, known_N = points.compute_N == 0, np.isfinite(points.noise_sd_N) & (points.noise_sd_N > 0)
     if not (known_N & zero_N).any() or not (known_N & ~zero_N).any():
@@ -131,19 +131,19 @@ def _gaps(compute_N: np.ndarray, step_N: np.ndarray | None) -> np.ndarray:
     if step_N is not None and len(step_N) > 2:
         gap_N[1:] = np.abs(np.diff(step_N))
         usual = float(np.median(gap_N[1:]))
-        # Evaluations closer than usual still have sampling noise of their own: no more correlation than at 1.
+        # Evaluations closer than usual still have independent sampling noise: no more correlation than at 1.
         gap_N = np.maximum(gap_N / usual, 1.0) if usual > 0 else np.ones_like(gap_N)
     if compute_N[0] == 0 and len(gap_N) > 1:
-        gap_N[1] = np.inf  # before any training there is sampling noise alone, shared with nothing
+        gap_N[1] = np.inf  # before any training there is only sampling noise, which is shared with nothing
     return gap_N
 
 
 def _thin(
     compute_N: np.ndarray, y_N: np.ndarray, weight_N: np.ndarray, step_N: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Average runs of consecutive rows, at the mean of their log compute; compute 0 stays a row.
+    """Average runs of consecutive rows, at the mean of their log compute; compute 0 stays a row of its own.
 
-    Weights are relative to the usual run, so that a row counts as one observation.
+    Weights are relative to the median, so that a row counts as one observation.
     """
     zero = int(compute_N[0] == 0)
     edge_M = np.unique(np.linspace(zero, len(y_N), MAX_ROWS + 1 - zero).astype(int))[:-1]

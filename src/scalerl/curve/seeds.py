@@ -1,10 +1,10 @@
-"""The variation of a recipe's curve with its seed: a prior, its update by replicates, and a rerun.
+"""How a recipe's curve varies with its seed: the prior, its update by replicates, and a rerun.
 
     theta_run = theta_recipe + tau * z        theta = (A, log B, log C_mid),  z ~ N(0, 1) for each
 
-tau, the seed sd, has a log-normal prior, so that the effect of one seed has heavy tails. R_0 has no seed
-effect: it is that of the model before training. Runs in blocks (a base model and a set of prompts each, which
-all recipes share) also have their block's effect, which cancels in differences within a block:
+tau, the seed sd, has a log-normal prior, so the effect of one seed has heavy tails. R_0 has no seed effect:
+it is that of the model before training. Runs in blocks (a base model and a set of prompts each, which all
+recipes share) also have the effect of their block, which cancels in differences within a block:
 
     theta_run = theta_recipe + theta_block + tau * z
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from scalerl.curve.posterior import Draws
 
-_NODES, _REACH = 61, 3.5  # nodes of log tau, over so many prior standard deviations either way
+_NODES, _REACH = 61, 3.5  # nodes of log tau, over this many prior standard deviations either way
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class SeedPrior:
     """Root mean square of the effect of one seed, and the sd of log tau behind it.
 
     A: three seeds of one recipe lay within +-.015 (arXiv 2510.13786). log B and log C_mid: nothing is
-    published for seeds; the nine leave-one-out arms of the paper, which differ by a component besides the
-    seed and the error of the fit, spread by .08 and .10, and 20 seeds of the demonstration by .018 and .015
-    (and by .0013 in A). `log_sd` .7 lets tau be four times its median, or a quarter of it, at two sd.
+    published for seeds. The paper's nine leave-one-out arms, which differ by a component besides the seed and
+    the error of the fit, spread by .08 and .10; 20 seeds of the demonstration spread by .018 and .015 (and by
+    .0013 in A). `log_sd` .7 lets tau be four times its median, or a quarter of it, at two sd.
     """
 
     A: float = 0.013
@@ -67,18 +67,18 @@ class SeedSpread:
     def given(
         self, mean_R3: np.ndarray, sd_R3: np.ndarray, recipe_R: np.ndarray, block_R: np.ndarray | None = None
     ) -> SeedSpread:
-        """Update by runs: posterior means and sd of their parameters, the recipe of each, and its block.
+        """Update by runs, given posterior means and sds of their parameters, their recipes and blocks.
 
-        The restricted likelihood of a mixed model (Patterson and Thompson, 1971), with a mean for every
-        recipe and every block, and one tau; recipes and blocks with one run do not inform it. Run posteriors
-        enter as normal.
+        The likelihood is the restricted one of a mixed model (Patterson and Thompson, 1971), with a mean for
+        every recipe and every block, and one tau. Recipes and blocks with one run do not inform it. Run
+        posteriors enter as normal.
         """
         fixed_RP = _fixed_effects([recipe_R] if block_R is None else [recipe_R, block_R])
         # What the fixed effects explain does not inform tau, and would cost digits.
         left_R3 = mean_R3 - fixed_RP @ (fixed_RP.T @ mean_R3)
         precision_3TR = 1.0 / (sd_R3.T[:, None] ** 2 + self.tau_3T[:, :, None] ** 2)
         weighed_3TPR = fixed_RP.T * precision_3TR[:, :, None]
-        # The likelihood is restricted: without log |F' V^-1 F| replicates of two would make tau too small.
+        # Restricted: without log |F' V^-1 F| replicates of two would make tau too small.
         gram_3TPP = weighed_3TPR @ fixed_RP
         moment_3TP1 = weighed_3TPR @ left_R3.T[:, None, :, None]
         explained_3T = np.sum(moment_3TP1 * np.linalg.solve(gram_3TPP, moment_3TP1), axis=(2, 3))
@@ -88,8 +88,8 @@ class SeedSpread:
         return replace(self, weight_3T=weight_3T / weight_3T.sum(axis=1, keepdims=True))
 
     def effects(self, n: int, seed: int = 0, runs: int = 1) -> np.ndarray:
-        """Draw the effects of the seeds of `runs` runs that share their tau on theta, (runs, 3, n)."""
-        # A systematic sample of tau, as of the posterior: its tails are in every set of draws alike.
+        """Draw the seed effects on theta of `runs` runs that share their tau, (runs, 3, n)."""
+        # A systematic sample of tau, as of the posterior: every set of draws has its tails alike.
         rng = np.random.default_rng(seed)
         tau_3n = np.empty((3, n))
         for j in range(3):
@@ -102,21 +102,21 @@ class SeedSpread:
 SEED_PRIOR = SeedPrior()
 """The default prior of the seed effects, stated in every comparison."""
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
-"""The prior of the effects of seeds that have base models of their own: our own judgement. Within pairs of
-one base model these drop out."""
+"""The prior of the effects of seeds with base models of their own: our own judgement. Within pairs of one
+base model these effects cancel."""
 
 
 def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:
-    """Return an orthonormal basis of a mean for each value of every label, (R, P)."""
+    """Return an orthonormal basis of one mean for each value of every label, (R, P)."""
     means = [label_R[:, None] == np.unique(label_R) for label_R in labels]
-    # Recipes and blocks have the overall mean in common, so that their columns are collinear: X' V^-1 X of
-    # them would be singular. Columns of no size are what they share.
+    # Recipes and blocks share the overall mean, so their columns are collinear, and X' V^-1 X of them would
+    # be singular. The directions without size, which are left out, are what they share.
     basis_RP, size_P, _ = np.linalg.svd(np.hstack(means).astype(float), full_matrices=False)
     return basis_RP[:, size_P > 1e-9 * size_P[0]]
 
 
 def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
-    """Move the curves by seed effects (3, n); the ceiling stays within [R_0, 1], or [0, R_0] of a fall."""
+    """Shift the curves by seed effects (3, n); the ceiling stays in [R_0, 1], or [0, R_0] where it falls."""
     falls_n = draws.A_n < draws.R_0_n
     low_n, high_n = np.where(falls_n, 0.0, draws.R_0_n), np.where(falls_n, draws.R_0_n, 1.0)
     A_n = np.clip(draws.A_n + effect_3n[0], low_n, high_n)
@@ -127,14 +127,14 @@ def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
 def rerun(draws: Draws, prior: SeedPrior) -> Draws:
     """Return the curves of a rerun with another seed, one for every draw of this run.
 
-    Two seed effects of one tau, so that they differ by a variance of 2 tau^2 in each of theta.
+    Both seed effects share one tau, so the two runs differ by a variance of 2 tau^2 in each of theta.
     """
     here_3n, there_3n = prior.spread().effects(len(draws.A_n), runs=2)
     return shifted(draws, there_3n - here_3n)
 
 
 def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and sd of (A, log B, log C_mid) of every run, both (R, 3)."""
+    """Return means and sds of (A, log B, log C_mid) for every run, both (R, 3)."""
     theta_R3n = np.array([[draws.A_n, draws.log_b_n, draws.log_mid_n] for draws in runs])
     return theta_R3n.mean(axis=2), theta_R3n.std(axis=2)
 
@@ -142,9 +142,9 @@ def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
 def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
     """Return the mean of the runs of one recipe, draw by draw, and the share of one seed's variance in it.
 
-    A run has the inverse of its variance (its own and the seed's) for weight, so that one that was cut short
+    A run is weighted by the inverse of its variance (its own and the seed's), so one that was cut short
     counts less. With equal runs and normal posteriors this is the random-effects mean, and the share is
-    1 / R. The runs are draws of equal length given one family.
+    1 / R. The runs are draws of equal length, given one family.
     """
     return _mean(runs, 1.0 / _variance(runs, spread))
 
@@ -152,11 +152,11 @@ def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
 def pooled_alike(
     base: Sequence[Draws], recipe: Sequence[Draws], spread: SeedSpread, groups: Sequence[Hashable]
 ) -> tuple[tuple[Draws, Draws], float]:
-    """Return `pooled` of two recipes with a run each in every block, by the same weights: blocks cancel.
+    """Return `pooled` of two recipes with one run each in every block, with the same weights: blocks cancel.
 
-    A block has the inverse of the variance of its difference for weight. What is left of a seed's variance
-    in either mean is the same share. Blocks of one group (a base model) are taken to share their effect
-    entirely, the most there can be: a recipe does to every seed of a base model what it does to one.
+    A block is weighted by the inverse of the variance of its difference. The share of a seed's variance that
+    is left is the same in both means. Blocks of one group (a base model) are taken to share their effect
+    entirely, which is the worst case: what a recipe does to one seed of a base model, it does to all.
     """
     weight_R = 1.0 / (_variance(base, spread) + _variance(recipe, spread))
     weight_R /= weight_R.sum()
@@ -172,7 +172,7 @@ def _variance(runs: Sequence[Draws], spread: SeedSpread) -> np.ndarray:
 
 
 def _mean(runs: Sequence[Draws], weight_R: np.ndarray) -> tuple[Draws, float]:
-    """Return the weighted mean, and the sum of the squares of the weights, scaled to sum to 1."""
+    """Return the weighted mean, and the sum of the squared weights; weights are scaled to sum to 1."""
     weight_R = weight_R / weight_R.sum()
     means = {
         name: weight_R @ np.stack([getattr(draws, name) for draws in runs])

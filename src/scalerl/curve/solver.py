@@ -1,11 +1,11 @@
-"""The descent to the least squares of a curve, of many runs and from many starts side by side.
+"""The descent to the least squares of a curve, for many runs and from many starts side by side.
 
-    best_linear   the best (R_0, A) once the shape of the curve is given: the linear parameters
+    best_linear   the best (R_0, A), the linear parameters, once the shape of the curve is given
     descend       Levenberg-Marquardt in theta = (log B, log C_mid), the linear parameters projected out
                   (Golub and Pereyra, 1973, with the Jacobian of Kaufman, 1975)
 
-The linear parameters follow from `gram` (., ., M): the sums over the rows of the products of h = 1 - g (the
-derivative of the curve by R_0), g (by A, the share of the gain), any further columns, and last y.
+The linear parameters follow from `gram` (., ., M): sums over the rows of the products of h = 1 - g (the
+derivative of the curve by R_0), g (by A: the share of the gain), any further columns, and last y.
 
 Shapes: S runs, N rows (shorter runs are padded with weight 0), M searches under way.
 """
@@ -21,11 +21,11 @@ from scalerl.curve.families import Family, of_families
 from scalerl.curve.sample import Sample
 
 TOLERANCE = 5.0
-"""Log-likelihood below the best at which another minimum is no longer reported."""
-_GAUSS_NEWTON = 8  # steps before the second derivatives join
-_CLOSE = 5e-7  # a step in theta so short is the last
+"""Log-likelihood below the best beyond which another minimum is not reported."""
+_GAUSS_NEWTON = 8  # steps before the second derivatives are used
+_CLOSE = 5e-7  # a step in theta shorter than this is the last
 
-# A state is one array (40, M), so that one call takes or replaces all of it. By rows: theta within its
+# A state is one array (40, M), so that one call takes or replaces all of it. Its rows are theta within its
 # bounds; the best (R_0, A) there; how A follows log B and log C_mid, where it is free; then two matrices.
 # `_NORMAL` (3, 3) is that of log B, log C_mid and the residual, once what (R_0, A) can follow is projected
 # out: its last column holds the gradient and the sum of squares. `_GRAM` (5, 5) holds the sums over the rows
@@ -35,7 +35,7 @@ _THETA, _R_0, _A, _FOLLOW, _NORMAL, _GRAM = slice(2), 2, 3, slice(4, 6), slice(6
 _BB, _BC, _CC, _BR, _CR, _RSS = 6, 7, 10, 8, 11, 14  # of the normal matrix, R the residual
 _TOWARD = slice(_BR, _CR + 1, _CR - _BR)
 
-# How far the model is believed, (2, M): Marquardt's damping, and the longest step; and their least and most.
+# The range of `trust` (2, M), which is Marquardt's damping and the longest step: least, then most, of each.
 _TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
 
 
@@ -44,8 +44,8 @@ def descend(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Minimise by Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, M searches side by side.
 
-    They end after `steps` at the latest. Returns theta (2, M) at the ends, the best (R_0, A) there, and the
-    indices of searches not abandoned.
+    Searches end after at most `steps` steps. Returns theta (2, M) where they end, the best (R_0, A) there,
+    and the indices of searches that were not abandoned.
     """
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
@@ -58,7 +58,7 @@ def descend(
         ends = np.maximum(moved[0], moved[1]) < _CLOSE
         new = _evaluate(rows, trial)
         better = new[_RSS] <= state[_RSS] + rows.exact
-        # The searches that still run with the second derivatives are in bent valleys: relax them slower.
+        # Searches that still run with the second derivatives are in bent valleys: lower their damping slowly.
         relief = 0.03 if bend is None else 0.2
         if np.count_nonzero(better) == len(better):
             state, trust = new, trust * np.array([[relief], [3.0]])
@@ -68,7 +68,7 @@ def descend(
             ends |= trust[0] > 1e10
         trust = clip(trust, *_TRUSTED)
         if count in (2, 5) and len(active) > 1:
-            # By then many starts are in the valley of another, or far behind: their further steps are waste.
+            # By then many starts are in the valley of another, or far behind: further steps would be wasted.
             abandoned = _hopeless(rows, run[active], state)
             kept[active[abandoned]] = False
             ends |= abandoned
@@ -85,7 +85,7 @@ def descend(
 
 
 def _hopeless(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """Return searches far less likely than the best of their run, or in the valley of the best, (M,)."""
+    """Return which searches are far less likely than the best of their run, or in its valley, (M,)."""
     order = np.lexsort((state[_RSS], run))
     first = np.concatenate([[True], run[1:] != run[:-1]])  # `run` is sorted
     best = order[first][np.cumsum(first) - 1]
@@ -145,7 +145,7 @@ def _solve(
     trust: np.ndarray,
     bend: np.ndarray | None,
 ) -> np.ndarray:
-    """Solve the normal matrix for a step in theta (2, M); what would leave the box at a bound is held."""
+    """Solve the normal matrix for a step in theta (2, M); a parameter that would leave the box is held."""
     bb, bc, toward_b, _, cc, toward_c = normal[:6]
     gain = np.maximum(gain, 1e-12)
     if bend is not None:
@@ -172,14 +172,14 @@ def _solve(
 
 
 def _bend(rows: RunRows, state: np.ndarray) -> np.ndarray:
-    """Return by differences what Gauss-Newton leaves out of the Hessian of half the sum of squares, (3, M).
+    """Return, by differences, what Gauss-Newton omits in the Hessian of half the sum of squares, (3, M).
 
-    By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
-    where residuals are large or the valley is bent it saves hundreds of steps.
+    By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it.
+    It saves hundreds of steps where residuals are large or the valley is bent.
     """
     m = state.shape[1]
     gain = state[_A] - state[_R_0]
-    # Towards the side where A stays on its bound, or off it: beyond the bound the function is another.
+    # To the side where A stays on its bound, or stays off it: across the bound the function is another.
     h = np.where((state[_FOLLOW] > 0) == (rows.high > state[_A]), -1e-7, 1e-7)
     near = np.concatenate([state[_THETA], state[_THETA]], axis=1)
     near[0, :m] += h[0]
@@ -192,19 +192,19 @@ def _bend(rows: RunRows, state: np.ndarray) -> np.ndarray:
 
 
 GRID_ROWS = 24
-"""The grid search works on rows averaged to this many, or fewer."""
+"""The most rows, after averaging, that the grid search works on."""
 
 
 def rows_averaged(n: int) -> int:
-    """Return how many consecutive rows of n the grid search averages to one."""
+    """Return how many consecutive rows of n the grid search averages into one."""
     return -(-n // GRID_ROWS)
 
 
 class RunRows(NamedTuple):
     """Runs side by side, each with a curve of the family that `family` indexes.
 
-    `y` is measured from `base`, the mean of the run or its given R_0, and so are `low` and `high`, the bounds
-    of (R_0, A): pass rates of 0 and 1.
+    `y` and the bounds `low` and `high` of (R_0, A), pass rates of 0 and 1, are measured from `base`: the mean
+    of the run or its given R_0.
     """
 
     log_c: np.ndarray
@@ -212,7 +212,7 @@ class RunRows(NamedTuple):
     w: np.ndarray
     one: np.ndarray  # sums of w and of w y^2
     yy: np.ndarray
-    exact: np.ndarray  # what rounding leaves of a sum of squares
+    exact: np.ndarray  # rounding error of a sum of squares
     n: np.ndarray
     base: np.ndarray
     low: np.ndarray
@@ -223,7 +223,7 @@ class RunRows(NamedTuple):
 
     @classmethod
     def stack(cls, samples: Sequence[Sample], each: Sequence[Family]) -> RunRows:
-        """Pad and stack runs, `each` with a family."""
+        """Pad and stack runs, each with the family at its place in `each`."""
         n = max(len(s) for s in samples)
         n += -n % rows_averaged(n)
         log_c, y, w = np.zeros((3, len(samples), n))
@@ -246,13 +246,13 @@ class RunRows(NamedTuple):
         return RunRows(*[v[index] for v in self[:-2]], families=self.families, free=self.free)
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return `Family.share` of every run, the first axis of both."""
+        """Return `Family.share` of every run, along the first axis of both."""
         if len(self.families) == 1:
             return self.families[0].share(b, x)
         return of_families(self.families, self.family, "share", b, x)
 
     def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, ...] | np.ndarray:
-        """Return `Family.slopes` of every run, the first axis of both."""
+        """Return `Family.slopes` of every run, along the first axis of both."""
         if len(self.families) == 1:
             return self.families[0].slopes(b, x)
         found = np.empty((3, *x.shape))
@@ -279,7 +279,7 @@ def best_linear(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the best (R_0, A) within the bounds, and where that is also the best without bounds.
 
-    Besides, the rest of the products once R_0 is projected out, and one over the first of them.
+    Also returns the products that are left once R_0 is projected out, and one over the first of them.
     """
     if rows.free:
         over_hh = 1.0 / np.maximum(gram[0, 0], 1e-300)
@@ -316,7 +316,7 @@ def _on_edge(rows: RunRows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def projected(rows: RunRows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
-    """Return the normal matrix (3, 3, M) of a state; what lies on a bound of (R_0, A) does not follow."""
+    """Return the normal matrix (3, 3, M) of a state; an R_0 or A on its bound does not follow."""
     gram = gram.copy()
     gram[:, 4] -= R_0 * gram[:, 0] + A * gram[:, 1]  # y is now the residual
     gram[4, 4] -= R_0 * gram[0, 4] + A * gram[1, 4]
@@ -328,7 +328,7 @@ def projected(rows: RunRows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -
 
 
 def eliminate(gram: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """Project the first column out of the products of the others; `over` is 1 / its square."""
+    """Project the first column out of the products of the others; `over` is 1 over its square."""
     with_first = gram[0, 1:]
     return gram[1:, 1:] - with_first[:, None] * (with_first * over)
 

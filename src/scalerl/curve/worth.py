@@ -1,4 +1,4 @@
-"""What more compute brings: the expected gain, where to stop, and how much narrower the ceiling becomes."""
+"""What more compute brings: the expected gain, where to stop, how much narrower the ceiling's interval is."""
 
 import bisect
 import functools
@@ -13,10 +13,10 @@ from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.sample import Sample
 from scalerl.quantiles import tails
 
-_DRAWS = 512  # with 256 the compute to tell scatters by 3 %, in a quarter of the time
-_MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
-_IDENTIFIED_WITHIN = 8.0  # times the compute so far, up to which the compute that identifies A is searched
-_STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
+_DRAWS = 512  # with 256 the compute to identify A scatters by 3 %, in a quarter of the time
+_MASS = 0.999  # share of the posterior kept, in its heaviest cells, for answers at many computes
+_IDENTIFIED_WITHIN = 8.0  # times the compute so far, within which A is to be identified
+_STOP_WITHIN = 32.0  # times the compute so far, within which the compute to stop at is searched
 
 
 def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
@@ -32,8 +32,8 @@ def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
 def stop_at(post: Posterior, now: float, worth: float) -> float:
     """Return the compute from which a further unit is expected to gain less than `worth`; at least `now`.
 
-    The expected gain can rise before it falls: this is where it falls for good, infinite if not within 32
-    times the compute so far. A decline that is unlikely can outweigh the end of a rise, at any `worth`.
+    The expected gain can rise before it falls. This is where it falls for good, or infinity if that is not
+    within 32 times the compute so far. An unlikely decline can outweigh the end of a rise, at any `worth`.
     """
     compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
     pays_M = gain_per_unit(post, compute_M) >= worth
@@ -50,10 +50,10 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
 
 
 class Outlook(NamedTuple):
-    """What a fit is expected to say at a compute to come; of C_mid over all families."""
+    """What a fit is expected to report at a later compute; C_mid is over all families."""
 
     width: float
-    """Of A's 95 % interval."""
+    """The width of A's 95 % interval."""
     log_mid: float
     """The median of log C_mid ..."""
     log_mid_high: float
@@ -65,9 +65,9 @@ def expected_width(
 ) -> np.ndarray:
     """Return the expected width of A's interval if the run goes on to computes (M,), evaluated as so far.
 
-    Each of 512 draws in turn is taken for the truth, and the others are weighted by the likelihood that the
-    further evaluations would give them: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
-    inflated by (1 + phi) / (1 - phi) for the correlation of neighbours.
+    Each of 512 draws in turn is taken as the truth, and the others are weighted by the likelihood that the
+    further evaluations would give them: exp(-sum of squared differences / (2 v)), where v is sd^2 inflated by
+    (1 + phi) / (1 - phi) for the correlation of neighbours.
     """
     draws = post.draws(_DRAWS)
     ahead = _weights_ahead(draws, sample, sd, phi, compute_M)
@@ -75,7 +75,7 @@ def expected_width(
 
 
 def outlook(post: Posterior, sample: Sample, sd: float, phi: float, compute: float) -> Outlook:
-    """Return what is expected if the run goes on to a compute, as `expected_width` has it."""
+    """Return the outlook if the run goes on to a compute, with the assumptions of `expected_width`."""
     draws, (low, high) = post.draws(_DRAWS), tails(0.95)
     (weight_nn,) = _weights_ahead(draws, sample, sd, phi, np.array([compute]))
     A_low, A_high = _expected(draws.A_n, weight_nn, np.array([low, high]))
@@ -86,13 +86,13 @@ def outlook(post: Posterior, sample: Sample, sd: float, phi: float, compute: flo
 def _weights_ahead(
     draws: Draws, sample: Sample, sd: float, phi: float, compute_M: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the weights (n, n) of all draws at every compute, each row with another draw for the truth."""
+    """Yield the weights (n, n) of all draws at every compute, each row taking another draw as the truth."""
     now = math.exp(sample.log_c_range[1])
     most = float(np.max(compute_M))
     evaluations = (most - now) / _spacing(sample)
     points = int(np.clip(evaluations, 1, 128))
     further_F = now + (most - now) / points * np.arange(1, points + 1)
-    count = evaluations / points  # behind each of the points
+    count = evaluations / points  # evaluations behind each of the points
     curve_nF = draws.curves_at(further_F) * math.sqrt(count * (1 - phi) / (1 + phi)) / sd
     for compute in compute_M:
         # |a - b|^2 by a matrix product: an array of all differences, (n, n, F), would take 268 MB.
@@ -103,7 +103,7 @@ def _weights_ahead(
 
 
 def _expected(value_n: np.ndarray, weight_nn: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Return the quantiles of the draws' values, each a mean over the rows of weights, (Q,)."""
+    """Return the quantiles of the draws' values, each averaged over the rows of weights, (Q,)."""
     order = np.argsort(value_n, kind="stable")
     held_nn = np.cumsum(weight_nn[:, order], axis=1)
     held_nn /= held_nn[:, -1:]
@@ -121,22 +121,22 @@ def _spacing(sample: Sample) -> float:
 def identified_at(
     outlook_at: Callable[[float], Outlook], seen: Identification, sample: Sample
 ) -> float | None:
-    """Return the compute at which the ceiling is expected to be identified, by `outlook_at` a compute.
+    """Return the compute at which the ceiling is expected to be identified, by the outlooks at computes.
 
-    None where that is beyond 8 times the compute so far, or where it is not the compute that is waited for.
+    None if that is beyond 8 times the compute so far, or if more compute is not what is missing.
     """
     now = math.exp(sample.log_c_range[1])
     missing = max(MIN_EVALUATIONS - len(sample), 0) * _spacing(sample)
     factor = max(1.0 + missing / now, 1.1)
     if not seen.waits or factor > _IDENTIFIED_WITHIN:
         return None
-    # An outlook costs a 512 x 512 table of draws, so that the place is found among sixteen.
+    # An outlook costs a 512 x 512 table of draws, so the place is searched among sixteen.
     compute_M = now * np.geomspace(factor, _IDENTIFIED_WITHIN, 16)
 
     @functools.cache
     def spare(compute: float) -> float:
-        # Of every condition of `identify` in logarithms, the least; where it is 0 the last one is met. That
-        # C_mid is known better by then counts too: its interval so far would put off, and leap with its end.
+        # The least margin of the conditions of `identify`, in logarithms: at 0 the last one is met. C_mid is
+        # as it will be known by then: its present interval would delay the answer, and make it jump.
         found, log_c = outlook_at(compute), math.log(compute)
         return min(
             math.log(max(seen.widest, 1e-9) / max(found.width, 1e-9)),
@@ -144,12 +144,12 @@ def identified_at(
             log_c - found.log_mid_high - math.log(MIN_RATIO_LOW),
         )
 
-    # All of them grow with compute, so that four of the sixteen are enough to find the first.
+    # All margins grow with compute, so four of the sixteen are enough to find the first.
     place = bisect.bisect_left(compute_M, 0.0, key=spare)
     if place == len(compute_M):
         return None
     if place == 0:
         return float(compute_M[0])
-    # Between two of the sixteen: else the answer would leap by 14 % from one evaluation to the next.
+    # Interpolated between two of the sixteen: else the answer would jump by 14 % between evaluations.
     ends = compute_M[place - 1 : place + 1].tolist()
     return math.exp(np.interp(0.0, [spare(end) for end in ends], np.log(ends)))

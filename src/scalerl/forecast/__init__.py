@@ -1,14 +1,14 @@
 """Uses of fits: comparisons, backtests, forecasts during a run, the paper's own rule. Numpy only.
 
-    compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
+    compare.py    recipes compared, seeds included: sides.py has the draws, comparison.py the answer
     measured.py   the same without a curve: paired differences, Holm's correction, Student's t
     backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
-    bank.py       the same by method, over a folder of runs; the methods are in rivals.py
+    bank.py       the same by method, over a folder of runs; rivals.py has the methods
     online.py     forecasts inside a training loop
     best.py       the best evaluation of a run, by a smooth curve through all of them
-    freeze.py     makes the line of a frozen forecast, which record/writer.py stores
+    freeze.py     the line of a frozen forecast, which record/writer.py stores
     paper.py      the fit and the comparison exactly as the paper makes them
-    paired.py, crossing.py     two recipes on the same prompts; which is ahead early, and which late
+    paired.py, crossing.py     two recipes on the same prompts; which one is ahead early and which late
     crosscheck.py, sensitivity.py, standard_errors.py     other intervals, and other starts, of one fit
     recipes.py, scores.py     names of recipes; scores of forecasts
 

@@ -2,9 +2,9 @@
 
     |---- fitted ----|c|- - - - - - forecast, every later evaluation - - - - -|end|      c: a cut
 
-At every cut the rivals get what the fit gets, and nothing of the run that came later. By default they are the
+At every cut the rivals get what the fit gets, and nothing that came later in the run. By default they are the
 least-squares log-logistic curve, the paper's own grid search, the bounded power law, the log-linear trend and
-the last value, which have no intervals and are scored by their errors alone.
+the last value. These have no intervals and are scored by their errors alone.
 
 Shapes: M later evaluations, K knots of compute, Q probabilities.
 """
@@ -28,7 +28,7 @@ from scalerl.record.left_out import NONE
 from scalerl.record.reader import RunRecord
 
 TARGET_OFF = 0.05
-"""How far the two targets that calls are made of lie from the pass rate measured at the end."""
+"""Distance of the two targets of a call, below and above, from the pass rate measured at the end."""
 _LEVELS = levels(100)  # of the quantiles that stand for a predictive distribution
 _CHUNK = 4096  # later evaluations that are scored at once
 _KNOTS = 128  # computes at which forecasts are made; between them they are linear in log C
@@ -47,28 +47,28 @@ def backtest(
     rivals: Mapping[str, Rival] = POINT_RIVALS,
     watch: Callable[[int, int], None] | None = None,
 ) -> Backtest:
-    """Forecast the rest of every run from its first part, as if it had not been seen.
+    """Forecast the rest of every run from its first part, as if the rest had not been seen.
 
     Args:
-        runs: finished runs, or points; those with the same points are counted once.
+        runs: finished runs, or points; runs with the same points are counted once.
         x: compute axis of run records, as for `fit`.
-        fractions: of each run's largest compute, in (0, 1), at which it is cut.
+        fractions: shares of each run's largest compute, in (0, 1), at which it is cut.
         level: of the prediction intervals.
         r0: as for `fit`.
-        min_compute: as for `fit`; cuts are fractions of the whole compute all the same.
+        min_compute: as for `fit`; cuts remain fractions of the whole compute.
         price: dollars per GPU-hour, for the axis `dollars`.
         prior: as for `fit`.
-        rivals: what is scored beside the fit, by name (`scalerl.forecast.rivals`).
-        watch: called after each cut with the number done and the number in all.
+        rivals: methods that are scored beside the fit, by name (`scalerl.forecast.rivals`).
+        watch: called after each cut with the number done and the total.
 
     Raises:
-        InputError: no run, a fraction outside of (0, 1), another argument that `fit` does not take, or a run
-            that cannot be read on the axis. What the data cannot answer is no error, but an outcome.
+        InputError: no run, a fraction outside of (0, 1), another argument that `fit` does not take, or a
+            run that cannot be read on the axis. What the data cannot answer is an outcome, not an error.
     """
     cut_at = tuple(sorted({number_of(one, "a fraction of the compute") for one in np.atleast_1d(fractions)}))
     if not cut_at or not all(0 < fraction < 1 for fraction in cut_at):
         raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {fractions}")
-    # A generator would be empty after the check of its runs, and the answer one of no run.
+    # A generator would be used up by the check of its runs, and leave none to test.
     runs = list(runs) if isinstance(runs, Iterable) else [runs]
     if not runs:
         raise InputError("no run to test: give at least one run or file")
@@ -115,7 +115,7 @@ def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
 def _part(run: Points, fraction: float) -> Part:
     compute = fraction * float(run.compute_N.max(initial=0.0))
     early_N = run.compute_N <= compute * (1 + 1e-9)  # an evaluation right at the cut is seen
-    # What the log left out is of the whole run, and may be of a later time.
+    # What the log left out concerns the whole run, and may be of a later time.
     return Part(compute, replace(run.select(early_N), left_out=NONE), run.select(~early_N))
 
 
@@ -128,7 +128,7 @@ def _cut(
     except CannotAnswerError as error:
         result, outcome, why = None, "cannot answer", _reason(error, early)
     else:
-        # An unidentified fit forecasts as well: its answers, which no decision should use, are scored apart.
+        # A fit that is not identified forecasts too: its answers, which decide nothing, are scored apart.
         outcome, why = "forecast" if result.identified else "too early", result.why
     chosen = early.select(early.kept_from(options["min_compute"]) & ((r0 is None) | (early.compute_N > 0)))
     known = chosen.select(np.lexsort((chosen.pass_rate_N, chosen.compute_N)))
@@ -144,7 +144,7 @@ def _reason(error: Exception, run: Points) -> str:
 
 
 def _later(seen: Seen, rest: Points, level: float, rivals: Mapping[str, Rival]) -> Later | None:
-    """Forecast the later evaluations, by the fit and by its rivals; None where none of them can."""
+    """Forecast the later evaluations by the fit and its rivals; None where none of them can."""
     if not len(rest):
         return None
     compute_M, knot_K = rest.compute_N, np.unique(rest.compute_N)
@@ -156,7 +156,7 @@ def _later(seen: Seen, rest: Points, level: float, rivals: Mapping[str, Rival]) 
     for name, rival in {OURS: _ours, **rivals}.items():
         try:
             found = rival(seen, knot_K, at_Q[order_Q])
-        # With its reason: a rival that answers at fewer cuts is scored on easier ones.
+        # The reason is kept: a rival that answers at fewer cuts is scored on easier ones.
         except (CannotAnswerError, InputError) as error:
             later.no_point[name] = _reason(error, rest)
             continue
@@ -201,7 +201,7 @@ def _calls(fit: Fit | None, value_2: np.ndarray, rest: Points) -> CallScore:
     right = wrong = 0
     for target, truth in ((measured - TARGET_OFF, "go"), (measured + TARGET_OFF, "no-go")):
         if not 0 < target < 1:
-            continue  # nothing is to be called: every pass rate is above 0 and below 1
+            continue  # nothing to call: every pass rate is above 0 and below 1
         call = "go" if value_2[0] >= target else "no-go" if value_2[1] < target else "too close"
         if fit is not None:
             call = fit.verdict(target, end)

@@ -14,15 +14,15 @@ from scalerl.frames import columns_of, data_frame
 from scalerl.numbers import percent
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
-"""`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
+"""`too early` has a forecast too, by a fit that does not call its ceiling identified."""
 
 ANSWERED: tuple[Outcome, ...] = ("forecast", "too early")
-"""The outcomes with a forecast of the fit."""
+"""The outcomes in which the fit has a forecast."""
 _OUTCOMES: tuple[Outcome, ...] = (*ANSWERED, "cannot answer")
 COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
 """The columns of a table of scores."""
 OURS = "scalerl"
-"""The name of the fit's own forecast, its point."""
+"""The name of the fit's own forecast."""
 
 
 class CallScore(NamedTuple):
@@ -34,11 +34,11 @@ class CallScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Later:
-    """The evaluations after a cut, and what was forecast for each of them, by method.
+    """The evaluations after a cut, and what each method forecast for them.
 
-    `point_M` holds the forecasts of every method that answered, and `no_point` says why another did not. Of
-    those that have quantiles `low_M`, `high_M` is the prediction interval, `crps_M` the score of the whole
-    predictive distribution, and `calls` what it would have decided.
+    `point_M` holds the forecasts of every method that answered, and `no_point` the reasons of the others. For
+    those with quantiles, `low_M` and `high_M` are the prediction interval, `crps_M` the score of the whole
+    predictive distribution, and `calls` what the method would have decided.
     """
 
     compute_M: np.ndarray
@@ -53,7 +53,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Cut:
-    """One run, fitted up to `compute` and forecast from there. `later` is None where no method can answer."""
+    """One run, fitted up to `compute` and forecast from there; `later` is None if no method can answer."""
 
     source: str
     fraction: float
@@ -64,7 +64,7 @@ class Cut:
     later: Later | None = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, the later evaluations by column."""
+        """Return all fields, with the later evaluations by column."""
         row, later = {name: value for name, value in vars(self).items() if name != "later"}, self.later
         if later is None:
             return {**row, "later": None}
@@ -83,7 +83,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class PointScore:
-    """Errors (forecast less measured) of one method, in pass rate; all `runs` weigh the same."""
+    """Errors (forecast minus measured) of one method, in pass rate; all `runs` have equal weight."""
 
     runs: int
     median_abs: float
@@ -93,7 +93,7 @@ class PointScore:
 
 @dataclass(frozen=True)
 class IntervalScore:
-    """Scores of the prediction intervals over `runs` runs, each of which weighs the same.
+    """Scores of the prediction intervals over `runs` runs, which have equal weight.
 
     `coverage` is the share of evaluations inside, `width` the mean width; `score` (the interval score) and
     `crps` are in pass rate, lower is better.
@@ -111,13 +111,13 @@ class Backtest:
     """Every cut of every run, and their scores pooled. Made by `backtest`."""
 
     axis: str
-    """The compute axis; all of them, where the runs differ."""
+    """The compute axis; all of them if the runs differ."""
     level: float
     fractions: tuple[float, ...]
     sources: tuple[str, ...]
     """The runs, each once."""
     dropped: tuple[str, ...]
-    """Runs left out because their points are those of another that is counted."""
+    """Runs left out because they have the same points as a run that is counted."""
     rivals: tuple[str, ...]
     cuts: tuple[Cut, ...] = field(repr=False)
 
@@ -127,7 +127,7 @@ class Backtest:
         return (OURS, *self.rivals)
 
     def select(self, fraction: float | None = None, outcome: Outcome | None = None) -> tuple[Cut, ...]:
-        """Return the cuts at a fraction, with an outcome; None stands for any."""
+        """Return the cuts at a fraction and with an outcome; None stands for any."""
         return tuple(
             cut
             for cut in self.cuts
@@ -139,7 +139,7 @@ class Backtest:
     ) -> PointScore | None:
         """Score one of `methods` at all later evaluations, or at the end alone.
 
-        None if no cut has its forecast.
+        Return None if no cut has its forecast.
         """
         parts = self.later("point_M", method, fraction, outcome)
         if not parts:
@@ -152,7 +152,7 @@ class Backtest:
     def interval_score(
         self, method: str, fraction: float, outcome: Outcome | None = None, end: bool = False
     ) -> IntervalScore | None:
-        """Score a method's prediction intervals, as `point_score` its points; None where it has none."""
+        """Score a method's prediction intervals, as `point_score` does its points; None if it has none."""
         parts = self.later("crps_M", method, fraction, outcome)
         if not parts:
             return None
@@ -167,7 +167,7 @@ class Backtest:
         return IntervalScore(len(parts), *(float(weight_E @ value_E) for value_E in values))
 
     def later(self, what: str, method: str, fraction: float, outcome: Outcome | None = None) -> list[Later]:
-        """Return what came after the cuts where a method has `what`, a field of `Later`."""
+        """Return what came after those cuts where a method has `what`, a field of `Later`."""
         found = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
         return [later for later in found if method in getattr(later, what)]
 
@@ -180,7 +180,7 @@ class Backtest:
         return lines
 
     def outcomes(self, fraction: float) -> str:
-        """Return one line: a cut, as 1/8 rather than 0.125, and how many runs had which outcome there."""
+        """Return one line: a cut, as 1/8 rather than 0.125, and how many runs had each outcome there."""
         # 1/3 was given as a fraction, and is a float by now.
         simple = Fraction(fraction).limit_denominator(64)
         part = str(simple) if abs(simple - fraction) < 1e-12 else f"{fraction:g}"
@@ -188,14 +188,14 @@ class Backtest:
         return f"first {part} of the compute: {counts}"
 
     def tables(self, fraction: float) -> list[tuple[str, list[tuple[str, Sequence[str]]]]]:
-        """Return tables of scores at a cut, at every later evaluation and at the end: a title, and rows.
+        """Return tables of scores at a cut, for every later evaluation and for the end: a title, and rows.
 
-        A row for the fit, over all runs and by outcome where both occur, and one for every rival. Each has a
-        label and, in the order of `COLUMNS`, the cells that there are.
+        There is a row for the fit over all runs, one by outcome if both occur, and one for every rival. A row
+        has a label and its cells in the order of `COLUMNS`; cells without a value at the end are left out.
         """
         ours, *rivals = self.methods
         wanted: list[tuple[str, str, Outcome | None]] = [(ours, ours, None)]
-        # With one outcome alone the rows would repeat the line above.
+        # With only one outcome the rows would repeat the one above.
         if all(self.select(fraction, outcome) for outcome in ANSWERED):
             wanted.extend((f"  {outcome}", ours, outcome) for outcome in ANSWERED)
         wanted.extend((name, name, None) for name in rivals)
@@ -223,7 +223,7 @@ class Backtest:
         return data_frame(self.to_dict())
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return columns with an entry for every later evaluation of every cut; None or NaN without forecast.
+        """Return columns with an entry for each later evaluation of each cut; None or NaN without a forecast.
 
         Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
         `high` (the fit's prediction interval), `crps`, and the forecast of each of `methods` under its name.
@@ -250,7 +250,7 @@ class Backtest:
         return views().backtest_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return runs, pooled scores per fraction (null where there is none), and every cut."""
+        """Return the runs, pooled scores per fraction (null where there is none), and every cut."""
         return {
             "axis": self.axis,
             "level": self.level,
@@ -280,9 +280,9 @@ class Backtest:
         """One block per fraction: the outcomes of the runs, why some have no forecast, and the scores."""
         lines = self.heads()
         for fraction in self.fractions:
-            # Without their figures, which differ from run to run, the reasons are few.
+            # Cut off before their figures, which differ from run to run, the reasons are few.
             reasons: Counter[str] = Counter()
-            # Cuts without an answer of our own first: `most_common` keeps the order of equal counts.
+            # Cuts without an answer of the fit first: `most_common` keeps the order of equal counts.
             for cut in sorted(self.select(fraction), key=lambda cut: cut.outcome in ANSWERED):
                 missing = cut.later.no_point if cut.outcome in ANSWERED and cut.later else {"": cut.why}
                 for name, why in missing.items():
@@ -304,14 +304,14 @@ def _lists(of_method: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
 
 
 def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:
-    """Return weights of all evaluations in turn, which sum to 1: every run weighs the same, long or short.
+    """Return weights of all evaluations in turn, which sum to 1: every run has equal weight, long or short.
 
     The end is the evaluations at the largest compute: more than one if it was repeated.
     """
     chosen = [
         later.compute_M == later.compute_M.max() if end else np.ones(len(later.compute_M)) for later in parts
     ]
-    # Evaluations of one run are correlated: ten times as many of them are not ten times the evidence.
+    # Evaluations of one run are correlated: ten times as many are not ten times the evidence.
     return np.concatenate([chosen_M / chosen_M.sum() for chosen_M in chosen]) / len(parts)
 
 
@@ -319,6 +319,6 @@ def _median(value_E: np.ndarray, weight_E: np.ndarray) -> float:
     """Return the weighted median: where half of the weight is reached, half-way if half lies below."""
     order = np.argsort(value_E, kind="stable")
     held = np.cumsum(weight_E[order])
-    # 1e-12 as sums of weights such as 1/3 miss .5 by rounding, and the median would jump to one side.
+    # 1e-12: sums of weights such as 1/3 miss .5 by rounding, and the median would jump to one side.
     low, high = np.searchsorted(held, [0.5 - 1e-12, 0.5 + 1e-12])
     return float(value_E[order[low]] + value_E[order[min(high, len(order) - 1)]]) / 2

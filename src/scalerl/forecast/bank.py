@@ -1,7 +1,7 @@
 """A bank of finished runs: which method forecasts their ends best, at each share of their compute.
 
-It is a `Backtest` read the other way: a row for every method instead of one for every cut, with the methods
-that answer where the fit does not, and what each of them would have decided.
+It is a `Backtest` with a row for every method instead of one for every cut. It includes the methods that
+answer where the fit does not, and what each method would have decided.
 """
 
 import re
@@ -21,9 +21,9 @@ COLUMNS = ("runs", "|error|", "inside", "width", "score", "CRPS", "later", "righ
 class BankRow:
     """One method at one share of the compute, over the runs for which it has an answer.
 
-    Errors and scores are of the evaluation at the end, in pass rate: the median absolute error, and means of
-    the coverage, the width, the interval score and the CRPS of the prediction interval; `later` is the
-    coverage of all later evaluations. None where the method has no interval. Of the calls of go and no-go
+    Errors and scores are of the evaluation at the end, in pass rate: the median absolute error, and the mean
+    coverage, width, interval score and CRPS of the prediction interval. `later` is the coverage of all later
+    evaluations. Figures of an interval are None without one. Among the calls of go and no-go
     (`scalerl.forecast.backtest_result.CallScore`), `wrong` are the confident misses.
     """
 
@@ -31,7 +31,7 @@ class BankRow:
     fraction: float
     runs: int
     refused: dict[str, int]
-    """The reasons of no answer, and for how many runs."""
+    """The reasons for no answer, and the number of runs of each."""
     error: float | None
     coverage: float | None
     width: float | None
@@ -63,7 +63,7 @@ class Bank:
         return [_row(test, method, fraction) for method in test.methods]
 
     def missed(self, fraction: float) -> tuple[int, int]:
-        """Return at how many cuts the fit calls the ceiling identified, and where the end lies outside."""
+        """Return how often the fit calls the ceiling identified, and how often the end is then outside."""
         found = self.test.later("low_M", OURS, fraction, "forecast")
         outside = 0
         for later in found:
@@ -72,7 +72,7 @@ class Bank:
         return len(found), outside
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return a member for every share of the compute."""
+        """Return an entry for every share of the compute."""
         return [
             {
                 "fraction": fraction,
@@ -110,7 +110,7 @@ def _row(test: Backtest, method: str, fraction: float) -> BankRow:
     for cut in test.select(fraction):
         if cut.later is None or method not in cut.later.point_M:
             why = cut.why if cut.later is None else cut.later.no_point[method]
-            # Without their figures, which differ from run to run, the reasons are few.
+            # Cut off before their figures, which differ from run to run, the reasons are few.
             why = re.sub(r"^\d+ evaluations?", "too few evaluations", why)
             reasons[re.split(r": | from \d", why, maxsplit=1)[0]] += 1
     return BankRow(

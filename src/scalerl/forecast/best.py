@@ -1,17 +1,17 @@
-"""Find the best evaluation of a run by a smooth curve through all of them, not by the luckiest one.
+"""The best evaluation of a run, by a smooth curve through all of them rather than by the luckiest one.
 
     y_i = f_i + e_i                              e_i ~ N(0, s^2), evaluation i at compute C_i
     f_i = R_0 (1 - g_i) + A g_i + walk_i         g_i = 1 / (1 + (C_mid / C_i)^B), 0 at compute 0
     walk ~ N(0, w^2 T)                           T of a random walk over compute, or of a slope that is one
 
-The curve knows that runs rise and level off; the walk lets them fall, fast or slowly. T is 1 at the last
-evaluation, so that w is in units of the pass rate. With T = U diag(l) U^T all is independent in the basis
+The curve encodes that runs rise and level off; the walk lets them fall, fast or slowly. T is 1 at the last
+evaluation, so w is in units of the pass rate. With T = U diag(l) U^T everything is independent in the basis
 U: (R_0, A) and the walk are normal given (B, C_mid, s, w), over whose nodes the posterior is summed. The
-noise is that between evaluations of one run: their random numbers are shared, so that it is below that of
-sampling.
+noise is that between evaluations of one run: they share their random numbers, so it is below the sampling
+noise.
 
-It is asked after every evaluation of a run that keeps its best weights, from the first one on: `fit` has
-better curves, and needs four.
+It is used after every evaluation of a run that keeps its best weights, from the first one on: `fit` has
+better curves, but needs four evaluations.
 
 Shapes: N evaluations, J nodes of (B, C_mid), n draws of f.
 """
@@ -25,7 +25,7 @@ from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
 
 FEWEST = 3
-"""Evaluations from which on it is said which is the best."""
+"""Evaluations that are needed before the best one is reported."""
 _DRAWS = 2000
 _B = np.geomspace(0.5, 4.0, 7)
 _MID_PLACES = 11
@@ -33,7 +33,7 @@ _MID_PLACES = 11
 _WALKS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """Nodes of w."""
 _NO_WALK = 0.4
-"""Prior probability that there is no walk; that of a random walk and of a trend is half of the rest each."""
+"""Prior probability of no walk; a random walk and a trend have half of the rest each."""
 _NOISE_OF_SAMPLING = np.geomspace(0.2, 2.0, 7)
 """Nodes of s, in units of the sampling noise."""
 _NOISE = np.geomspace(0.002, 0.1, 9)
@@ -44,7 +44,7 @@ _MEAN, _SD = np.array([0.4, 0.5]), 0.5
 
 @dataclass(frozen=True)
 class SmoothedRun:
-    """The pass rates of a run's evaluations as they are without noise: draws of their posterior."""
+    """The noise-free pass rates of a run's evaluations, as draws from their posterior."""
 
     step_N: np.ndarray
     rate_nN: np.ndarray
@@ -56,13 +56,13 @@ class SmoothedRun:
         return self.rate_nN.mean(axis=0)
 
     def interval(self, place: int) -> tuple[float, float]:
-        """Return the credible interval of one evaluation, by its place."""
+        """Return the credible interval of the evaluation at one place."""
         tail = (1 - self.level) / 2
         low, high = np.quantile(self.rate_nN[:, place], [tail, 1 - tail])
         return float(low), float(high)
 
     def best(self, steps: Collection[int] | None = None) -> int:
-        """Return the place of the evaluation with the highest mean; `steps` are those that may be chosen.
+        """Return the place of the evaluation with the highest mean; `steps` limits the choice to those steps.
 
         Of equal ones it is the last.
 
@@ -81,7 +81,7 @@ class SmoothedRun:
 
 
 def smoothed(record: RunRecord, axis: str | None = None, level: float = 0.95) -> SmoothedRun:
-    """Return the pass rates of a run without their noise, over one compute axis (by default the run's own).
+    """Return the pass rates of a run without noise, over one compute axis (by default the run's own).
 
     Raises:
         InputError: the axis is unknown, or its counters were not logged.
@@ -100,8 +100,8 @@ def smoothed(record: RunRecord, axis: str | None = None, level: float = 0.95) ->
 
 
 def rates_by_step(record: RunRecord) -> dict[int, float]:
-    """Return the smoothed pass rate of every evaluation of a run by its step: what `evaluation.keep = "best"`
-    chooses by."""
+    """Return the smoothed pass rate of every evaluation of a run by its step: the criterion of
+    `evaluation.keep = "best"`."""
     found = smoothed(record)
     return dict(zip(found.step_N.tolist(), found.rate_N.tolist(), strict=True))
 
@@ -112,7 +112,7 @@ def smoothed_draws(compute_N: np.ndarray, rate_N: np.ndarray, noise_S: np.ndarra
     Args:
         compute_N: compute of every evaluation, in ascending order.
         rate_N: their pass rates.
-        noise_S: values that the standard deviation of the noise may have, of equal weight.
+        noise_S: values that the standard deviation of the noise may have, with equal weight.
     """
     n_points = len(rate_N)
     if n_points == 1:
@@ -128,7 +128,7 @@ def smoothed_draws(compute_N: np.ndarray, rate_N: np.ndarray, noise_S: np.ndarra
             nodes.append((basis_NN, walk**2 * scale_N, float(noise), walk))
     log_weight = np.array(log_weights)  # nodes of (s, w), nodes of (B, C_mid)
     held = np.cumsum(np.exp(log_weight - log_weight.max()).ravel())
-    # Systematic: each node as often as it weighs, and never by chance.
+    # A systematic sample: every node as often as its weight says, without chance.
     chosen_n = np.searchsorted(held, (np.arange(_DRAWS) + 0.5) / _DRAWS * held[-1])
     draw, parts = np.random.default_rng(0), []
     for at, count in zip(*np.unique(chosen_n, return_counts=True), strict=True):
@@ -138,7 +138,7 @@ def smoothed_draws(compute_N: np.ndarray, rate_N: np.ndarray, noise_S: np.ndarra
 
 
 def _shapes(compute_N: np.ndarray) -> np.ndarray:
-    """Return the shares of the gain g that are reached, of every node of (B, C_mid), (J, N)."""
+    """Return the share g of the gain reached at every evaluation, for every node of (B, C_mid), (J, N)."""
     last = float(compute_N[-1])
     if not last > 0:
         return np.linspace(0.0, 1.0, len(compute_N))[None]  # several evaluations of one model
@@ -151,7 +151,7 @@ def _shapes(compute_N: np.ndarray) -> np.ndarray:
 
 
 def _walks(compute_N: np.ndarray) -> list[tuple[float, float, np.ndarray, np.ndarray]]:
-    """Return prior, w, the basis U and the scales l of every node of the walk."""
+    """Return the prior, w, the basis U and the scales l for every node of the walk."""
     n_points, last = len(compute_N), float(compute_N[-1])
     u_N = compute_N / last if last > 0 else np.linspace(0.0, 1.0, n_points)
     less_NN, more_NN = np.minimum.outer(u_N, u_N), np.maximum.outer(u_N, u_N)
@@ -166,8 +166,8 @@ def _walks(compute_N: np.ndarray) -> list[tuple[float, float, np.ndarray, np.nda
 def _normal(
     y_N: np.ndarray, h_JN: np.ndarray, g_JN: np.ndarray, variance_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return of (R_0, A) the precision (J, 2, 2) and its product with what the mean moves by (J, 2); the sum
-    of squares at the prior mean (J,); and the design (J, 2, N)."""
+    """Return, for (R_0, A), the precision (J, 2, 2) and precision times shift of the mean (J, 2); the sum of
+    squares at the prior mean (J,); and the design (J, 2, N)."""
     x_J2N = np.stack([h_JN, g_JN], axis=1)
     over_J2N = x_J2N / variance_N
     rest_JN = y_N - _MEAN @ x_J2N
@@ -196,7 +196,7 @@ def _paths(
     count: int,
     draw: np.random.Generator,
 ) -> np.ndarray:
-    """Draw `count` paths f of one node, (count, N); `walked_N` are the variances of the walk in its basis."""
+    """Draw `count` paths f of one node, (count, N); `walked_N` are the walk's variances in the basis."""
     y_N, g_N = rate_N @ basis_NN, g_N @ basis_NN
     variance_N = noise**2 + walked_N
     ones_N = np.ones(len(y_N)) @ basis_NN

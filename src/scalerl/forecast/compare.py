@@ -1,10 +1,10 @@
 """Comparison of recipes: ceilings and efficiencies, with the uncertainty of fits and of seeds.
 
-Draws of two recipes' posteriors are paired given one and the same family, so that a difference is never one
-of families, but for ceilings (`sides`); and each recipe gets the seed effects that its runs leave open
-(`seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are compared
-with it. Three questions about every recipe enter Holm's correction: under the assumed spread of seeds,
-1 - level is the family-wise error of all verdicts.
+Draws of two recipes' posteriors are paired given the same family, so that a difference is never one of
+families, except for ceilings (`sides`). Each recipe gets the seed effects that its runs leave open (`seeds`).
+Runs that have a partner in the other recipe, with the same base model and prompts, are compared with it.
+Holm's correction covers three questions about every recipe: under the assumed spread of seeds, 1 - level is
+the family-wise error of all verdicts.
 
 Shapes: n paired draws.
 """
@@ -40,8 +40,8 @@ from scalerl.quantiles import draw_quantiles, tails
 from scalerl.record.metric import Metric
 
 _CROSSING_DRAWS = 2048
-_FEWEST_VALUES = 4  # seeds that stay at 0, or learn to the same end at once, agree in fewer pass rates
-_BEYOND = 10.0  # crossings are sought up to so many times the last compute
+_FEWEST_VALUES = 4  # seeds that stay at 0, or reach the same end at once, agree in fewer pass rates
+_BEYOND = 10.0  # crossings are searched up to this many times the last compute
 
 
 _QUESTIONS: dict[str, tuple[Verdict, Verdict]] = {
@@ -49,7 +49,7 @@ _QUESTIONS: dict[str, tuple[Verdict, Verdict]] = {
     "A": ("higher ceiling", "lower ceiling"),
     "compute_to_own": ("reaches it later", "reaches it sooner"),
 }
-"""The quantities that are asked about, and the verdicts when the recipe has more and less of one."""
+"""The quantities that are asked about, and the verdicts where the recipe has more of one, or less."""
 
 
 def compare(
@@ -63,24 +63,24 @@ def compare(
     blocks: Blocks | None = None,
     seeds: Blocks | None = None,
 ) -> Comparison:
-    """Compare recipes, each with the fits of one run or of several that differ by the seed alone.
+    """Compare recipes, each given by the fits of one run or of several that differ by the seed alone.
 
     Args:
         recipes: fits by the name of their recipe, all on one compute axis.
         base: the recipe that the others are compared with; the first by default.
         budget: compute at which the pass rates are compared too, in the unit of the axis.
         target: pass rate whose compute is compared too.
-        level: of the intervals; 1 - level is the verdicts' family-wise error, if seeds spread as assumed.
-        seed_prior: how far seeds are apart, where replicates do not say.
-        blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
-            base model, prompts and draws in common). A recipe that has two blocks or more in common with the
-            base is compared within them: effects of blocks cancel, and runs without a partner are left out.
-            A block may be a pair (group, seed): seeds of one group (a base model) are no evidence of others.
-        seeds: the same, to pair what was measured alone (`Pair.measured`), with or without blocks.
+        level: of the intervals; 1 - level is the verdicts' family-wise error if seeds spread as assumed.
+        seed_prior: the spread of seeds, where replicates do not determine it.
+        blocks: for each recipe the block of each of its fits (the seed, where runs of one seed share
+            their base model, prompts and draws). A recipe that shares two blocks or more with the base is
+            compared within them: effects of blocks cancel, and runs without a partner are left out. A block
+            may be a pair (group, seed): seeds of one group (a base model) are no evidence about others.
+        seeds: the same, but only to pair what was measured (`Pair.measured`); with or without blocks.
 
     Raises:
-        InputError: fewer than two recipes, a recipe without runs or with one run twice, another axis, blocks
-            that are not one for each run of a recipe, or an argument out of range.
+        InputError: fewer than two recipes, a recipe without runs or with one run twice, different axes,
+            blocks that do not match the runs, or an argument out of range.
         CannotAnswerError: a run has fewer than six evaluations.
     """
     base = _checked(recipes, base, budget, target, level)
@@ -97,7 +97,7 @@ def compare(
         for side, of in zip(sides, known, strict=True)
         for name in _QUESTIONS
     ]
-    # What is withheld still counts as a test: leaving it out would correct the others for less.
+    # A withheld question still counts as a test: without it the others would be corrected for too few.
     p = [1.0 if side.misfit else side.p(quantity) for side, _, quantity in asked]
     claims = iter(
         _claim(*one, raw, adjusted, level, tests=len(p))
@@ -135,7 +135,7 @@ def compare(
 def _with_measured(
     pairs: Sequence[Pair], recipes: Recipes, seeds: Blocks, base: str, budget: float | None, level: float
 ) -> list[Pair]:
-    """Return the pairs with their differences as measured: at the budget, or the last that all runs reach."""
+    """Return the pairs with measured differences, at the budget or the last compute that all runs reach."""
     ends = (float(fit.points.compute_N[-1]) for fits in recipes.values() for fit in fits)
     at = min(math.inf if budget is None else budget, *ends)
     rates = {name: MeasuredRates.of(fits, seeds[name], at) for name, fits in recipes.items()}
@@ -154,7 +154,7 @@ def _with_measured(
 
 
 def _of_all(metric: Metric, metrics: Sequence[Metric]) -> Metric:
-    """Return a metric with those numbers of prompts and samples that all runs have, as far as they know."""
+    """Return a metric with the numbers of prompts and samples that all runs have, where these are known."""
     same = [one for one in metrics if (one.name, one.dataset) == (metric.name, metric.dataset)]
     known = ({one.n_prompts for one in same} - {0}, {one.n_samples for one in same} - {0})
     prompts, samples = (counts.pop() if len(counts) == 1 else 0 for counts in known)
@@ -169,23 +169,23 @@ def _claim(
         return Claim("inconclusive", None, None, None, None, side.misfit)
     base_n, recipe_n = map(quantity, side.recipes)
     difference = float(np.median(recipe_n - base_n))
-    # A further run is taken to be worth what these are.
+    # Another run is assumed to be worth as much as these.
     n_base, n_recipe = (len(fits) for fits in side.fits)
     variance = n_base * float(base_n.var()) + n_recipe * float(recipe_n.var())
-    why = _vague(side) if name == "A" else ""  # which needs ceilings that are identified
+    why = _vague(side) if name == "A" else ""  # it requires identified ceilings
     more, less = _QUESTIONS[name]
     verdict: Verdict = more if difference > 0 else less
     if why:
         verdict = "inconclusive"
     elif adjusted > 1 - level:
         verdict = "not significant"
-    # At the level of Holm's first step, the strictest: the order of a later comparison is not known.
+    # At the level of Holm's first step, the strictest: the order in a later comparison is not known.
     seeds = seeds_needed(difference, variance, (1 - level) / tests)
     return Claim(verdict, p, adjusted, side.p(quantity, runs_only=True), seeds, why)
 
 
 def _vague(side: Sides) -> str:
-    """Return a reason for each recipe whose ceiling half of its runs or more do not identify."""
+    """Return a reason for each recipe whose ceiling is not identified by more than half of its runs."""
     doubts = []
     for name, fits in zip(side.names, side.fits, strict=True):
         if not mostly_identified(fits):
@@ -219,8 +219,8 @@ def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Dif
 
 
 def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
-    """Return the difference of values that may be infinite, without draws in which both are, alike."""
-    # inf - inf is NaN: where neither reaches the target there is no difference to speak of.
+    """Return the difference of values that may be infinite, without draws where both are alike infinite."""
+    # inf - inf is NaN: where neither reaches the target there is no difference.
     says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
     return recipe_n[says_n] - base_n[says_n]
 
@@ -266,7 +266,7 @@ def _checked(
 def check_copies(recipes: Recipes) -> None:
     """Raise an InputError where a recipe has one run twice."""
     for name, fits in recipes.items():
-        # Where one run is a misfit nothing is claimed of the recipe, and nothing to protect.
+        # With a misfit nothing is claimed about the recipe, so there is nothing to protect.
         runs = [] if any(fit.misfit for fit in fits) else [fit.points for fit in fits]
         for one, other in itertools.combinations(runs, 2):
             if is_copy(one, other):
@@ -275,9 +275,9 @@ def check_copies(recipes: Recipes) -> None:
 
 
 def is_copy(one: Points, other: Points) -> bool:
-    """Return whether two runs have the same evaluations, and these too many values to agree by chance.
+    """Return whether two runs have the same evaluations, with too many values to agree by chance.
 
-    The longer one may have gone on: it is then a run, and the shorter one what it was at some time.
+    The longer one may have gone on: then the shorter one is the same run at an earlier time.
     """
     n = min(len(one), len(other))
     same = all(
@@ -288,10 +288,10 @@ def is_copy(one: Points, other: Points) -> bool:
 
 
 def without_copies(fits: Iterable[Fit]) -> list[Fit]:
-    """Return fits, the longest first; of copies of a run, which are no seeds, that of the longest."""
+    """Return fits, the longest first, and of copies of one run, which are not seeds, only the longest."""
     found: dict[bytes, list[Fit]] = {}
     for fit in sorted(fits, key=lambda fit: -len(fit.points)):
-        # Copies begin alike: to compare all pairs of 2,000 runs would take a minute.
+        # Copies start alike: comparing all pairs of 2,000 runs would take a minute.
         alike = found.setdefault(fit.points.pass_rate_N[:_FEWEST_VALUES].tobytes(), [])
         if not any(is_copy(fit.points, other.points) for other in alike):
             alike.append(fit)

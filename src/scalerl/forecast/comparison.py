@@ -49,8 +49,8 @@ _ASKED = {
 class Difference:
     """Recipe against base in one quantity: a difference in pass rate, or a ratio of computes or exponents.
 
-    `interval` is of the recipes, with the seed variance; `runs_only` of these runs, without it. Ratios may be
-    0 or infinite where only one side reaches a target.
+    `interval` is for the recipes, with the seed variance; `runs_only` is for these runs, without it. Ratios
+    may be 0 or infinite where only one side reaches a target.
     """
 
     kind: Literal["difference", "ratio"]
@@ -69,13 +69,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Claim:
-    """The answer to one question about a pair; 1 - level is the family-wise error of the verdicts by curves,
-    under the assumed spread of seeds.
+    """The answer to one question about a pair of recipes.
 
-    `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
-    over all questions of the comparison; `p_runs_only` without the seed variance, for these runs. `seeds` of
-    each recipe detect the observed difference with power .8; None above 100. All are None where no saturating
-    curve describes a run.
+    Under the assumed spread of seeds, 1 - level is the family-wise error of the verdicts by curves. `p` is
+    the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm's
+    correction over all questions of the comparison; `p_runs_only` the same without the seed variance, for
+    these runs. `seeds` of each recipe detect the observed difference with power .8; None above 100. All are
+    None where no saturating curve describes a run.
     """
 
     verdict: Verdict
@@ -84,7 +84,7 @@ class Claim:
     p_runs_only: float | None
     seeds: int | None
     why: str
-    """The reason that makes the answer inconclusive, or empty."""
+    """Why the answer is inconclusive; else empty."""
 
     @property
     def needed(self) -> str:
@@ -104,17 +104,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Pair:
-    """One recipe against the base: what is measured, and what is extrapolated.
+    """One recipe against the base: what was measured, and what is extrapolated.
 
     `families` are the weights of the family that both share, and `one_family` is the probability that they
-    do; where they do not, ceilings are compared with the families of either. `seen` is about the pass rates
-    at `compute_seen`, the largest compute that all runs of both sides have reached: what is measured.
-    `differences` has A, B, C_mid, `compute_to_own` (to three quarters of a recipe's own gain),
+    share one; where they do not, ceilings are compared with each side's own families. `seen` compares the
+    pass rates at `compute_seen`, the largest compute that all runs of both sides have reached: what was
+    measured. `differences` has A, B, C_mid, `compute_to_own` (to three quarters of a recipe's own gain),
     `pass_rate_seen` (at `compute_seen`) and, with a budget or a target, `pass_rate` at the budget and
     `compute_to_target`, infinite where the target is above the ceiling. Where no saturating curve describes a
-    run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds both sides have,
-    where they are compared within these alone; None where runs are not paired. `measured` is about the pass
-    rates at `measured_at` without a curve, paired by seed; None where fewer than two seeds are in common.
+    run, A is left out of them, and `crossing` is None. `common_seeds` is the number of seeds that both sides
+    have, if they are compared within these alone; None if runs are not paired. `measured` compares the pass
+    rates at `measured_at` without a curve, paired by seed; None with fewer than two seeds in common.
     """
 
     recipe: str
@@ -133,7 +133,7 @@ class Pair:
 
     @property
     def claims(self) -> dict[str, Claim]:
-        """The answers by the quantity of `differences` that they are about."""
+        """The answers, by the quantity of `differences` that they are about."""
         first = {"measured": self.measured} if self.measured else {}
         return first | {"pass_rate_seen": self.seen, "A": self.ceiling, "compute_to_own": self.efficiency}
 
@@ -144,9 +144,9 @@ class Comparison:
 
     base: str
     runs: dict[str, int]
-    """How many runs (seeds) of every recipe."""
+    """The number of runs (seeds) of every recipe."""
     metrics: tuple[Metric, ...]
-    """What was fitted: one, unless the user named another for some runs."""
+    """What was fitted: one metric, unless the user named another for some runs."""
     axis: str
     level: float
     budget: float | None
@@ -154,7 +154,7 @@ class Comparison:
     seed_prior: SeedPrior
     pairs: tuple[Pair, ...]
     fits: Mapping[str, Sequence[Fit]] = field(repr=False)
-    """What was compared: the fits of every recipe's runs."""
+    """The fits of every recipe's runs, which were compared."""
 
     def plot(
         self,
@@ -166,7 +166,7 @@ class Comparison:
         forecast: float | Sequence[float] | None = None,
         legend: bool = True,
     ) -> Axes:
-        """Draw the recipes by colour, with forecasts at the budget, where there is one: `scalerl.plot`."""
+        """Draw the recipes by colour, with forecasts at the budget if there is one; see `scalerl.plot`."""
         at = (() if self.budget is None else self.budget) if forecast is None else forecast
         options = {"color": color, "ceiling": ceiling, "forecast": at}
         return views().plot(self.fits, log=log, ax=ax, legend=legend, **options)
@@ -182,7 +182,7 @@ class Comparison:
         return views().latex(self.fits, self.budget if at is None else at)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `scalerl compare --json` prints; infinite ends and A withheld are None."""
+        """Return the object that `scalerl compare --json` prints; infinite ends and a withheld A are None."""
         found = plain(asdict(replace(self, fits={})))
         del found["fits"]
         found |= {"metrics": [metric.to_json() for metric in self.metrics]}
@@ -199,9 +199,9 @@ class Comparison:
         return data_frame(self.to_dict())
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return columns by name, with an entry for every difference: `median`, `low`, `high`.
+        """Return columns by name, with one entry for every difference: `median`, `low`, `high`.
 
-        `verdict` and `p_adjusted` stand in the rows of their quantities: `measured`, `pass_rate_seen`, the
+        `verdict` and `p_adjusted` are in the rows of their quantities: `measured`, `pass_rate_seen`, the
         ceiling `A`, and `compute_to_own`, the efficiency.
         """
         names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
@@ -220,7 +220,7 @@ class Comparison:
 
     @property
     def doubt(self) -> str:
-        """Why runs cannot be evaluated on the same prompts, in one sentence; empty where they may be."""
+        """Why the runs' held-out prompts must differ, in one sentence; empty where they may be the same."""
         counts = {fit.metric.n_prompts for fits in self.fits.values() for fit in fits} - {0}
         if len(counts) < 2:
             return ""
@@ -228,7 +228,7 @@ class Comparison:
         return f"runs differ in their held-out prompts ({shown}), so a difference may be one of the prompts"
 
     def priors(self, same_prompts: bool = False) -> str:
-        """Return the assumptions of the answer as text; `same_prompts`: there is a row of that name."""
+        """Return the assumptions behind the answer; `same_prompts`: the output has a row of that name."""
         prior = self.seed_prior
         paired = any(pair.common_seeds for pair in self.pairs)
         within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
@@ -247,7 +247,7 @@ class Comparison:
         )
 
     def counted(self, pair: Pair) -> str:
-        """Return how many runs of recipe and base are behind a pair, in words."""
+        """Return the number of runs of recipe and base behind a pair, in words."""
         runs = self.runs[pair.recipe], self.runs[pair.base]
         if pair.common_seeds is None:
             return "{} and {} seeds".format(*runs)

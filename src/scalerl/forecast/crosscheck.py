@@ -1,9 +1,9 @@
 """Two cross-checks of a fit's intervals that use no prior: a bootstrap and a profile likelihood.
 
-All three are given the log-logistic family (arXiv 2510.13786, equation 1) and so leave out the uncertainty of
-the family itself. Bootstrap and profile take the correlation of the noise from the fit, as a number. Early in
-a run the three differ: there the answer follows from the prior, or, without one, from the bounds
-0 <= R_0 <= A <= 1.
+All three intervals are given the log-logistic family (arXiv 2510.13786, equation 1), so they leave out the
+uncertainty of the family itself. Bootstrap and profile take the correlation of the noise from the fit, as a
+number. Early in a run the three differ: there the answer follows from the prior or, without one, from the
+bounds 0 <= R_0 <= A <= 1.
 
 Shapes: N rows of the sample, n resamples, M computes or values of A, K cells of (log B, log C_mid).
 """
@@ -27,7 +27,7 @@ from scalerl.forecast.measured import t_quantile
 from scalerl.numbers import percent
 from scalerl.quantiles import Interval, tails, weighted_quantiles
 
-_GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first grid of (log B, log C_mid); of each zoom; zooms
+_GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first (log B, log C_mid) grid; a side of a zoom; zooms
 _CEILINGS = 48
 
 
@@ -43,7 +43,7 @@ class Bootstrap:
     curve: tuple[tuple[float, Interval], ...]
     """Computes, and the interval of the mean curve at each."""
     at_bound: float
-    """Share of the refits whose ceiling is 1, as high as a pass rate can be: there the interval is cut."""
+    """Share of the refits whose ceiling is 1, the bound of a pass rate: there the interval is cut off."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """Three intervals of everything, given the log-logistic. Made by `cross_check`."""
+    """Three intervals of A, and two of the rest, given the log-logistic. Made by `cross_check`."""
 
     level: float
     A: Interval
     B: Interval
     C_mid: Interval
     curve: tuple[tuple[float, Interval], ...]
-    """`A` to `curve`: the fit's own posterior, given the log-logistic."""
+    """`A` to `curve` are those of the fit's own posterior, given the log-logistic."""
     bootstrap: Bootstrap
     profile: Profile
 
@@ -89,10 +89,10 @@ class CrossCheck:
 
 
 def cross_check(fit: Fit, at: Sequence[float] = ()) -> CrossCheck:
-    """Compute `bootstrap` and `profile` beside the posterior, with the mean curve `at` computes.
+    """Compute `bootstrap` and `profile` beside the posterior, with the mean curve `at` some computes.
 
     Raises:
-        CannotAnswerError: as `profile`, or the ceiling is withheld, as no family describes the run.
+        CannotAnswerError: as for `profile`, or the ceiling is withheld, as no family describes the run.
     """
     if fit.misfit:
         raise CannotAnswerError(f"{fit.points.source}: no interval is worth a check: {fit.misfit.why}")
@@ -108,16 +108,16 @@ def cross_check(fit: Fit, at: Sequence[float] = ()) -> CrossCheck:
 def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) -> Bootstrap:
     """Refit evaluations simulated from the least-squares curve, with AR(1) noise of the fit's size and phi.
 
-    The parametric bootstrap (Efron and Tibshirani, 1993, chapters 6 and 13): its intervals are percentiles.
+    The parametric bootstrap (Efron and Tibshirani, 1993, chapters 6 and 13), with percentile intervals.
 
     Args:
-        fit: the fit to resample, whose level the intervals have.
+        fit: the fit to resample; it sets the level of the intervals.
         n: resamples; the ends of an interval need 100 or more.
         seed: of the noise.
         at: computes for the interval of the mean curve.
     """
     sample, level = fit.sample, fit.intervals.level
-    # The noise of a row: with that of one evaluation A's interval was three times too wide at 4,000 of them.
+    # The noise of a row: with that of one evaluation A's interval was 3 times too wide at 4,000 of them.
     sd, rng = sample.row_sd(fit.noise.sd), np.random.default_rng(seed)
     y_nN = fit.paper_curve.at_log(sample.log_c_N) + sd * _replicates(sample, fit.noise.phi, n, rng)
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
@@ -138,9 +138,9 @@ def profile(fit: Fit) -> Profile:
 
         (RSS(A) - RSS) / sd^2 <= t_d^2        d = evaluations less free parameters
 
-    RSS is whitened by the AR(1) correlation of the fit, K^-1, and the least over R_0, B and C_mid, with A
-    fixed and free; sd^2 = RSS / d, not below the evaluation noise that is known. (Seber and Wild, Nonlinear
-    Regression, 1989, sections 5.2.3 and 6.2.)
+    RSS is whitened by the AR(1) correlation of the fit, K^-1, and is the least over R_0, B and C_mid, with A
+    fixed and with A free; sd^2 = RSS / d, but at least the known evaluation noise squared. (Seber and Wild,
+    Nonlinear Regression, 1989, sections 5.2.3 and 6.2.)
 
     Raises:
         CannotAnswerError: no more evaluations than free parameters.
@@ -152,14 +152,14 @@ def profile(fit: Fit) -> Profile:
             f"{fit.points.source}: {sample.n_points} evaluations leave no degrees of freedom beside "
             f"{2 + sample.n_linear} parameters"
         )
-    # Of the noise model only the whitening by phi counts here: the sd comes from RSS.
+    # Only the whitening by phi matters here: the sd comes from RSS.
     own = replace(FLAT, noise=(NoiseModel(fit.noise.phi, 0.0),))
     noise = make_noise(sample, SD_RANGE[0], own)
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.paper_curve.A)
     A_M, rss_M = _refined(sample, noise, np.unique(A_M))
     best = int(np.argmin(rss_M))
     floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor / math.sqrt(sample.each)
-    # Few points may lie on the curve by luck: the sampling noise is there all the same.
+    # A few points may lie on the curve by luck, but the sampling noise is still there.
     variance = max((rss_M[best] + sample.within) / degrees, floor**2)
     limit = float(rss_M[best] + variance * t_quantile(level, degrees) ** 2)
     inside = np.flatnonzero(rss_M <= limit)
@@ -175,7 +175,7 @@ def _replicates(sample: Sample, phi: float, n: int, rng: np.random.Generator) ->
 
 
 def _refined(sample: Sample, noise: Noise, A_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add ceilings about the best by bisection; returns all of them and their RSS, (M,), by ceiling."""
+    """Add ceilings near the best by bisection; return all of them and their RSS, (M,), by ceiling."""
     rss_M = _profile_rss(sample, noise, A_M)
     for _ in range(8):
         best = int(np.argmin(rss_M))
@@ -194,7 +194,7 @@ def _crossing(
     if not 0 <= outside < len(A_M):
         return None
     out, within = float(A_M[outside]), float(A_M[inside])
-    for _ in range(14):  # halves of 1/48: to 1e-6
+    for _ in range(14):  # halves of 1/48, down to 1e-6
         middle = (out + within) / 2
         beyond = _profile_rss(sample, noise, np.array([middle]))[0] > limit
         out, within = (middle, within) if beyond else (out, middle)
@@ -202,7 +202,7 @@ def _crossing(
 
 
 def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
-    """Return the least RSS over R_0, B and C_mid for every ceiling (M,): a grid over all, then zooms."""
+    """Return the least RSS over R_0, B and C_mid for every ceiling (M,), by a grid and then zooms."""
 
     def grid(log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
         return np.stack(np.meshgrid(log_b, log_mid, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -214,7 +214,7 @@ def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
     step = np.array([log_b[1] - log_b[0], log_mid[1] - log_mid[0]])
     grid_K2 = grid(log_b, log_mid)
     rss_MK = _given_ceiling(sample, noise, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
-    # A grid over everything, as the likelihood of early runs has several valleys: no descent from one start.
+    # A grid over everything, no descent from one start: the likelihood of early runs has several valleys.
     theta_M2, rss_M = grid_K2[np.argmin(rss_MK, axis=1)], rss_MK.min(axis=1)
     # Each zoom spans one step to either side of the best cell, and halves the step.
     around_K2 = grid(*[np.linspace(-1, 1, _ZOOM)] * 2)
@@ -235,6 +235,6 @@ def _given_ceiling(sample: Sample, noise: Noise, cell_MK2: np.ndarray, A_M: np.n
     A_M1 = A_M[:, None]
     if sample.r0 is not None:
         return q.rss(sample.r0, A_M1)
-    # At a given A the quadratic has its least at this R_0, and beyond a bound at the bound.
+    # At a given A the quadratic has its minimum at this R_0; beyond a bound, at the bound.
     R_0 = (q.hy - A_M1 * q.hg) / np.maximum(q.hh, 1e-12)
     return q.rss(np.clip(R_0, 0.0, A_M1), A_M1)

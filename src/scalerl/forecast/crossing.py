@@ -11,7 +11,7 @@ from scalerl.curve.posterior import Draws
 from scalerl.quantiles import tails
 
 LEAD = 0.005
-"""Difference in pass rate below which neither curve is ahead: equal starts would cross by noise."""
+"""Difference in pass rate below which neither curve leads: equal starts would cross by noise."""
 _GRID = 64
 
 
@@ -19,10 +19,10 @@ _GRID = 64
 class Crossing:
     """The change of the lead between two recipes, over computes `within`.
 
-    `probability` is that of a change; given that, `compute` and `interval` are the median and the central
-    interval of the compute of the last one, and `before` and `after` the recipes ahead; all None where fewer
-    than one draw in a hundred crosses. `ahead_first` and `ahead_last` are the probabilities that the recipe
-    (not the base) has the first and the last lead.
+    `probability` is that of a change. Given a change, `compute` and `interval` are the median and the central
+    interval of the compute of the last one, and `before` and `after` the recipes ahead; all are None where
+    fewer than one draw in a hundred crosses. `ahead_first` and `ahead_last` are the probabilities that the
+    recipe (not the base) has the first and the last lead.
     """
 
     within: tuple[float, float]
@@ -49,14 +49,14 @@ def find_crossing(
         return found
     log_c_n = _last_change(lead_nM[crosses_n], last_n[crosses_n], np.log(compute_M))
     low, middle, high = np.exp(np.quantile(log_c_n, np.insert(tails(level), 1, 0.5))).tolist()
-    # Of the draws that cross some do it the other way round: the likelier direction is named.
+    # Some of the draws that cross do so the other way round: the likelier direction is named.
     recipe_wins = bool(np.mean(last_n[crosses_n] > 0) >= 0.5)
     before, after = names[not recipe_wins], names[recipe_wins]
     return replace(found, compute=middle, interval=(low, high), before=before, after=after)
 
 
 def _end_leads(lead_nM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the signs of the first and of the last lead above `LEAD`, 0 where none is."""
+    """Return the signs of the first and of the last lead above `LEAD`, 0 where there is none."""
     sign_nM = np.where(np.abs(lead_nM) > LEAD, np.sign(lead_nM), 0.0)
     rows, counts_nM = np.arange(len(sign_nM)), sign_nM != 0
     # Where no lead counts, argmax is 0, and the sign there is 0 as well.
@@ -67,7 +67,7 @@ def _end_leads(lead_nM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _last_change(lead_nM: np.ndarray, last_n: np.ndarray, log_c_M: np.ndarray) -> np.ndarray:
     """Return log C of the last change of sign to `last_n`, linear between the computes."""
     other_nM = lead_nM * last_n[:, None] <= 0
-    # What comes after the last lead that counts may waver about 0: the change lies before that lead.
+    # After the last lead that counts the sign may waver: the change lies before that lead.
     settled_nM = np.cumsum((np.abs(lead_nM) > LEAD)[:, ::-1], axis=1)[:, ::-1] > 0
     i_n = lead_nM.shape[1] - 1 - (other_nM & settled_nM)[:, ::-1].argmax(axis=1)
     rows = np.arange(len(lead_nM))

@@ -1,7 +1,7 @@
-"""What is measured of a recipe against the base, without a curve: the paired difference over common seeds.
+"""What is measured of a recipe against the base, without a curve: paired differences over common seeds.
 
 With few seeds the variance of each recipe is hardly known. It is moderated by those of the others, which are
-taken for draws of one scaled inverse chi-squared distribution (Smyth, Stat. Appl. Genet. Mol. Biol. 2004):
+taken as draws of one scaled inverse chi-squared distribution (Smyth, Stat. Appl. Genet. Mol. Biol. 2004):
 
     s~^2 = (d_0 s_0^2 + d s^2) / (d_0 + d),    t = difference / (s~ / sqrt(S)) with d_0 + d degrees of freedom
 
@@ -21,7 +21,7 @@ from scalerl.forecast.comparison import Claim, Difference, Verdict
 
 POWER, MOST_SEEDS = 0.8, 100
 NEAR = 0.05
-"""A run counts at a compute that it has missed by no more than this share."""
+"""A run counts at a compute if it falls short of it by no more than this share."""
 _MOST_DEGREES = 1000.0
 
 
@@ -36,17 +36,17 @@ class MeasuredDifference:
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """The pass rates of a recipe's runs at one compute, by seed; NaN where a run did not come so far."""
+    """The pass rates of a recipe's runs at one compute, by seed; NaN where a run did not get that far."""
 
     rates: Mapping[Any, float]
     models: Mapping[Any, str]
-    """The base model of every seed: seeds of one are no evidence of others."""
+    """The base model of every seed: seeds of one model are no evidence about others."""
     completions: float
-    """The fewest completions of an evaluation; infinite where none is known."""
+    """The fewest completions of any evaluation; infinite if none is known."""
 
     @classmethod
     def of(cls, fits: Sequence[Fit], blocks: Sequence[Hashable], compute: float) -> "MeasuredRates":
-        """Read them off the evaluations of runs, each with its block: a seed, or (base model, seed)."""
+        """Interpolate the evaluations of runs, each with its block: a seed, or (base model, seed)."""
         rates: dict[Hashable, float] = {}
         completions = math.inf
         for fit, block in zip(fits, blocks, strict=True):
@@ -65,10 +65,10 @@ def paired_differences(
 ) -> dict[str, MeasuredDifference]:
     """Return the paired difference of every recipe to the base, by its name.
 
-    Intervals hold with `level` each; p-values are corrected over the recipes that act (Holm). A recipe is
-    left out that has fewer than two seeds in common with the base.
+    Each interval holds with `level`; p-values are corrected (Holm) over the recipes that differ at all. A
+    recipe with fewer than two seeds in common with the base is left out.
 
-    A pass rate is a multiple of 1 / n, of n completions, and two seeds may differ by the same by chance: the
+    A pass rate is a multiple of 1 / n for n completions, so two seeds may differ equally by chance: the
     variance between seeds is at least that of rounding both rates, 1 / (6 n^2).
     """
     reference = recipes.get(base, MeasuredRates({}, {}, math.inf))
@@ -85,14 +85,14 @@ def paired_differences(
         found[name] = value_S, base_S
         rounding = 1 / (6 * min(own.completions, reference.completions) ** 2)
         variances.append(max(len(seeds) * standard_error(value_S, groups) ** 2, value_S.any() * rounding))
-        # Its independent parts are base models, or seeds where all have one.
+        # The independent parts are base models, or seeds where all have one model.
         different = len(set(groups))
         degrees.append((different if different > 1 else len(groups)) - 1)
     variance_A, degrees_A = np.array(variances), np.array(degrees, dtype=float)
     moderated_A, total_A = moderated(variance_A, degrees_A)
     p_of: dict[str, float] = {}
     for (name, (value_S, _)), variance, total in zip(found.items(), moderated_A, total_A, strict=True):
-        # Exactly 0 throughout: the recipe does not act, and so differs for certain by nothing.
+        # Exactly 0 in all seeds: the recipe changes nothing, so the difference is 0 for certain.
         if variance > 0:
             p_of[name] = t_tail(float(value_S.mean()) / math.sqrt(variance / len(value_S)), total)
     adjusted = dict(zip(p_of, holm(list(p_of.values())), strict=True))
@@ -113,7 +113,7 @@ def paired_differences(
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return adjusted p-values, in the order given (Holm 1979): the smallest times m, the next m - 1, ..."""
+    """Return adjusted p-values in the given order (Holm 1979): the smallest times m, the next m - 1, ..."""
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(len(p))
     factor = np.arange(len(p), 0, -1)
@@ -122,9 +122,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(difference: float, variance: float, alpha: float) -> int | None:
-    """Return the seeds of each side that detect a difference with power .8, two-sided; None above 100.
+    """Return the seeds per side that detect a difference with power .8, two-sided; None above 100.
 
-    `variance` is that of the difference of one run of each side, seed and fit together.
+    `variance` is that of the difference of one run per side, seed and fit together.
     """
     normal = NormalDist()
     z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
@@ -135,9 +135,9 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
 
 
 def paired_seeds(mean: float, se: float, seeds: int, degrees: float, alpha: float) -> int | None:
-    """Return the seeds by which this test detects a difference with power .8; None above 100.
+    """Return the seeds with which this test detects a difference with power .8; None above 100.
 
-    The normal distribution has too few: of three seeds the spread is hardly known. One seed is no test.
+    The normal distribution gives too few: with three seeds the spread is hardly known. One seed is no test.
     """
     least = seeds_needed(mean, seeds * se**2, alpha)
     for n in range(max(least, 2), MOST_SEEDS + 1) if least else ():
@@ -154,7 +154,7 @@ def standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
     1986); with one seed each it is sd / sqrt(S). If all seeds have one model, it is for that model alone.
     """
     names, group_S = np.unique(models, return_inverse=True)
-    # One cluster gives no spread between clusters: the spread of its seeds is what is left.
+    # One cluster has no spread between clusters: the spread of its seeds is what is left.
     if len(names) == 1:
         group_S = np.arange(len(models))
     sum_G = np.bincount(group_S, value_S - value_S.mean())
@@ -166,7 +166,7 @@ def standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
 def moderated(variance_A: np.ndarray, degrees_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the moderated variances and their degrees of freedom, (A,) each; zeros are left as they are.
 
-    d_0 and s_0^2 match the mean and the variance of log s^2 over the recipes, three of which it takes.
+    d_0 and s_0^2 match the mean and the variance of log s^2 over the recipes; this needs three.
     """
     some_A = variance_A > 0
     s_A, d_A = variance_A[some_A], degrees_A[some_A]
@@ -179,7 +179,7 @@ def moderated(variance_A: np.ndarray, degrees_A: np.ndarray) -> tuple[np.ndarray
     d_0 = _MOST_DEGREES if spread <= 0 else min(2 * _inverse_trigamma(spread), _MOST_DEGREES)
     s_0 = math.exp(float(e_A.mean()) + polygamma(d_0 / 2)[0] - math.log(d_0 / 2))
     found[some_A] = (d_0 * s_0 + d_A * s_A) / (d_0 + d_A)
-    degrees[some_A] = np.minimum(d_0 + d_A, d_A.sum())  # no more than all have
+    degrees[some_A] = np.minimum(d_0 + d_A, d_A.sum())  # no more than all recipes have together
     return found, degrees
 
 
@@ -203,7 +203,7 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def t_tail(t: float, degrees: float) -> float:
-    """Return the probability that |t| is at least so large, of Student's t.
+    """Return the probability that |t| is at least this large, for Student's t.
 
     With t = sqrt(d) tan(a) it is 2 c times the integral of cos(a)^(d - 1) from a to pi / 2.
     """
@@ -215,7 +215,7 @@ def t_tail(t: float, degrees: float) -> float:
 
 
 def t_quantile(level: float, degrees: float) -> float:
-    """Return t within which |t| is with probability `level`."""
+    """Return the t that |t| does not exceed with probability `level`."""
     low, high = 0.0, 1e5
     for _ in range(80):
         middle = (low + high) / 2

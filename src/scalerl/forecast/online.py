@@ -1,4 +1,4 @@
-"""Forecasts inside a training loop: evaluations are added one by one, and fitted when a forecast is made.
+"""Forecasts inside a training loop: evaluations are added one by one, and fitted for a forecast.
 
 forecaster = Forecaster(axis="gpu_hours")
 forecaster.add(compute, pass_rate)              after every evaluation; computes nothing
@@ -22,10 +22,10 @@ from scalerl.numbers import amount_text
 
 
 class Forecaster:
-    """The evaluations of a run so far, and their fit: exactly what `fit` gives for the same points.
+    """The evaluations of a run so far, and their fit: exactly what `fit` returns for the same points.
 
-    A fit is made at its first use and kept until the next evaluation. It takes tens of milliseconds, and
-    does not start from the fit before, so that no answer depends on when forecasts were made.
+    A fit is made when it is first used, and kept until the next evaluation. It takes tens of milliseconds. It
+    does not start from the previous fit, so that no answer depends on when forecasts were made.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Forecaster:
         source: str = "run",
         points: Points | None = None,
     ) -> None:
-        """Arguments as for `fit`; `axis` names the unit of compute, and `source` the run in errors.
+        """Take the arguments of `fit`; `axis` names the unit of compute, and `source` the run in errors.
 
-        `points` are evaluations to start with, which have their own axis and source.
+        `points` are evaluations to start from, with their own axis and source.
         """
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         none = np.empty(0)
@@ -88,7 +88,7 @@ class Forecaster:
             samples: completions behind the pass rate, all prompts together.
 
         Raises:
-            InputError: a value is no number or out of its range; nothing is added then.
+            InputError: a value is not a number, or out of range; then nothing is added.
         """
         source = self._points.source
         try:

@@ -1,8 +1,8 @@
 """Two recipes on the same held-out prompts: the difference of their pass rates, prompt by prompt.
 
-Curves answer "on these prompts": the choice of prompts moves all runs alike, and is no noise of theirs. The
-standard error over prompts answers "on other prompts of this kind", for these runs. Paired by prompt it is
-smaller than unpaired, as prompts that are hard for one recipe are hard for the other.
+Curves answer "on these prompts": the choice of prompts moves all runs alike, and is not part of their noise.
+The standard error over prompts answers "on other prompts of this kind", for these runs. Pairing by prompt
+makes it smaller, as prompts that are hard for one recipe are hard for the other.
 
 Shapes: P prompts, R runs.
 """
@@ -24,9 +24,9 @@ from scalerl.record.reader import RunRecord
 class PairedPrompts:
     """Recipe less base on `n_prompts` common prompts, near the last common compute.
 
-    Every run enters with its evaluation nearest to the smallest last compute of all runs, `matched_at`;
-    `base_compute` and `recipe_compute` are the computes of those evaluations, means over runs. The pass rate
-    of a prompt is the mean over the runs of a recipe.
+    Every run enters with its evaluation nearest to `matched_at`, the smallest last compute of all runs.
+    `base_compute` and `recipe_compute` are the computes of those evaluations, averaged over runs. The pass
+    rate of a prompt is the mean over the runs of a recipe.
     """
 
     prompt_set: str
@@ -39,7 +39,7 @@ class PairedPrompts:
     """Standard error over prompts, paired."""
     se_unpaired: float
     tasks: Mapping[str, PairedPrompts] = field(default_factory=dict)
-    """Differences on each task of a mixture that all runs have, by its name."""
+    """Differences on each task of a mixture that all runs have, by task name."""
 
     def __str__(self) -> str:
         return (
@@ -48,7 +48,7 @@ class PairedPrompts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and `tasks` where there are some."""
+        """Return all fields; `tasks` only if there are any."""
         found = {name: value for name, value in vars(self).items() if name != "tasks"}
         if self.tasks:
             found["tasks"] = {name: one.to_json() for name, one in self.tasks.items()}
@@ -61,7 +61,7 @@ def paired_prompts(
     axis: str = "gpu_hours",
     price: float | None = None,
 ) -> PairedPrompts | None:
-    """Compare the runs of two recipes on common prompts; None without two of them on whole lines.
+    """Compare the runs of two recipes on common prompts; None if they have no prompt set in common.
 
     Raises:
         InputError: the axis is unknown or its counters are missing, or one set has other prompts in two runs.
@@ -72,7 +72,7 @@ def paired_prompts(
     shared = [row["prompt_set"] for row in rows[0] if row["prompt_set"] in common]
     if not shared:
         return None
-    # The latest of several: the prompts may have been changed between runs, or within.
+    # The latest of several: the prompts may have changed between runs, or within one.
     prompt_set = shared[-1]
     computes = [
         {point.step: float(c) for point, c in zip(run.evals, run.compute(axis, price), strict=True)}
@@ -122,7 +122,7 @@ def _difference(rate_RP: np.ndarray, n_base: int) -> dict[str, Any]:
 def _nearest(
     rows: list[dict[str, Any]], computes: dict[int, float], prompt_set: Any, at: float
 ) -> tuple[float, dict[str, float]]:
-    """Return compute, and pass rate of every prompt, of the evaluation on a set that is nearest to `at`."""
+    """Return the compute, and every prompt's pass rate, of the evaluation on a set nearest to `at`."""
     usable = (row for row in rows if row["prompt_set"] == prompt_set)
     row = min(usable, key=lambda row: abs(computes[row["step"]] - at))
     return computes[row["step"]], {

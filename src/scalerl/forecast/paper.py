@@ -1,8 +1,8 @@
 """Paper mode: the fit and the comparison exactly as the paper makes them, to match published numbers.
 
-Khatri et al., arXiv 2510.13786, section 2 and appendix: R_0 is given; for every A and every C_mid of a grid B
-alone is fitted by least squares, and the cell with the least squared error is kept. The answer has no
-uncertainty: for that there is `scalerl.curve.fit`.
+Khatri et al., arXiv 2510.13786, section 2 and appendix: R_0 is given. For every A and C_mid of a grid only B
+is fitted by least squares, and the cell with the least squared error is kept. The answer has no uncertainty;
+for that use `scalerl.curve.fit`.
 
 Shapes: N points, K nodes of log B, M values of C_mid, L ceilings, Q cells that may still win.
 """
@@ -29,14 +29,14 @@ PAPER_CEILINGS: tuple[float, ...] = tuple(float(a) for a in np.arange(450, 801, 
 PAPER_C_MIDS: tuple[float, ...] = tuple(
     float(c) for c in np.unique(np.trunc(np.r_[np.linspace(100, 4000, 100), np.linspace(4000, 40000, 100)]))
 )
-"""C_mid in GPU-hours: two linear grids, truncated to integers, on which all but one published value lie."""
+"""C_mid in GPU-hours: two linear grids, truncated to integers, with all but one of the published values."""
 PAPER_MIN_COMPUTE = 1500.0
-"""GPU-hours left out of the fit, about the first epoch."""
+"""GPU-hours that are left out of the fit, about the first epoch."""
 SAME_CEILING = 0.02
-"""Ceilings that differ by no more are taken for one: three seeds of one recipe lay within +-.015."""
+"""Ceilings that differ by no more count as one: three seeds of one recipe lay within +-.015."""
 
-_SPAN = 2 * PAPER_MIN_COMPUTE, 10 * PAPER_C_MIDS[-1]  # where a run must end for the paper's grids
-_RUN = 8000.0  # GPU-hours at which most published fits end; a scaled grid is scaled by the run over this
+_SPAN = 2 * PAPER_MIN_COMPUTE, 10 * PAPER_C_MIDS[-1]  # where a run must end for the paper's own grids
+_RUN = 8000.0  # GPU-hours at which most published fits end; grids are scaled by the run's end over this
 _LOG_B_K = np.linspace(math.log(0.05), math.log(20.0), 64)
 _CURVATURE = 0.235  # bounds the second derivative of the log-logistic share by log B, whatever C and B
 _ZOOM = np.linspace(0.0, 1.0, 9)
@@ -44,7 +44,7 @@ _ZOOM = np.linspace(0.0, 1.0, 9)
 
 @dataclass(frozen=True)
 class PaperFit:
-    """A curve as the paper fits it: quantised to the grid in A and C_mid, and without any uncertainty."""
+    """A curve as the paper fits it: on the grid in A and C_mid, and without any uncertainty."""
 
     curve: Curve
     rss: float
@@ -101,14 +101,14 @@ def paper_fit(
         points: evaluations of one run.
         r0: R_0; by default the mean of the evaluations at compute 0.
         min_compute: compute below this is left out; by default 1,500 GPU-hours.
-        ceilings: the values of A that are tried.
-        c_mids: the values of C_mid that are tried, in the unit of the axis. By default the paper's, in
-            GPU-hours. Where a run ends outside of 3,000 to 400,000 the grids and `min_compute` are scaled, a
-            published run of 8,000 to the run at hand, with a warning. (An error would rule out paper mode on
-            every other axis and for every small run.)
+        ceilings: the values of A to try.
+        c_mids: the values of C_mid to try, in the unit of the axis. By default the paper's, in GPU-hours. If
+            a run ends outside 3,000 to 400,000, the grids and `min_compute` are scaled by its end over 8,000,
+            where published runs end, with a warning. (An error would rule out paper mode on every other axis
+            and for every small run.)
 
     Raises:
-        InputError: R_0 is neither given nor measured, no pass rate, or no ceiling lies above it.
+        InputError: R_0 is neither given nor measured, or not a pass rate, or no ceiling lies above it.
         CannotAnswerError: fewer than three evaluations at distinct compute are left, or they do not rise.
     """
     source: Literal["given", "measured"] = "measured" if r0 is None else "given"
@@ -155,15 +155,15 @@ def linearised(points: Points, curve: Curve, size: float = 1.0) -> np.ndarray:
     gain_N, gap_N = points.pass_rate_N - curve.R_0, curve.A - points.pass_rate_N
     out_N = np.full(len(points), np.nan)
     odds_N = np.divide(gain_N, gap_N, out=out_N, where=(gain_N > 0) & (gap_N > 0))
-    # C_mid^B overflows where B is large on an axis of FLOPs: infinite is what it then is.
+    # C_mid^B overflows to infinity where B is large on an axis of FLOPs, which is right.
     with np.errstate(over="ignore"):
         return np.power(np.float64(curve.C_mid / size), curve.B) * odds_N
 
 
 def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:
-    """Make a `paper_fit` of the points of a fit, with its R_0 where that was given, else the measured one.
+    """Make a `paper_fit` of the points of a fit, with its R_0 if that was given, else the measured one.
 
-    Of a long run the points are the rows of the fit's sample, means of consecutive evaluations.
+    For a long run the points are the rows of the fit's sample, means of consecutive evaluations.
 
     Raises:
         InputError, CannotAnswerError: as `paper_fit`.
@@ -189,7 +189,7 @@ def _scale(points: Points) -> tuple[float, tuple[str, ...]]:
 
 
 def _search(points: Points, r0: float, ceiling_L: np.ndarray, c_mid_M: np.ndarray) -> tuple[Curve, float]:
-    """Return the curve of the least squared error over the cells (A, C_mid), B exact, and that error."""
+    """Return the curve of least squared error over the cells (A, C_mid), with B exact, and that error."""
     y_N = points.pass_rate_N - r0
     x_MN = log_compute(points.compute_N) - np.log(c_mid_M)[:, None]
     gain_L = ceiling_L - r0
@@ -204,9 +204,9 @@ def _candidates(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the segments of B between neighbouring nodes, (k, m, l), that can hold the least squared error.
 
-    Given B the squared error S is a quadratic in A, so one scan of B serves all ceilings. Along the chord
-    between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance; and the
-    curves between them are no farther from the chord than `_CURVATURE` h^2 / 8 of the gain at any point.
+    Given B, the squared error S is a quadratic in A, so one scan of B serves all ceilings. Along the chord
+    between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance. The
+    curves in between are nowhere farther from the chord than `_CURVATURE` h^2 / 8 of the gain.
     """
     # One node of B at a time: all shares at once would take K M N numbers.
     gg_KM, gy_KM, dd_KM = np.empty((3, len(_LOG_B_K), len(x_MN)))
@@ -219,12 +219,12 @@ def _candidates(
         before_MN = share_MN
     rss_KML = y_N @ y_N - 2 * gain_L * gy_KM[..., None] + gain_L**2 * gg_KM[..., None]
     left_KML, right_KML, dd_KML = rss_KML[:-1], rss_KML[1:], gain_L**2 * dd_KM[1:, :, None]
-    # The least of the parabola along the chord, kept between its ends.
+    # The minimum of the parabola along the chord, kept between its ends.
     t_KML = np.clip(0.5 + (left_KML - right_KML) / (2 * np.maximum(dd_KML, 1e-300)), 0.0, 1.0)
     chord_KML = left_KML + t_KML * (right_KML - left_KML - (1 - t_KML) * dd_KML)
     sag_L = _CURVATURE * (_LOG_B_K[1] - _LOG_B_K[0]) ** 2 / 8 * math.sqrt(len(y_N)) * gain_L
     distance_KML = np.sqrt(np.maximum(chord_KML, 0.0))
-    # Kept where the least possible distance is within the largest that the best can have.
+    # Kept if the least possible distance is within the largest that the best can have.
     k_Q, m_Q, l_Q = np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
     return k_Q, m_Q, l_Q
 
@@ -241,7 +241,7 @@ def _zoom(
             q, z = np.unravel_index(rss_QZ.argmin(), rss_QZ.shape)
             return float(log_b_QZ[q, z]), int(q), float(rss_QZ[q, z])
         z_Q, rows = rss_QZ.argmin(axis=1), np.arange(len(rss_QZ))
-        # To both neighbours: the least lies between them wherever S has one valley in the segment.
+        # Both neighbours: the minimum lies between them wherever S has one valley in the segment.
         low_Q = log_b_QZ[rows, np.maximum(z_Q - 1, 0)]
         high_Q = log_b_QZ[rows, np.minimum(z_Q + 1, len(_ZOOM) - 1)]
 
@@ -271,11 +271,11 @@ def _doubts(fit: PaperFit, left_out: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """Two runs compared as the paper does: by A where it differs, else by B at the average A."""
+    """Two runs compared as the paper does it: by A if it differs, else by B at the average A."""
 
     by: Literal["A", "B"]
     first: PaperFit
-    """The fit that is compared; with A held at the average where `by` is "B"."""
+    """The fit that is compared; A is held at the average where `by` is "B"."""
     second: PaperFit
     separate: tuple[PaperFit, PaperFit] = field(repr=False)
     """The two fits with A free."""
@@ -311,7 +311,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
     """Compare two runs as the paper does (arXiv 2510.13786): no seeds, no uncertainty.
 
     If their ceilings differ by at most .02, both are refitted with A at the average of the two, and B is
-    compared; otherwise A is.
+    compared; otherwise A is compared.
 
     Raises:
         InputError: the two runs are on different compute axes.
@@ -322,7 +322,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
             "runs are compared on one compute axis"
         )
     warnings = tuple(f"{fit.points.source}: {warning}" for fit in (a, b) for warning in fit.warnings)
-    # 1e-9, as ceilings are multiples of .005 that floats do not have exactly.
+    # 1e-9: ceilings are multiples of .005, which floats do not represent exactly.
     if abs(a.curve.A - b.curve.A) > SAME_CEILING + 1e-9:
         seeds = "one run each cannot show seed variance; three seeds of one recipe lay within +-.015 in A"
         return PaperComparison("A", a, b, (a, b), (*warnings, seeds))

@@ -1,7 +1,7 @@
-"""Groups of runs by recipe, and names of recipes and runs.
+"""Groups of runs by recipe, and the names of recipes and runs.
 
-Runs are of one recipe where their config.json has the same, but for the seed, that of a base model that is
-made for the run (`chain-base:seed=1`), the name, and settings that do not affect the training.
+Runs are of one recipe if their config.json agrees in everything but the seed, the seed of a base model made
+for the run (`chain-base:seed=1`), the name, and settings that do not affect the training.
 """
 
 import json
@@ -25,10 +25,10 @@ def by_recipe(
     path: Callable[[Run], str],
     named: Mapping[str, list[Run]] | None = None,
 ) -> dict[str, list[Run]]:
-    """Return the groups that are `named`, then runs by recipe; a run without one is a recipe by itself.
+    """Return the groups that are `named`, then runs by recipe; a run without a recipe is one by itself.
 
-    A recipe has the name of its first run; where another has that already, with the part of the path that
-    `distinct` adds. `record` gives the record of a run, if it has one, and `path` where it was read.
+    A recipe has the name of its first run; if that is taken, `distinct` adds a part of the path. `record`
+    returns the record of a run, if it has one, and `path` the place where it was read.
 
     Raises:
         InputError: two groups would have one name.
@@ -53,7 +53,7 @@ def by_recipe(
 
 
 def recipe_key(record: RunRecord | None, alone: str) -> str:
-    """Return the key of a run's recipe, by its config.json; `alone` where that has no recipe."""
+    """Return the key of a run's recipe, from its config.json; `alone` if that has no recipe."""
     recipe = record.config.get("recipe") if record else None
     if not isinstance(recipe, dict):
         return alone
@@ -63,29 +63,29 @@ def recipe_key(record: RunRecord | None, alone: str) -> str:
 
 
 def seed_prior(records: Iterable[RunRecord | None]) -> SeedPrior:
-    """Return how far runs are apart: farther where some differ by the seed of their base model too."""
+    """Return the prior of seed effects: wider if some runs also differ by the seed of their base model."""
     models = [as_mapping(one.config.get("recipe")).get("model") for one in records if one]
     made = {_without_seed(model, seed="0") for model in models}  # `chain-base` is `chain-base:seed=0`
     return MODEL_PRIOR if len(made) > len({_without_seed(model) for model in models}) else SEED_PRIOR
 
 
 def _without_seed(model: object, seed: str = r"\d+") -> str:
-    # Other options, its size above all, make another recipe. A config.json may hold anything.
+    # Other options, above all its size, make another recipe. A config.json may hold anything.
     return re.sub(rf"(?<=[:,])seed={seed}(,|$)", "", str(model)).rstrip(":,")
 
 
 def run_name(record: RunRecord | None, path: str) -> str:
-    """Return the name of a run; that of its file for a table, which has no record."""
+    """Return the name of a run, or of its file for a table, which has no record."""
     return record.name if record is not None else name_of_path(path)
 
 
 def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Return the names, equal ones with as much of the path as makes them distinct."""
+    """Return the names, adding to equal ones as much of the path as makes them distinct."""
     found = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         places = [place for place, other in enumerate(names) if other == name]
         parts = [Path(paths[place]).parts for place in places]
-        # One log may hold two runs of one name: then their numbers tell them apart.
+        # One log may hold two runs of one name: then numbers tell them apart.
         for depth in range(1, max(map(len, parts)) + 1):
             ends = [printable("/".join(part[-depth:])) for part in parts]
             if len(set(ends)) == len(ends):
@@ -94,18 +94,18 @@ def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
             ends = [f"{number}" for number in range(1, len(places) + 1)]
         for place, end in zip(places, ends, strict=True):
             found[place] = f"{name} ({end})"
-    if len(set(found)) < len(found):  # one of them is called as another is now
+    if len(set(found)) < len(found):  # a name made distinct is already that of another run
         return [f"{name} ({number})" for number, name in enumerate(names, 1)]
     return found
 
 
 def seeds_of(recipes: Mapping[str, Sequence[tuple[str, RunRecord | None]]]) -> dict[str, list[Hashable]]:
-    """Return the seed of every run by its config.json, with its base model if there are several.
+    """Return the seed of every run from its config.json, with its base model if there are several.
 
     Runs are pairs of a path, which errors name, and a record.
 
     Raises:
-        InputError: a run has no seed, or two of a recipe have the same.
+        InputError: a run has no seed, or two runs of a recipe have the same.
     """
     configs = {path: record.config if record else {} for of in recipes.values() for path, record in of}
     models = {path: as_mapping(config.get("model")).get("path") for path, config in configs.items()}
@@ -127,7 +127,7 @@ def seeds_of(recipes: Mapping[str, Sequence[tuple[str, RunRecord | None]]]) -> d
 def seeds_if_known(
     recipes: Mapping[str, Sequence[tuple[str, RunRecord | None]]],
 ) -> dict[str, list[Hashable]] | None:
-    """Return `seeds_of`, or None where a run has none of its own."""
+    """Return `seeds_of`, or None if a run has no seed of its own."""
     try:
         return seeds_of(recipes)
     except InputError:

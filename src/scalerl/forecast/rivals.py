@@ -1,4 +1,4 @@
-"""Rivals of a saturating fit: what else could forecast the evaluations that a run has still to come.
+"""Rivals of a saturating fit: other forecasts of the evaluations that a run has still to come.
 
 `RIVALS` are functions from compute to pass rate, without an interval; `BANK_RIVALS` have one:
 
@@ -6,9 +6,9 @@
     least squares, bootstrap   the same curve, refitted to resampled residuals
     power law, Wald            A - D / C^B with A <= 1
     random walk                the last value, with a variance that grows with the compute since
-    last value, other runs     the last value, with the spread that other runs had about theirs
+    last value, other runs     the last value, with the errors that other runs had about theirs
 
-The first three take evaluations for independent, and their own family for the truth.
+The first three assume independent evaluations, and that their own family is the truth.
 
 Shapes: N rows fitted, K computes, Q probabilities, B replicates.
 """
@@ -33,7 +33,7 @@ from scalerl.forecast.standard_errors import standard_errors
 PointForecast = Callable[[np.ndarray | float], np.ndarray]
 """Pass rates at computes, shape as given."""
 _REPLICATES = 200
-_LEAST_OTHERS = 2  # runs whose errors make a band
+_LEAST_OTHERS = 2  # runs whose errors are needed for a band
 
 
 def fit_last_value(points: Points) -> PointForecast:
@@ -48,7 +48,7 @@ def fit_last_value(points: Points) -> PointForecast:
 
 
 def fit_log_linear(points: Points) -> PointForecast:
-    """Fit a + b log C by least squares to the points with C > 0: no ceiling, nor bounds of [0, 1].
+    """Fit a + b log C by least squares to the points with C > 0: no ceiling, and no bounds of [0, 1].
 
     Raises:
         CannotAnswerError: fewer than two points at distinct compute above 0.
@@ -85,18 +85,18 @@ def require(points: Points, least: int) -> None:
 
 RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
     "least squares (log-logistic)": lambda result: result.paper_curve,
-    # The fit's points stand in for the authors' exclusion of 1,500 GPU-hours.
+    # The authors exclude 1,500 GPU-hours; here the fit's own points take the place of that.
     "paper's grid search": lambda result: paper_fit_of(result, min_compute=0.0).curve,
     "power law": lambda result: fit_power_law(result.points),
     "log-linear": lambda result: fit_log_linear(result.points),
     "last value": lambda result: fit_last_value(result.points),
 }
-"""Rivals by name: from a fit, for its points, to forecasts of pass rates (M,) at computes (M,)."""
+"""Rivals by name: functions from a fit, for its points, to forecasts (M,) at computes (M,)."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run cut at `compute`: its evaluations up to there, and those after, both by compute."""
+    """A run cut at `compute`: its evaluations up to there and those after, each by compute."""
 
     compute: float
     early: Points
@@ -115,7 +115,7 @@ class Seen:
     fit: Fit | None
     """The fit of `points`; None where it cannot answer."""
     why_not: str
-    """Why it cannot; else empty."""
+    """Why the fit cannot answer; else empty."""
     others: Sequence[Part]
     """The other runs, whole, cut at the same share of their compute."""
 
@@ -126,23 +126,23 @@ class Predicted:
 
     point_K: np.ndarray
     value_QK: np.ndarray | None = None
-    """(Q, K), rising along Q; None where a rival has points alone."""
+    """(Q, K), ascending along Q; None where a rival has only points."""
 
 
 Rival = Callable[[Seen, np.ndarray, np.ndarray], Predicted]
-"""Forecast at computes (K,), rising and above 0, with quantiles at probabilities (Q,), rising.
+"""Forecast at computes (K,), ascending and above 0, with quantiles at probabilities (Q,), ascending.
 
-It raises a CannotAnswerError where it cannot."""
+A rival raises a CannotAnswerError where it cannot answer."""
 
 
 def normal(mean_K: np.ndarray, sd_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
-    """Return the forecast that an evaluation is normal."""
+    """Return the forecast of an evaluation that is normal, with mean and sd (K,)."""
     z_Q = np.array([NormalDist().inv_cdf(float(at)) for at in at_Q])
     return Predicted(mean_K, mean_K + z_Q[:, None] * sd_K)
 
 
 def _of_fit(rival: Callable[[Fit], PointForecast]) -> Rival:
-    """Return a rival of `RIVALS`, which forecasts where the fit does."""
+    """Return one of `RIVALS` as a rival that forecasts only where the fit does."""
 
     def predict(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
         if seen.fit is None:
@@ -155,7 +155,7 @@ def _of_fit(rival: Callable[[Fit], PointForecast]) -> Rival:
 def _wald(family: Family, seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
     sample, best = _least_squares(family, seen)
     errors, log_c_K = standard_errors(sample, best), np.log(compute_K)
-    # By B and C_mid, where the curve has the derivatives by their logarithms. What lies on a bound is held.
+    # From derivatives by log B and log C_mid to those by B and C_mid. What lies on a bound is held.
     jacobian_K4 = best.curve.jacobian(log_c_K) / np.array([1.0, best.curve.B, best.curve.C_mid, 1.0])
     covariance_44 = np.nan_to_num(errors.covariance_44)
     variance_K = np.einsum("ki,ij,kj->k", jacobian_K4, covariance_44, jacobian_K4)
@@ -166,7 +166,7 @@ def _bootstrap(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted
     sample, best = _least_squares(LOG_LOGISTIC, seen)
     rng, free = np.random.default_rng(0), 4 - len(best.at_bounds) - (sample.r0 is not None)
     fitted_N, root_N = best.curve.at_log(sample.log_c_N), np.sqrt(sample.weight_N)
-    # Residuals are smaller than errors by the parameters that were fitted to them.
+    # Residuals are smaller than errors, as parameters were fitted to them.
     error_N = (sample.y_N - fitted_N) * root_N * math.sqrt(len(sample) / max(len(sample) - free, 1))
     drawn_BN = fitted_N + rng.choice(error_N - error_N.mean(), (_REPLICATES, len(sample))) / root_N
     again = least_squares_many([replace(sample, y_N=y_N) for y_N in drawn_BN], LOG_LOGISTIC)
@@ -176,7 +176,7 @@ def _bootstrap(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted
 
 
 def _least_squares(family: Family, seen: Seen) -> tuple[Sample, LeastSquares]:
-    """Fit a family by least squares, with as many rows as parameters and one more."""
+    """Fit a family by least squares; it takes one evaluation more than there are parameters."""
     # The bare power law has no R_0, and no value at compute 0.
     r0 = 0.0 if family is POWER_LAW else seen.r0
     points = seen.points.select(seen.points.compute_N > 0) if family is POWER_LAW else seen.points
@@ -190,8 +190,8 @@ def _random_walk(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predict
     require(seen.points, 3)
     compute_N, first_N = np.unique(seen.points.compute_N, return_inverse=True)
     value_N = np.bincount(first_N, seen.points.pass_rate_N) / np.bincount(first_N)
-    # Squares of the steps over the compute they took, which is unbiased. Maximum likelihood, the mean of each
-    # step's own ratio, is the same at even spacing; at a log spacing early steps would widen it all.
+    # Sum of squared steps over the compute that they took, which is unbiased. Maximum likelihood, the mean of
+    # each step's own ratio, is the same at even spacing; at log spacing early steps would widen everything.
     variance = float(np.sum(np.diff(value_N) ** 2)) / float(compute_N[-1] - compute_N[0])
     return normal(point(compute_K), np.sqrt(variance * (compute_K - compute_N[-1])), at_Q)
 
@@ -206,7 +206,7 @@ def _last_value(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicte
     ]
     if len(error_RK) < _LEAST_OTHERS:
         raise CannotAnswerError(f"{len(error_RK)} other runs, {_LEAST_OTHERS} are needed for a band")
-    # One more for the run itself, whose error is not among them.
+    # One more for the run itself, whose own error is unknown.
     sd_K = np.sqrt(np.mean(np.square(error_RK), axis=0) * (1 + 1 / len(error_RK)))
     return normal(point_K, sd_K, at_Q)
 
@@ -220,4 +220,4 @@ BANK_RIVALS: Mapping[str, Rival] = {
     "random walk": _random_walk,
     "last value, other runs": _last_value,
 }
-"""The rivals of a bank, which answer also where the fit does not."""
+"""The rivals of a bank, which also answer where the fit does not."""

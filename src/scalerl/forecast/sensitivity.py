@@ -1,4 +1,4 @@
-"""The dependence of the answer on how much of the start is left out: the same fit over several cuts.
+"""How the answer depends on how much of the start is left out: the same fit over several cuts.
 
 The paper leaves out the first 1,500 GPU-hours, about one epoch, and shows how B and A move when it does not
 (arXiv 2510.13786, appendix): the start may follow another curve, from warm-up or from prompts not yet seen.
@@ -25,10 +25,10 @@ _SAME = 1e-9  # relative: a cut at an evaluation keeps it
 
 @dataclass(frozen=True)
 class SensitivityRow:
-    """The fit without the positive compute below `min_compute`; `why` says why there is none.
+    """The fit without the positive compute below `min_compute`; without a fit, `why` gives the reason.
 
-    Medians and intervals as in `Fit`: A averages the families, B and C_mid are the log-logistic's. A is None
-    too where no family describes the run. `why` of a fit says whether the ceiling is identified.
+    Medians and intervals are as in `Fit`: A averages the families, B and C_mid are the log-logistic's. A is
+    None also where no family describes the run. With a fit, `why` says whether the ceiling is identified.
     """
 
     min_compute: float
@@ -44,7 +44,7 @@ class SensitivityRow:
 
 @dataclass(frozen=True)
 class Move:
-    """The largest difference between the cuts, and the width of the narrowest of their intervals."""
+    """The largest difference between the cuts, and the width of their narrowest interval."""
 
     by: float
     width: float
@@ -55,12 +55,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One row for each cut, by the compute left out. Made by `sensitivity`."""
+    """One row for each cut, by the compute that is left out. Made by `sensitivity`."""
 
     axis: str
     level: float
     at: float
-    """The compute that is forecast."""
+    """The compute of the forecast."""
     rows: tuple[SensitivityRow, ...]
 
     @property
@@ -72,7 +72,7 @@ class Sensitivity:
 
     @property
     def said(self) -> str:
-        """One sentence: by how much the answer moves, against what its intervals allow."""
+        """One sentence: by how much the answer moves, and how wide its narrowest interval is."""
         A, forecast = self.moves.values()
         if forecast is None:
             return "fewer than two cuts can be fitted: nothing can be said of what the start changes"
@@ -80,7 +80,7 @@ class Sensitivity:
         return f"over the cuts the forecast at {self.at:g} moves {forecast}, and {ceiling}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all rows, and what moves."""
+        """Return all rows, and how far the answers move."""
         rows = [
             asdict(row) | {"forecast": row.forecast.to_json() if row.forecast else None} for row in self.rows
         ]
@@ -109,19 +109,19 @@ def sensitivity(
     prior: Literal["default", "flat"] = "default",
     extra_families: Sequence[Family] = (),
 ) -> Sensitivity:
-    """Fit with more and more of the start left out.
+    """Fit the run several times, with more and more of its start left out.
 
     Args:
         points: evaluations of one run.
-        cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
-            of the largest compute; a cut that leaves out no more than one before is skipped.
+        cuts: computes below which evaluations are left out (never the one at compute 0). By default
+            `SHARES` of the largest compute; a cut that leaves out no more than the one before is skipped.
         at: compute to forecast, by default twice the largest.
         r0: as for `fit`, as are `max_compute`, `level`, `prior` and `extra_families`.
 
     Raises:
-        InputError: as for `fit`. What cannot be fitted is no error: its row says why.
+        InputError: as for `fit`. A cut that cannot be fitted raises no error: its row says why.
     """
-    # Before the shares are taken: they are of the compute that is fitted.
+    # Before the shares are taken, as they are shares of the compute that is fitted.
     points = points.select(points.compute_N <= max_compute)
     top = float(points.compute_N.max(initial=0.0))
     wanted = [share * top for share in SHARES] if cuts is None else cuts
@@ -130,7 +130,7 @@ def sensitivity(
     rows, counts = [], set()
     for cut in sorted(wanted):
         count = int(np.count_nonzero(points.kept_from(cut * (1 - _SAME))))
-        # A cut that leaves out nothing more has the same fit, and would look like a second witness.
+        # A cut that leaves out nothing more gives the same fit, and would look like further evidence.
         if count in counts:
             continue
         counts.add(count)
@@ -144,7 +144,7 @@ def _row(points: Points, cut: float, count: int, at: float, **options: Any) -> S
         found = fit(points, min_compute=cut * (1 - _SAME), **options)
     except CannotAnswerError as error:
         return SensitivityRow(cut, count, str(error).removeprefix(f"{points.source}: "))
-    # A run may be a misfit from its start on, and healthy without it: each cut is judged by itself.
+    # A run may be a misfit only because of its start: each cut is judged by itself.
     interval = None if found.misfit else found.intervals.A
     A, B, C_mid, forecast = found.ceiling, found.median.B, found.median.C_mid, found.forecast(at)
     return SensitivityRow(cut, found.n_points, found.why, A, interval, B, C_mid, forecast, found.identified)
@@ -154,7 +154,7 @@ def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
     if len(values) < 2:
         return None
     points = [point for point, _ in values]
-    # The narrowest: a move that exceeds it means that one of the fits was too sure.
+    # The narrowest: a move beyond it shows that one of the fits was too sure.
     return Move(max(points) - min(points), min(high - low for _, (low, high) in values))
 
 

@@ -1,10 +1,10 @@
-"""The two sides of a comparison as paired draws: given one family, of these runs and of their recipes.
+"""The two sides of a comparison as paired draws, given one family: of these runs and of their recipes.
 
-Ceilings lie beyond the data, where the family decides. Of two recipes with one ceiling, that with the slower
-end would look lower given one family, so each side may have a family of its own there (`ONE_FAMILY`).
+Ceilings lie beyond the data, where the family decides. Given one family, the recipe with the slower end would
+look lower even if both had one ceiling, so each side may have a family of its own there (`ONE_FAMILY`).
 
-Where runs are in blocks, and two recipes have two or more of them in common, only the runs of these are
-drawn, and a block has the same weight on both sides: its effect cancels in every difference.
+Where runs are in blocks and two recipes share two or more of them, only the runs of these are drawn, and a
+block has the same weight on both sides: its effect cancels in every difference.
 
 Shapes: n paired draws.
 """
@@ -26,18 +26,18 @@ from scalerl.errors import InputError
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
 Blocks = Mapping[str, Sequence[Hashable]]
-"""The block of each run, by recipe: what they have in common with a run of another recipe. A
-block that is a pair is (group, itself): blocks of a group (a base model) share what a recipe does to it."""
+"""The block of each run, by recipe: what it shares with a run of another recipe. A block that is a
+pair is (group, itself): the effect of a recipe is the same in all blocks of a group (a base model)."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""
 OWN_SHARE = 0.75
-"""Efficiency is the compute to this share of a recipe's own gain: compute to an absolute pass rate would mix
-in the ceiling."""
+"""Efficiency is the compute to this share of a recipe's own gain: compute to an absolute pass rate would
+depend on the ceiling too."""
 PASS_RATES = ("A", "pass_rate_seen", "pass_rate")
 """The quantities that are pass rates; the others are logarithms."""
 ONE_FAMILY = 0.7
-"""The probability before the data that both recipes have one family. Chosen by `benchmarks/comparison.py`: .5
-costs power, from .8 on ceilings of recipes with one ceiling and different ends are called different."""
+"""The prior probability that both recipes have one family. Chosen by `benchmarks/comparison.py`: .5 costs
+power; from .8 on, recipes with one ceiling and different ends are given different ceilings."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384
@@ -46,12 +46,12 @@ _LITTLE = 1e-3  # weight up to which a family gets no draws
 
 @dataclass(frozen=True)
 class Sides:
-    """Paired draws (base, recipe) of equal weight: `runs` the mean curves of these runs, `recipes` of any.
+    """Paired draws (base, recipe) of equal weight: `runs` of these runs' mean curves, `recipes` of any.
 
     `fits` are the runs that were drawn from, and `common` the number of blocks that both sides have, None
-    where they are not paired. `families` are the weights of the family that both sides share, `one_family`
-    is the probability that they do, and `ceilings` has `runs` and `recipes` with the families of either side
-    where they do not.
+    where they are not paired. `families` are the weights of the family that both sides share, and
+    `one_family` is the probability that they share one. `ceilings` has `runs` and `recipes` where each side
+    may have its own family.
     """
 
     names: tuple[str, str]
@@ -78,37 +78,37 @@ class Sides:
         )
 
     def comparing(self, name: str) -> Sides:
-        """Return the sides with the draws in which a quantity is compared."""
+        """Return the sides with the draws that a quantity is compared in."""
         return replace(self, runs=self.ceilings[0], recipes=self.ceilings[1]) if name == "A" else self
 
     def p(self, quantity: Quantity, runs_only: bool = False) -> float:
-        """Return the two-sided tail mass at no difference, not below the resolution of the draws."""
+        """Return the two-sided tail mass at no difference; at least the resolution of the draws."""
         base_n, recipe_n = map(quantity, self.runs if runs_only else self.recipes)
-        # Ties count half: ceilings of 1 on both sides are common, and would else be a difference.
+        # Ties count half: ceilings of 1 on both sides are common, and would otherwise be a difference.
         above = float(np.mean(recipe_n > base_n) + 0.5 * np.mean(recipe_n == base_n))
         return min(1.0, max(2 * min(above, 1 - above), 1 / len(base_n)))
 
 
 @dataclass(frozen=True)
 class GivenFamily:
-    """The posteriors of all runs of a comparison, given one family, and that of the seeds' tau."""
+    """The posteriors of all runs of a comparison given one family, and that of the seeds' tau."""
 
     posteriors: Mapping[str, Sequence[Posterior]]
     spread: SeedSpread
     within: SeedSpread
-    """tau of the runs of one block, whose effect it excludes; `spread` where there are no blocks."""
+    """tau of the runs of one block, without the block's effect; `spread` where there are no blocks."""
 
 
 def given_family(
     recipes: Recipes, prior: SeedPrior, family: int, blocks: Blocks | None = None
 ) -> GivenFamily:
-    """Return posteriors given one family, and tau by the replicates of all recipes, where there are any."""
+    """Return posteriors given one family, and tau updated by the replicates of all recipes, if any."""
     posts = {name: [fit.posterior.only(family) for fit in fits] for name, fits in recipes.items()}
     replicated = {name: of_recipe for name, of_recipe in posts.items() if len(of_recipe) > 1}
     spread = prior.spread()
     if not replicated:
         return GivenFamily(posts, spread, spread)
-    # Runs without a replicate say nothing of seeds.
+    # Runs without a replicate say nothing about seeds.
     moments = theta_moments([post.draws(1024) for of_recipe in replicated.values() for post in of_recipe])
     recipe_R = np.repeat(np.arange(len(replicated)), [len(of_recipe) for of_recipe in replicated.values()])
     found = spread.given(*moments, recipe_R)
@@ -122,7 +122,7 @@ def given_family(
 def draw_sides(
     recipes: Recipes, base: str, name: str, given: Callable[[int], GivenFamily], blocks: Blocks | None = None
 ) -> Sides:
-    """Draw the base and one recipe in pairs; each pair has one family, and one tau of its seeds' effects.
+    """Draw the base and one recipe in pairs; each pair has one family, and one tau for its seed effects.
 
     `given` is called with the index of every family that gets draws.
     """
@@ -135,10 +135,10 @@ def draw_sides(
         groups = [block[0] if isinstance(block, tuple) else block for block in common]
     own, other = ([recipes[side][i] for i in of_side] for side, of_side in zip(names, chosen, strict=True))
     weight_F = joint_weights([*own, *other])
-    # By the evidence for one family of both against one of each.
+    # The evidence for one family of both, against a family for each.
     favour = ONE_FAMILY * np.sum(joint_weights(own) * joint_weights(other) / _family_prior(own))
     one_family = float(favour / (favour + 1 - ONE_FAMILY))
-    # Seeds of one recipe share a shape, which is none of the families exactly: no evidence adds up there.
+    # Seeds of one recipe share a shape that no family has exactly, so their evidence does not add up.
     apart_FF = np.outer(_weights_of_one(own), _weights_of_one(other))
 
     def drawn(weight_FF: np.ndarray) -> tuple[tuple[Draws, Draws], tuple[Draws, Draws]]:
@@ -162,9 +162,9 @@ def draw_sides(
 
 
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
-    """Draw curves of one recipe alone, with the effects of seeds, and the family weights of its own runs."""
+    """Draw curves of one recipe alone, with seed effects and the family weights of its own runs."""
     parts = []
-    # Their evidence does not add up: what no family has is in all of them, and would choose one for certain.
+    # The runs' evidence does not add up: together they would choose a family for certain.
     for (family,), n in _draws_of(_weights_of_one(fits)):
         # Given the family, as B and C_mid of several families cannot be averaged over runs.
         known = given(family)
@@ -180,7 +180,7 @@ def mostly_identified(fits: Sequence[Fit]) -> bool:
 
 
 def all_described(fits: Sequence[Fit]) -> bool:
-    """Return whether curves describe all of the runs; if not, a mean of the others would be of lucky runs."""
+    """Return whether curves describe all runs; else a mean of the others would be of the lucky ones."""
     return not any(fit.misfit for fit in fits)
 
 
@@ -193,8 +193,8 @@ def efficiency(draws: Draws) -> np.ndarray:
 def quantities(budget: float | None, target: float | None, seen: float | None = None) -> dict[str, Quantity]:
     """Return the quantities of a recipe by name; those that are not `PASS_RATES` are logarithms.
 
-    `pass_rate_seen` is that at the compute `seen`, `pass_rate` that at the budget.
-    `compute_to_target` is log C at which a curve reaches a pass rate: -inf from R_0 down, inf from A up.
+    `pass_rate_seen` is the pass rate at the compute `seen`, `pass_rate` that at the budget.
+    `compute_to_target` is log C at which a curve reaches a pass rate: -inf up to R_0, inf from A on.
     """
     found: dict[str, Quantity] = {
         "A": lambda draws: draws.A_n,
@@ -211,7 +211,7 @@ def quantities(budget: float | None, target: float | None, seen: float | None = 
 
 
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
-    """Return family weights if all runs share the family: the product of theirs, its prior counted once."""
+    """Return family weights if all runs share the family: the product of theirs, the prior counted once."""
     log_RF = _log_weights(fits)
     return _normalised(log_RF.sum(axis=0) + (1 - len(fits)) * np.log(_family_prior(fits)))
 
@@ -233,7 +233,7 @@ def _log_weights(fits: Sequence[Fit]) -> np.ndarray:
         if fit.posterior.families != families:
             raise InputError(f"{fit.points.source}: fit all runs with the same families to compare them")
     weights = [fit.posterior.family_weights() for fit in fits]
-    # A family without weight in one run gets none together, but log 0 would make sums of -inf.
+    # A family without weight in one run gets none in the product, but log 0 would make sums of -inf.
     return np.log([[max(of_run[family.name], 1e-300) for family in families] for of_run in weights])
 
 
@@ -243,7 +243,7 @@ def _normalised(log_F: np.ndarray) -> np.ndarray:
 
 
 def _draws_of(weight: np.ndarray) -> list[tuple[tuple[int, ...], int]]:
-    """Return the families, one for each axis, that get draws, and how many."""
+    """Return the families (one for each axis) that get draws, with the number of draws."""
     return [(at, round(_DRAWS * w)) for at, w in np.ndenumerate(weight) if w > _LITTLE]
 
 
@@ -255,7 +255,7 @@ def _draw_pair(
     seed: int,
     n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
-    """Draw mean curves of the chosen runs of base and recipe, then curves of the recipes."""
+    """Draw mean curves of the chosen runs of base and recipe, then curves of their recipes."""
     # A seed for every run and side: shuffles are independent, while families and tau stay paired.
     base, recipe = (
         [known.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
@@ -267,7 +267,7 @@ def _draw_pair(
         shares = share, share
     else:
         means, shares = zip(*map(pooled, (base, recipe), spreads), strict=True)
-    # From one seed: the two have one quantile of tau, whatever their families.
+    # One seed for both: they get the same quantile of tau, whatever their families.
     effects = [spread.effects(n, seed=seed, runs=2)[side] for side, spread in enumerate(spreads)]
     moved = [shifted(m, math.sqrt(s) * e) for m, s, e in zip(means, shares, effects, strict=True)]
     return means[0], means[1], moved[0], moved[1]

@@ -1,6 +1,6 @@
-"""Standard errors of a least-squares curve, as other programs print them beside theirs.
+"""Standard errors of a least-squares curve, as other programs print them.
 
-They take the curve for linear in its parameters over their range, and neighbouring evaluations for
+They assume that the curve is linear in its parameters over their range, and that neighbouring evaluations are
 independent. Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
 """
 
@@ -18,7 +18,7 @@ _NAMES = ("A", "B", "C_mid", "R_0")
 
 @dataclass(frozen=True)
 class StandardErrors:
-    """One standard error for each parameter, in its unit; NaN where it was given or lies on a bound."""
+    """The standard error of each parameter, in its unit; NaN where it was given or lies on a bound."""
 
     A: float
     B: float
@@ -29,16 +29,16 @@ class StandardErrors:
     degrees: int
     """Points less free parameters."""
     covariance_44: np.ndarray
-    """Covariance of (A, B, C_mid, R_0), for the error of anything that follows from them."""
+    """Covariance of (A, B, C_mid, R_0), for the error of anything derived from them."""
 
 
 def standard_errors(sample: Sample, best: LeastSquares) -> StandardErrors:
-    """Return square roots of the diagonal of sd^2 (J^T W J)^-1, J the derivatives of the curve.
+    """Return square roots of the diagonal of sd^2 (J^T W J)^-1, with J the derivatives of the curve.
 
-    It is as NIST StRD and R's nls have it. Seber and Wild, Nonlinear Regression, 1989, section 2.1.
+    NIST StRD and R's nls use the same. Seber and Wild, Nonlinear Regression, 1989, section 2.1.
 
     Raises:
-        CannotAnswerError: no more points than free parameters, or data that do not fix them.
+        CannotAnswerError: no more points than free parameters, or data that do not determine them.
     """
     held = set(best.at_bounds) | (set() if sample.r0 is None else {"R_0"})
     free = [i for i, name in enumerate(_NAMES) if name not in held]
@@ -55,7 +55,7 @@ def standard_errors(sample: Sample, best: LeastSquares) -> StandardErrors:
         raise CannotAnswerError(
             "the data do not fix the parameters: the sum of squares has no single minimum"
         )
-    # B and C_mid are differentiated by their logarithms.
+    # The Jacobian has derivatives by log B and log C_mid.
     unit = np.array([1.0, best.curve.B, best.curve.C_mid, 1.0])[free] / scale
     covariance_44 = np.full((len(_NAMES), len(_NAMES)), np.nan)
     covariance_44[np.ix_(free, free)] = sd**2 * np.linalg.inv(half) * np.outer(unit, unit)

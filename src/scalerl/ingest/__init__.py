@@ -1,7 +1,7 @@
 """Logs of other trainers, read as runs.
 
     load.py       the runs at a path: recognised, read, each with its points (`load_run`, `read_all`)
-    formats/      formats of trainers and trackers; importer.py a format of your own (docs/extend/importer.md)
+    formats/      formats of trainers and trackers; importer.py reads custom formats (docs/extend/importer.md)
     logs/         numbers by metric and step; restarts and the order of rows
     vocabularies  what the metrics of a trainer are called: a table for each in vocabularies.toml
     imported.py   a log as a run, with the metric that is its pass rate; counters.py, flops.py its compute

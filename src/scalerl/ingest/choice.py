@@ -1,9 +1,9 @@
-"""Choose the metric of a log that stands for the pass rate: what it is, whether it can be one, and rivals.
+"""Choose the metric of a log that stands for the pass rate, among all that could.
 
 held-out pass rate    in [0, 1], or percent where its name or the user says so: taken
 held-out reward       taken with a warning where it stays in [0, 1], or in [-1, 1] for rewards of -1 and 1
-sum of rewards        never taken for one of its parts: that named for correctness is, else the user chooses
-training reward       only where the user names it; no ceiling is called identified then
+sum of rewards        never taken; its part that is named for correctness is, else the user has to choose
+training reward       only where the user names it; then no ceiling is identified
 """
 
 import functools
@@ -41,15 +41,15 @@ class Candidate:
     rate_N: np.ndarray
     """The values as shares in [0, 1]; empty where they cannot be converted."""
     how: str
-    """How they were converted, a sentence; empty where they are as logged."""
+    """How they were converted, as a sentence; empty where they are as logged."""
     why_not: str
-    """Why it is no pass rate, to stand behind the name of the log; empty where it may be one."""
+    """Why it is no pass rate, as a clause behind the name of the log; empty where it may be one."""
     n_made: int
-    """Number of evaluations, those without a value included."""
+    """Number of evaluations, including those without a value."""
     left_out: LeftOut = NONE
-    """The evaluations of a mean over data sets that do not count."""
+    """The evaluations that do not count in a mean over data sets."""
     n_completions: int = 0
-    """Completions of each, by the fractions that the values are; 0 where not certain."""
+    """Completions of each evaluation, inferred from the fractions that the values are; 0 if not certain."""
 
     @property
     def name(self) -> str:
@@ -58,10 +58,10 @@ class Candidate:
 
 
 def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[Candidate, list[str]]:
-    """Choose the metric that stands for the pass rate; return it, and what has to be said of it.
+    """Choose the metric that stands for the pass rate; return it, and warnings about the choice.
 
     Raises:
-        InputError: there is none, or it is not certain which, or what is named is none; with the choices.
+        InputError: no metric can be the pass rate, several could, or the named one cannot; with the choices.
     """
     found = candidates(log, vocabulary, asked)
     sets = [one for one in map(timed_set, log.metrics) if one]
@@ -96,10 +96,10 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[Candid
 
 
 def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:
-    """Return the metrics that could be meant: those that are named, or all held-out ones, best known first.
+    """Return the metrics that could be meant: the named ones, or all held-out ones, best known first.
 
     Raises:
-        InputError: none has the name that is asked for.
+        InputError: no metric has the given name.
     """
     if asked.metric is not None:
         names = _named(log, vocabulary, printable(asked.metric), asked)
@@ -115,7 +115,7 @@ def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Can
 
 
 def _named(log: Log, vocabulary: Vocabulary, given: str, asked: ReadOptions) -> list[str]:
-    """Return the metrics that are named: by a name, a pattern, or several of these with commas between."""
+    """Return the metrics that `given` means: a name, a pattern, or the first that exists of a comma list."""
     if given in log.metrics:
         return [given]
     for one in given.split(","):
@@ -123,7 +123,7 @@ def _named(log: Log, vocabulary: Vocabulary, given: str, asked: ReadOptions) -> 
             return [one]
         pattern = re.compile(wildcard(one), re.DOTALL)
         like = sorted(filter(pattern.fullmatch, log.metrics)) if "*" in one else []
-        # Of what is like a pattern the spreads and lengths of completions are not meant.
+        # Spreads and lengths of completions may match a pattern, but are not meant.
         held_out = [name for name in like if is_held_out_share(name) or vocabulary.held_out([name])]
         if found := held_out or vocabulary.matches("train_reward", like):
             return found
@@ -146,7 +146,7 @@ def _kind_of_named(name: str, vocabulary: Vocabulary) -> Kind:
         return "pass rate"
     if vocabulary.matches("reward_parts", [name]) or vocabulary.matches("eval_reward", [name]):
         return "pass rate" if is_named_for_correctness(name) else "reward"
-    # Where nothing says what wrote the log, a bare `accuracy` is what the user says of it.
+    # If nothing shows what wrote the log, a bare `accuracy` is what the user says it is.
     is_told = vocabulary.signs or not is_named_for_correctness(name)
     if is_of_training(name) or (is_told and vocabulary.matches("train_reward", [name])):
         return "training reward"
@@ -159,10 +159,10 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
     dataset = set_of(name, [*vocabulary.pass_rate, *vocabulary.reward_parts, *vocabulary.eval_reward])
     samples = n_samples(name) or _logged_count(log, vocabulary, "n_samples", dataset)
     prompts = asked.n_prompts(name, dataset) or _logged_count(log, vocabulary, "n_prompts", dataset)
-    # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
+    # NaN counts: a pass rate that diverged must not give way to a metric that did not.
     made = len(series) + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
     kept: Kind = "reward in [0, 1]" if kind == "reward" and not why_not else kind
-    completions = completions_of(series.value_N)  # of how many prompts, only the completions of each tell
+    completions = completions_of(series.value_N)  # with the completions of each prompt it gives the prompts
     metric = Metric(name, kept, dataset, prompts or (completions // samples if samples else 0), samples)
     return Candidate(metric, series, rate_N, how, why_not, made, n_completions=completions)
 
@@ -170,7 +170,7 @@ def _candidate(log: Log, vocabulary: Vocabulary, name: str, kind: Kind, asked: R
 def _unasked(
     log: Log, vocabulary: Vocabulary, found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]
 ) -> Candidate:
-    """Choose where the user has named nothing."""
+    """Choose a metric where the user has named none."""
     if not found:
         raise InputError(f"{log.source}: {_nothing_held_out(log, vocabulary, asked)}")
     rates = [one for one in found if one.metric.kind == "pass rate"]
@@ -199,7 +199,7 @@ def _unasked(
 
 
 def _refusal(found: Sequence[Candidate], blamed: Sequence[Candidate], asked: ReadOptions) -> str:
-    """Explain why none of the held-out metrics is taken, with the choices."""
+    """Explain why none of the held-out metrics is taken, and list the choices."""
     several = "the reward has several parts, and none of them is named for correctness"
     return (
         f"{blamed[0].why_not if blamed else several}; held out are {listed([one.name for one in found])}: "
@@ -213,7 +213,7 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
     hint = f"{log.hint}; " * bool(log.hint)
     training = vocabulary.matches("train_reward", log.metrics)
     known = [name for name in training if _kind_of_named(name, vocabulary) == "training reward"]
-    # What may be held out, as far as its name says.
+    # What may be held out, judging by its name.
     others = [name for name in log.names if is_of_evaluation(name) or is_named_for_correctness(name)]
     others = _likely([name for name in others if _kind_of_named(name, vocabulary) != "training reward"])
     if known:
@@ -229,8 +229,8 @@ def _nothing_held_out(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> s
 
 
 def _largest(found: Sequence[Candidate], asked: ReadOptions, warnings: list[str]) -> Candidate:
-    """Return the candidate with most prompts, or else completions, or evaluations; warn of others."""
-    # The first of several.
+    """Return the candidate with most prompts, else completions, else evaluations; warn about the others."""
+    # `max` returns the first of equal ones.
     chosen = max(found, key=lambda one: (one.metric.n_prompts, one.n_completions, one.n_made))
     if others := [one.name for one in found if one is not chosen]:
         n_alike = sum(one.metric.n_prompts == chosen.metric.n_prompts for one in found)
@@ -294,7 +294,7 @@ def _logged_count(log: Log, vocabulary: Vocabulary, role: str, dataset: str) -> 
 
 
 def left_out_of(log: Log, name: str) -> LeftOut:
-    """Return the evaluations of a metric that do not count, and whether the newest are among them."""
+    """Return the evaluations of a metric that do not count, with an ending if the newest are among them."""
     omitted = log.omitted.get(name)
     if omitted is None:
         return NONE
@@ -306,7 +306,7 @@ def left_out_of(log: Log, name: str) -> LeftOut:
 
 
 def _all_left_out(log: Log, names: Sequence[str]) -> str:
-    """Explain why metrics that were logged have no evaluation that counts; empty where none was logged."""
+    """Explain why metrics that were logged have no evaluation that counts; empty if none was logged."""
     sentences = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
     return f"{sentences[0]}; " if sentences else ""
 

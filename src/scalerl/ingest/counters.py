@@ -1,7 +1,7 @@
-"""The compute behind every step of a foreign log, and in words what it was made of.
+"""The compute behind every step of a foreign log, with a description of what it was made from.
 
-What trainers log differs: seconds of a step, or only the time of day; tokens of a step, or since the start;
-the number of devices, or nothing of them. Shapes: N steps of a series.
+Trainers log different things: seconds of a step, or only the time of day; tokens of a step, or since the
+start; the number of devices, or nothing about them. Shapes: N steps of a series.
 """
 
 import math
@@ -16,20 +16,20 @@ from scalerl.ingest.vocabularies import Vocabulary
 from scalerl.record.devices import DEVICES_NOT_LOGGED
 
 MOST = 1e100
-"""A total beyond this is no count."""
+"""A total beyond this is not a count."""
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
-"""A run stood still between two rows that lie this many times the usual time, and this much more, apart."""
+"""A gap between rows is a standstill if it is this many times the usual one, and this many seconds longer."""
 AT_ONCE = 0.1
-"""Seconds between rows below which they were not written in training, but afterwards."""
+"""Seconds between rows below which they were written afterwards, not in training."""
 LONGEST_STEP = 4 * 3600.0
-"""Seconds of a step beyond which they may be milliseconds: of steps of 14 s and more."""
+"""Seconds of a step beyond which they may be milliseconds, of steps of 14 s and more."""
 RESET = 0.5
-"""A running count that falls below this share of its highest value was reset."""
+"""A running count that falls below this share of its highest value has been reset."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A cumulative quantity over steps, 0 before the first; `how` says what it was made of."""
+    """A cumulative quantity over steps, 0 before the first; `how` describes what it was made from."""
 
     step_N: np.ndarray
     total_N: np.ndarray
@@ -47,10 +47,10 @@ class Counter:
 def counters(
     log: Log, vocabulary: Vocabulary, devices: float | None = None, model: ModelCost | None = None
 ) -> tuple[dict[str, Counter], list[str]]:
-    """Make the counters of a log that it allows, with warnings: of GPU-hours (in device-seconds), FLOPs ...
+    """Make the counters that a log allows, such as GPU-hours (in device-seconds) and FLOPs, with warnings.
 
-    It ran on `devices`; by default as the log has it, and one, with a warning, where it has not. `model` is
-    what a token costs.
+    The run had `devices`; by default the number in the log or, with a warning, one if the log has none.
+    `model` is the cost of a token.
     """
     warnings: list[str] = []
     # Values of 1e308 add up to inf; what is not below MOST is left out by name at the end.
@@ -90,7 +90,7 @@ def _device_seconds(
         warnings.append(f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it")
     number, why = _sum(log, vocabulary.device_sums)
     for name in vocabulary.matches("devices", log.metrics)[:1]:
-        # A job may be resumed on another number of devices: the median is that of most of the run.
+        # A job may be resumed on another number of devices: the median is right for most of the run.
         number, why = float(np.median(log.metrics[name].value_N)), name
     if devices:
         number, why = float(devices), "as given"
@@ -120,14 +120,14 @@ def _flops(
 
 
 def _seconds(log: Log, vocabulary: Vocabulary, warnings: list[str]) -> Counter | None:
-    """Count wall-clock seconds of training by the seconds of steps, else by the time of day."""
+    """Count wall-clock seconds of training from the seconds of steps, else from the time of day."""
     for name in _named_seconds(log, vocabulary):
         series = log.metrics[name]
         window_N = _window(series.step_N)
         is_of_row = name in vocabulary.matches("row_seconds", log.metrics)
         spent_N = series.value_N * (np.minimum(window_N, 1) if is_of_row else window_N)
         how = name
-        # The seconds of a step contain its evaluation, which is recorded but is no training compute.
+        # The seconds of a step include its evaluation, which does not count as training compute.
         for evaluation in vocabulary.matches("evaluation_seconds", log.metrics)[:1]:
             aside = log.metrics[evaluation]
             at = np.searchsorted(series.step_N, aside.step_N)
@@ -145,20 +145,20 @@ def _seconds(log: Log, vocabulary: Vocabulary, warnings: list[str]) -> Counter |
 
 
 def _named_seconds(log: Log, vocabulary: Vocabulary) -> list[str]:
-    """Return the metrics that are seconds of a step or of a row, the most fitting first."""
+    """Return the metrics that are seconds of a step or of a row, the best match first."""
     roles = ("step_seconds", "row_seconds")
     return [name for role in roles for name in vocabulary.matches(role, log.metrics)]
 
 
 def _window(step_N: np.ndarray) -> np.ndarray:
-    """Return the steps behind each row: a trainer that logs every tenth step logs the mean of ten."""
+    """Return the number of steps behind each row: a trainer that logs every tenth step logs a mean of ten."""
     gap_N = np.diff(step_N)
     usual = float(np.median(gap_N)) if len(gap_N) else 1.0
     return np.concatenate([[min(step_N[0], usual)], gap_N])
 
 
 def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
-    """Add up what was spent in the window of every row, from where the first window starts."""
+    """Add up what was spent in the window of every row, from the start of the first window."""
     start = step_N[0] - _window(step_N)[0]
     if start == step_N[0]:  # the first row is that of step 0
         return Counter(step_N, np.cumsum(spent_N) - spent_N[0], how)
@@ -176,7 +176,7 @@ def _by_the_clock(times: Series) -> Counter:
     if stood_N.any():
         lost = float(np.sum((passed_N - usual_N)[stood_N])) / 3600
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
-    # Before the first row no time is logged: its window is taken to have taken the usual time.
+    # Before the first row no time is logged: its window is assumed to have taken the usual time.
     spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, usual * _window(times.step_N)[0])
     return _added_up(times.step_N, spent_N, how)
 
@@ -184,7 +184,7 @@ def _by_the_clock(times: Series) -> Counter:
 def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
     """Return the first sum of products whose keys are all in the config, and its text; 0 without any.
 
-    A product of 0 is left out of the text: GPUs of their own that a role does not have.
+    A product of 0 is left out of the text, such as the GPUs of a role that has none of its own.
     """
     for text in sums:
         products: dict[str, float] = {}
@@ -199,7 +199,7 @@ def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
 
 
 def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str, warnings: list[str]) -> Counter | None:
-    """Return a counter that is logged since the start, or step by step."""
+    """Return a counter that is logged since the start, or add one up step by step."""
     if (total := _so_far(log, vocabulary, so_far, 1.0, warnings)) is not None:
         return total
     for name in vocabulary.matches(each, log.metrics):
@@ -227,11 +227,11 @@ def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float, warnings: 
 
 
 def _monotone(value_N: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Return a running count made to never fall, and the rows at which it was reset.
+    """Return a running count that never falls, and the rows at which the logged one was reset.
 
-    A restarted process may count from 0 again: a fall to less than half of the highest so far, to which the
-    next row is not back, is that, and what had been reached is added from there on. A smaller one is a dip
-    (of counts that several workers report), through which the count stands still.
+    A restarted process may count from 0 again. A fall to less than half of the highest so far, from which the
+    next row has not recovered, is such a reset, and what had been reached is added from there on. A smaller
+    one is a dip (in counts that several workers report), during which the count stands still.
     """
     highest_N = np.maximum.accumulate(value_N)
     if not (value_N < RESET * highest_N).any():

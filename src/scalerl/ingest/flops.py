@@ -1,8 +1,8 @@
-"""Floating-point operations of a causal LM, from the config.json of its Hugging Face folder alone.
+"""Floating-point operations of a causal LM, from only the config.json of its Hugging Face folder.
 
 The definition is that of a run's own counters (docs/reference/definitions.md): a forward pass costs 2 per
-weight of a matrix product and token, and 4 D L per token and position that it attends to; a backward pass
-twice that. Embedding look-ups are free, the head is not; of experts those count that a token meets.
+weight of a matrix product and token, and 4 D L per token and attended position; a backward pass costs twice
+that. Embedding look-ups are free, the head is not; of the experts only those count that a token uses.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _UNGATED = frozenset(
         *("nanochat", "nemotron", "opt", "persimmon", "phi", "starcoder2"),
     )
 )
-"""Types of models whose feed-forward part has two matrices; that of all others has a third, for its gate."""
+"""Types of models whose feed-forward part has two matrices; all others have a third, for the gate."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _UNCOUNTED = {
     "kv_lora_rank": "latent attention is",
@@ -31,7 +31,7 @@ _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attentio
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a token costs in one forward pass."""
+    """The cost of a token in one forward pass."""
 
     matrix_weights: int
     attention_per_position: int
@@ -46,7 +46,7 @@ def model_cost(path: str | Path) -> ModelCost:
     """Return the cost of the model whose config.json is `path`, or in the folder `path`.
 
     Raises:
-        InputError: there is no such file, or what the cost depends on is missing or no count.
+        InputError: there is no such file, or a value that the cost depends on is missing or not a count.
     """
     path = Path(path)
     config, file = read_model_config(path), path / "config.json" if path.is_dir() else path
@@ -94,7 +94,7 @@ def model_cost(path: str | Path) -> ModelCost:
 
 
 def _uncounted(config: Mapping[str, Any]) -> str:
-    """Name what a model has that is not counted above; empty where everything is."""
+    """Name a part of the model that is not counted above; empty where everything is."""
     for key, what in _UNCOUNTED.items():
         if config.get(key):
             return what

@@ -1,4 +1,4 @@
-"""A foreign log as a run: which metric is the pass rate, what compute it is set against, what was assumed."""
+"""A foreign log as a run: which metric is the pass rate, over which compute, under which assumptions."""
 
 import heapq
 import itertools
@@ -26,7 +26,7 @@ OF_STEP = {
     **{"mean_length": "mean_length", "ratio_clipped": "ratio_clipped", "staleness_mean": "staleness_mean"},
     **{"grad_norm": "grad_norm", "loss": "loss", "lr": "lr"},
 }
-"""Roles of metrics, by the fields of steps.jsonl that they become."""
+"""Roles of metrics, with the fields of steps.jsonl that they become."""
 _SLACK = 1e-6
 _AT_ONCE = 4096
 
@@ -40,7 +40,7 @@ def _steps(columns: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
 
 
 def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float]]:
-    """Yield step, Unix seconds, `name` and value, converted some thousand rows at a time."""
+    """Yield step, Unix seconds, `name` and value, converting some thousand rows at a time."""
     # All rows as Python floats at once would take several times the memory of the arrays.
     for start in range(0, len(series), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
@@ -49,10 +49,10 @@ def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float
 
 
 def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
-    """Make a run of a log; its config says what each metric was taken for, and what is left out.
+    """Make a run of a log; its config says what each metric was used for, and what is left out.
 
     Raises:
-        InputError: nothing in it can be taken for a pass rate, or what is named cannot.
+        InputError: nothing in it can be used as a pass rate, or the named metric cannot.
     """
     log = presentable(log)
     chosen, said = choose(log, vocabulary, asked)
@@ -99,8 +99,8 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the "budget" of our own trainer as its tracker kept it (MLflow as text), or nothing."""
-    # Without it a fit of our own run would change its default axis by way of a tracker.
+    """Return the "budget" of our own trainer as its tracker kept it (MLflow as text), else nothing."""
+    # Without it, reading our own run from a tracker would change its default axis.
     kind, amount = config.get("budget.kind"), config.get("budget.amount")
     with suppress(TypeError, ValueError):
         if kind in AXES and 0 < float(str(amount)) < math.inf:
@@ -148,9 +148,9 @@ def _point(
         step=int(step),
         pass_rate=rate,
         time=time,
-        # Which device did what is not logged: all of it is called training.
+        # The log does not say which device did what: all of it counts as training.
         device_seconds=DeviceSeconds(0.0, total("GPU-hours"), math.nan, 0.0),
-        # How many tokens were trained on only our own logs say; of the FLOPs a quarter is the sampling.
+        # Only our own logs say how many tokens were trained on; a quarter of the FLOPs is sampling.
         tokens=Tokens(tokens, total("tokens_processed") - tokens),
         flops=Flops(flops / 4, 3 * flops / 4),
         samples=total("samples"),
@@ -159,7 +159,7 @@ def _point(
 
 
 def _known_noise(series: Mapping[str, Series], step: float) -> dict[str, Any]:
-    """Return the fields of an evaluation's sampling noise, where a trainer logs them all; else nothing."""
+    """Return the fields of an evaluation's sampling noise, if a trainer logs all of them; else nothing."""
     found = {role: one.at(step) for role, one in series.items()}
     if len(found) < 3 or any(math.isnan(value) or value < 0 for value in found.values()):
         return {}

@@ -1,4 +1,4 @@
-"""A run, one's own or of any other trainer, from a path or a name: the one place that tells which."""
+"""Read a run, our own or any other trainer's, from a path or a name; only this module tells which it is."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from scalerl.record.prompts import of_task
 from scalerl.record.reader import RunRecord
 
 _MOST_LOOKED_AT = 50
-"""Files and folders of a folder that is no run, which are looked at for logs."""
+"""Most entries of a folder that are searched for logs, if the folder is not a run."""
 _TABLES = (".csv", ".tsv", ".jsonl")
-"""How tables are called, which have no format of their own."""
+"""Suffixes of tables, which have no format of their own."""
 STANDARD_INPUT = "-"
 
 
@@ -40,7 +40,7 @@ class FoundRuns:
     """The runs of a file or folder, and those that cannot be read."""
 
     all: tuple[RunRecord | Unread, ...]
-    """Runs of both kinds, in the order of the source."""
+    """Runs that can and that cannot be read, in the order of the source."""
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -70,19 +70,19 @@ def load_run(
     """Read a run folder, or a run in the log of another trainer.
 
     Args:
-        path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads; or a run on
-            the server of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
-        metric: of a log, the metric that is the pass rate, in which `*` is any text, or the first that there
-            is of several with commas between; by default the best known one that is held out
-            (docs/reference/ingest.md). Of a mixture of tasks `pass_rate/NAME` is that of one of them.
-        format: its format; by default it is recognised.
-        trainer: whose names its metrics have; by default it is recognised.
-        run: of several runs in it this one.
-        devices: devices that it ran on, where it does not say so.
+        path: a run folder; a log of a trainer or tracker that `scalerl ingest` reads; or a run on the server
+            of a tracker, as `wandb:ENTITY/PROJECT/RUN` or `mlflow:EXPERIMENT/RUN`.
+        metric: for a log, the metric that is the pass rate: a name, in which `*` is any text, or the first
+            that exists of several with commas between. By default the best known held-out one
+            (docs/reference/ingest.md). For a mixture of tasks, `pass_rate/NAME` is that of one of them.
+        format: the format of the log; by default it is recognised.
+        trainer: the trainer whose names the metrics have; by default it is recognised.
+        run: the run to read, if there are several.
+        devices: the number of devices of the run, where the log does not say it.
         model: the model's folder or config.json, to count FLOPs.
-        max_reward: what a right answer earns: the metric is divided by it, percentages by 100.
+        max_reward: what a correct answer earns: the metric is divided by it, percentages by 100.
         min_reward: what a wrong answer earns, if not 0.
-        pooled: take the mean of all data sets, weighted by their prompts.
+        pooled: whether to take the mean of all data sets, weighted by their prompts.
         prompts: the number of held-out prompts by data set, where the log does not say it.
 
     Raises:
@@ -107,17 +107,17 @@ def load_run(
 def read_source(
     path: str | Path, asked: ReadOptions | None = None, format: Format | None = None
 ) -> FoundRuns:
-    """Read all runs in a file or folder that can be read, or the one that is asked for.
+    """Read all runs in a file or folder that can be read, or only the one that is asked for.
 
-    A run that cannot be read costs only itself: it is named in `FoundRuns.unread`.
+    A run that cannot be read does not affect the others: it is named in `FoundRuns.unread`.
 
     Args:
         path: what a trainer or a tracker has written.
-        asked: what is said of it, and not to be guessed.
-        format: its format, where that was recognised already.
+        asked: the user's options, which are not to be guessed.
+        format: its format, if that has been recognised already.
 
     Raises:
-        InputError: it is of no known format, cannot be read, has no run of that name, or has none with
+        InputError: its format is unknown, it cannot be read, has no run of that name, or has no run with
             anything that could be a pass rate.
     """
     path, asked = Path(path), asked or ReadOptions()
@@ -132,7 +132,7 @@ def read_source(
     try:
         logs = found.read(path, wanted(asked))
         notes = ()
-        if asked.format is None and path.is_dir():  # an output folder may have a tracker's in it
+        if asked.format is None and path.is_dir():  # an output folder may hold a tracker's logs, too
             others = [one.name for one in formats() if one.name != found.name and one.recognises(path)]
             what = f"holds logs of several formats; {found.name} is read, and not {listed(others)}"
             notes = (f"{path}: {what} (--format {others[0]})",) if others else ()
@@ -179,9 +179,9 @@ def read_source(
 
 
 def wanted(asked: ReadOptions) -> Wanted:
-    """Return a test for names of metrics that are of use: those of any trainer, and the one asked for.
+    """Return a test for names of useful metrics: those of any trainer, and the one asked for.
 
-    So is what no trainer is known to log, if its name says that it is a held-out share of right answers.
+    A name that no known trainer uses passes too if it says that it is a held-out share of correct answers.
     """
     extra = [asked.metric, *asked.metric.split(",")] if asked.metric else []
     known = any_of((name for one in VOCABULARIES for name in one.patterns()), extra).fullmatch
@@ -189,7 +189,7 @@ def wanted(asked: ReadOptions) -> Wanted:
 
 
 def run_of(log: Log, asked: ReadOptions) -> RunRecord:
-    """Make a run of a log, whose trainer is recognised unless it is named.
+    """Make a run of a log; its trainer is recognised unless it is named.
 
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
@@ -208,7 +208,7 @@ def _vocabulary(log: Log, asked: ReadOptions) -> Vocabulary:
 
 @dataclass(frozen=True)
 class Data:
-    """One RUN or FILE, read: `record` is that of a run folder or a log, None of a table."""
+    """One RUN or FILE, read: `record` is that of a run folder or a log, and None for a table."""
 
     path: str
     points: Points
@@ -216,9 +216,9 @@ class Data:
     foreign: bool = False
     """Whether it is the log of another trainer."""
     unread: tuple[Unread, ...] = ()
-    """The runs beside it that cannot be read."""
+    """The runs of the same source that cannot be read."""
     given: str = ""
-    """The path by which a command was given it: its own, or a folder with several."""
+    """The path that a command was given for it: its own, or a folder with several."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -226,24 +226,24 @@ class Data:
         return (self.points.axis,) if self.record is None else self.record.logged_axes()
 
     def on(self, axis: str, price: float | None) -> Self:
-        """Return it on one of its axes."""
+        """Return the data on one of its axes."""
         if self.record is None or axis == self.points.axis:
             return self
         return replace(self, points=Points.from_record(self.record, axis, price))
 
 
 def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> Data:
-    """Read the evaluations of RUN or FILE, and the record that they are from.
+    """Read the evaluations of RUN or FILE, and the record that they come from.
 
     Args:
         path: a run folder, a CSV or JSONL file, the log of another trainer, or `-` for standard input.
-        x: compute axis or column; None is `dollars` at a price, else the axis of a run's budget, and
-            `gpu_hours` of a file.
+        x: compute axis or column; None means `dollars` with a price, else the axis of a run's budget, and
+            `gpu_hours` for a file.
         source: the column of pass rates of a file, and how the log of another trainer is to be read.
         price: dollars per GPU-hour.
 
     Raises:
-        InputError: what is there cannot be read, or has no such axis, or the price is not for it.
+        InputError: it cannot be read, has no such axis, or the price does not apply to it.
     """
     found = read_all(path, x, source, price)
     _check_one([data.record for data in found if data.record is not None], path, found[0].unread)
@@ -253,10 +253,10 @@ def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float
 
 
 def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> list[Data]:
-    """Read as `read_data` does, but all runs of another trainer's log that can be read.
+    """Read as `read_data` does, but return all runs of another trainer's log that can be read.
 
     Raises:
-        InputError: as `read_data`, where none can.
+        InputError: as `read_data`, if none can be read.
     """
     if price and x not in (None, "dollars"):
         raise InputError(f"--price measures compute in dollars: leave out --x {x}, or --price")
@@ -288,13 +288,13 @@ def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float 
 
 
 def _records(path: str | Path, source: ReadOptions) -> tuple[FoundRuns | None, bool]:
-    """Read the runs at a path (None: a table, or nothing), and say whether they are another trainer's."""
+    """Read the runs at a path (None: a table, or nothing); return also whether they are another trainer's."""
     place = as_path(path)
     format = on_server(path, source.format)
     if format is None:
         with reading(path):
             is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
-        # What is no file is a pipe, which can be read only once: nothing looks into it here.
+        # What is not a file is a pipe, which can be read only once: nothing looks into it here.
         format = None if is_own and source.format is None else recognise(place, source.format)
     if format is not None:
         return read_source(path, source, format), True
@@ -312,12 +312,12 @@ def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
 
 
 def _check_holds_no_logs(folder: Path) -> None:
-    """Raise an InputError that names what can be read in a folder, if there is a log or a table in it."""
+    """Raise an InputError that names what can be read in a folder, if it holds a log or a table."""
     try:
         found = sorted(one for one in folder.iterdir() if not one.name.startswith("."))[:_MOST_LOOKED_AT]
         logs = [one.name for one in found if _is_log(one)]
         names = sorted({*logs, *runs_below(folder)})
-    except OSError:  # what is wrong with the folder itself is said by its reader
+    except OSError:  # the reader of the folder reports what is wrong with it
         return
     if logs:
         raise InputError(f"{folder}: a folder, not a run; give one of those in it: {listed(names)}")
@@ -326,14 +326,14 @@ def _check_holds_no_logs(folder: Path) -> None:
 def _is_log(path: Path) -> bool:
     try:
         return bool(log_format(path)) or (path.suffix in _TABLES and path.is_file())
-    except (InputError, OSError):  # it may not be read, or is a pipe
+    except (InputError, OSError):  # it is not readable, or a pipe
         return False
 
 
 def log_format(path: Path) -> str:
-    """Return the name of the format of one among many files or folders; empty where it is no log.
+    """Return the name of the format of one among many files or folders; empty if it is not a log.
 
-    It is as `recognise` tells it, but a text is a console only once a row is in it: pages quote such rows.
+    Unlike for `recognise`, a console needs a suffix of consoles and a row: other texts may quote rows.
 
     Raises:
         InputError, OSError: it cannot be read.

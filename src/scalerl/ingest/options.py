@@ -1,4 +1,4 @@
-"""How the log of another trainer is to be read, as far as the user says it."""
+"""How to read the log of another trainer, as far as the user specifies it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,27 @@ _RIGHT, _WRONG = "what a right answer earns", "what a wrong answer earns"
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How the log of another trainer is to be read; None is as it says itself."""
+    """How to read the log of another trainer; None leaves it to the log."""
 
     metric: str | None = None
     """The metric that is the pass rate, in which `*` is any text, or the column of a table."""
     format: str | None = None
     trainer: str | None = None
     run: str | None = None
-    """The name of the run to read; the others need hold nothing that could be a pass rate."""
+    """The name of the run to read; the others need not hold anything that could be a pass rate."""
     devices: float | None = None
     model: Path | ModelCost | None = None
-    """The model's folder or config.json, or what a token costs."""
+    """The model's folder or config.json, or the cost of a token."""
     max_reward: float | None = None
-    """What a right answer earns: values are divided by it. 100 for percentages."""
+    """What a correct answer earns: values are divided by it. 100 for percentages."""
     min_reward: float | None = None
     """What a wrong answer earns, if not 0."""
     pooled: bool = False
-    """Whether the mean over data sets is wanted, weighted by their prompts."""
+    """Whether to take the mean over data sets, weighted by their prompts."""
     each: bool = False
-    """Whether every held-out metric is wanted, as a run of its own."""
+    """Whether to read every held-out metric as a run of its own."""
     prompts: Mapping[str, int] = field(default_factory=dict)
-    """The number of held-out prompts by data set or metric; that of "" is of all."""
+    """The number of held-out prompts by data set or metric; the key "" is for all."""
     in_python: bool = False
     """Whether they are arguments of a function rather than options of a command, for messages."""
 
@@ -47,7 +47,7 @@ class ReadOptions:
             raise InputError(f"{_RIGHT} is a number above {_WRONG}, found {right} and {wrong}")
 
     def naming(self, value: str = "", name: str = "metric") -> str:
-        """Return what the user writes to set one of these: `--y VALUE`, or `metric='VALUE'` in Python."""
+        """Return how the user sets one of these: `--y VALUE`, or `metric='VALUE'` in Python."""
         if self.in_python:
             return f"{name}={value and repr(value)}"
         option = "--y" if name == "metric" else f"--{name.replace('_', '-')}"
@@ -55,13 +55,13 @@ class ReadOptions:
 
     @property
     def rewards(self) -> tuple[float, float] | None:
-        """What a wrong and a right answer earn, if the user said either."""
+        """What a wrong and a correct answer earn, if the user gave either."""
         if self.max_reward is None and self.min_reward is None:
             return None
         return self.min_reward or 0.0, 1.0 if self.max_reward is None else self.max_reward
 
     def cost(self) -> ModelCost | None:
-        """Return what a token costs, if FLOPs are to be counted.
+        """Return the cost of a token, if FLOPs are to be counted.
 
         Raises:
             InputError: the model's config.json cannot be read.
@@ -69,20 +69,20 @@ class ReadOptions:
         return model_cost(self.model) if isinstance(self.model, Path) else self.model
 
     def n_prompts(self, name: str, dataset: str) -> int:
-        """Return the prompts behind a metric, as far as the user has said it; else 0."""
+        """Return the prompts behind a metric, if the user gave them; else 0."""
         return next((self.prompts[key] for key in (name, dataset, "") if key in self.prompts), 0)
 
     @property
     def task(self) -> str | None:
-        """The task of a mixture whose pass rates a run folder is asked for."""
+        """The task of a mixture whose pass rates are wanted from a run folder."""
         metric = self.metric or ""
         return metric.removeprefix(PASS_RATE_OF) if metric.startswith(PASS_RATE_OF) else None
 
     def check_used(self, paths: Sequence[str | Path], foreign: bool, is_table: bool = False) -> None:
-        """Raise an InputError if something was set here, and of `paths` nothing is what it is for.
+        """Raise an InputError if an option was set that applies to none of `paths`.
 
         Args:
-            paths: that were read.
+            paths: the paths that were read.
             foreign: whether any of them is the log of another trainer.
             is_table: whether any of them is a table, which has a column of pass rates.
         """

@@ -1,4 +1,4 @@
-"""Values of a metric as shares in [0, 1], and what its name and its values tell of rewards and prompts."""
+"""Values of a metric as shares in [0, 1], and what its name and values show about rewards and prompts."""
 
 import math
 import re
@@ -14,18 +14,18 @@ from scalerl.record.metric import is_held_out_share, scaled_by
 
 _SLACK = 1e-6
 _WELL_BELOW = -0.05
-"""The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
+"""The lowest mean of rewards of -1 and 1 is below this; one just below 0 may come from a penalty."""
 _OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
 _SMALLEST_SCALE, _LARGEST_SCALE = 0.75, 1.2
-"""A spread of rewards that is that of 0 and a number from here to there is taken for that of 0 and 1; below
-it may be that of small batches."""
+"""A spread that fits rewards of 0 and a number in this range is taken as that of 0 and 1; below the range it
+may be that of small batches."""
 _LEAST_SQUARE = 0.6
-"""The mean square of rewards of -1 and 1 is 1; by the spreads of small batches it is found lower."""
+"""The mean square of rewards of -1 and 1 is 1; estimated from the spreads of small batches it is lower."""
 _FEWEST_VALUES, _FEWEST_DECIMAL = 6, 12
 _MOST_COMPLETIONS = 20_000
 _LARGEST_DENOMINATOR = 5000
 _ROUNDING = 1e-10
-"""Largest difference of a mean in 64 bits from the fraction that it is."""
+"""Largest difference between a mean in 64 bits and the fraction that it is."""
 
 
 def shares_of(
@@ -39,7 +39,7 @@ def shares_of(
         rate_N, how, why_not = as_share(value_N / right, name, is_share)
     elif (
         (value_N.min() >= 0 and value_N.max() <= 1)
-        # By its name it is a share of right answers whatever rewards are.
+        # By its name it is a share of correct answers, whatever the rewards are.
         and (is_held_out_share(name) or vocabulary.matches("pass_rate", [name]))
     ):
         rate_N = np.empty(0)
@@ -66,11 +66,11 @@ def shares_of(
 def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np.ndarray, str, str]:
     """Convert values to shares in [0, 1]; return them, how in a sentence, and why not.
 
-    A name that says percent is believed, also of a run that begins below 1, unless it is known for a share.
+    A name that says percent is believed, even if a run starts below 1, unless it is known to be a share.
     """
     low, high = float(value_N.min()), float(value_N.max())
     is_positive, is_low = low >= -_SLACK, high <= 1 + _SLACK
-    # Before all else: percentages of a run below 1 % look like shares, and only the name tells.
+    # Before all else: percentages of a run below 1 % look like shares, and only the name shows it.
     if _OF_PERCENT.search(name) and not is_share and is_positive and high <= 100 + _SLACK:
         return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100", ""
     if is_positive and is_low:
@@ -98,16 +98,16 @@ def as_share(value_N: np.ndarray, name: str, is_share: bool = False) -> tuple[np
 
 
 def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[float, float, str]:
-    """Return what a wrong and a right answer earn, by the user or the trainer's config, and a sentence on it.
+    """Return what a wrong and a correct answer earn, by the user or the trainer's config, and a sentence.
 
-    If neither says what they earn, these are 0, 1 and an empty text.
+    If neither says so, these are 0, 1 and an empty text.
     """
     if asked.rewards is not None:
         wrong, right = asked.rewards
         return wrong, right, scaled_by(name, wrong, right)
     for pattern, key, usual in vocabulary.scaled:
         if is_like(name, pattern):
-            # A log that was exported without its config has the values and not their unit.
+            # A log that was exported without its config has the values but not their unit.
             said = finite(log.config.get(key))
             right = said if said > 0 else usual
             doubt = "" if said > 0 else ", its usual value, as the log does not say it"
@@ -116,17 +116,17 @@ def rewards_of(name: str, log: Log, vocabulary: Vocabulary, asked: ReadOptions) 
 
 
 def check_spread(log: Log, name: str, value_N: np.ndarray, unit: float) -> tuple[str, str]:
-    """Return why rewards make no pass rate by their logged spread, and what it leaves in doubt; else "".
+    """Return why the logged spread of rewards rules out a pass rate, and what it leaves in doubt; else "".
 
-    Of rewards that are 0 or s the mean is m = s p, and the variance s^2 p (1 - p), so that
-    s = m + variance / m; of rewards of -1 and 1 the variance is 1 - m^2. Trainers log the mean of the spreads
-    of batches, which is lower: s is underestimated rather than too high.
+    If rewards are 0 or s, the mean is m = s p and the variance s^2 p (1 - p), so that s = m + variance / m.
+    If rewards are -1 and 1, the variance is 1 - m^2. Trainers log the mean of the spreads of batches, which
+    is lower: s is underestimated rather than too high.
 
     Args:
-        log: has the spreads.
-        name: of the mean reward.
+        log: the log, which has the spreads.
+        name: the name of the mean reward.
         value_N: mean rewards, less what a wrong answer earns.
-        unit: what a right one earns more.
+        unit: how much more a correct answer earns.
     """
     spread = log.metrics.get(re.sub(r"/mean$", "/std", name)) if name.endswith("/mean") else None
     if spread is None or len(spread) != len(value_N):
@@ -147,10 +147,10 @@ def check_spread(log: Log, name: str, value_N: np.ndarray, unit: float) -> tuple
 
 
 def completions_of(value_N: np.ndarray) -> int:
-    """Return the number of completions behind shares, by the fractions that they are; 0 where not certain.
+    """Return the number of completions behind shares, inferred from their fractions; 0 if not certain.
 
     Shares of n completions are multiples of 1 / n: the smallest n that fits every value is that number, or a
-    divisor of it. Only values with all their digits, different from one another, are fractions beyond chance.
+    divisor of it. Only distinct values with all their digits are fractions beyond chance.
     """
     distinct = {value for value in value_N.tolist() if 0 < value < 1}
     if len(distinct) < _FEWEST_VALUES:
@@ -163,8 +163,8 @@ def completions_of(value_N: np.ndarray) -> int:
         total = math.lcm(total, fraction.denominator)
         if total > _MOST_COMPLETIONS:
             return 0
-    # Values that were rounded to d digits are fractions, too, of 10^d: a divisor of that, such as the 500 of
-    # MATH-500, would need every one of those with d digits to be even, or a multiple of 5.
+    # Values that were rounded to d digits are fractions, too, of 10^d. With a divisor of that, such as the
+    # 500 of MATH-500, every one of those with d digits would have to be even, or a multiple of 5.
     digits = next((d for d in range(1, 5) if 10**d % total == 0), 0)
     if not digits:
         return 0 if _n_decimal(distinct, 4) > len(distinct) / 4 else total
@@ -174,7 +174,7 @@ def completions_of(value_N: np.ndarray) -> int:
 
 
 def _n_decimal(values: Collection[float], digits: int) -> int:
-    """Return how many values have no more than some digits behind the point."""
+    """Return how many values have at most `digits` digits after the point."""
     scaled = [value * 10**digits for value in values]
     return sum(abs(one - round(one)) < _ROUNDING * 10**digits for one in scaled)
 
@@ -182,5 +182,5 @@ def _n_decimal(values: Collection[float], digits: int) -> int:
 def n_samples(name: str) -> int:
     """Return the completions per prompt in a metric's name (mean@16, avg@8, mean_at_16); 0 without."""
     found = re.search(r"(?:mean|avg)(?:@|_at_)(\d+)", name)
-    # Seven digits and more are no count of samples, and int() of thousands of digits raises.
+    # Seven digits and more are no count of samples, and int() raises for thousands of digits.
     return int(found[1]) if found and len(found[1]) < 7 else 0

@@ -1,7 +1,7 @@
 """What a run is doing between two lines of its record: progress.json in the run folder.
 
-The trainer replaces the file every `WRITE_SECONDS` and removes it at its end; a trainer that was killed
-leaves it, and `time` says how old it is.
+The trainer replaces the file every `WRITE_SECONDS`, and removes it at its end. A killed trainer leaves it,
+and `time` says how old it is.
 """
 
 import math
@@ -17,12 +17,12 @@ FILE = "progress.json"
 WRITE_SECONDS = 2.0
 """Seconds between two writes."""
 _LEAST_RATE_SECONDS = 1.0
-"""A rate over less says nothing."""
+"""A rate over less time is not meaningful."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """A count of `of` things; `of` is 0 where the end is not known."""
+    """A count of `done` out of `of`; `of` is 0 where the total is not known."""
 
     done: int = 0
     of: int = 0
@@ -36,7 +36,7 @@ class Count:
         return f"{self.done:,} of {self.of:,} {self.unit}"
 
     def ends_in(self, now: float) -> float:
-        """Return the seconds until it is whole, where it rises steadily; NaN where that is not known."""
+        """Return the seconds until the count is complete, if it rises steadily; NaN where not known."""
         seconds, steady = now - self.since, self.unit in ("completions", "micro-batches")
         if not (steady and self.done and seconds > _LEAST_RATE_SECONDS):
             return math.nan
@@ -45,35 +45,35 @@ class Count:
 
 @dataclass(frozen=True)
 class Activity:
-    """The trainer's activity at a moment."""
+    """What the trainer is doing at one moment."""
 
     doing: str = ""
     """The activity: `generating`, `training`, `loading the model`, ..."""
     step: int = 0
-    """The trainer step that is being made."""
+    """The trainer step in progress."""
     count: Count = field(default_factory=Count)
-    """How far it is: completions evaluated, groups that are complete, micro-batches."""
+    """Its progress: completions evaluated, complete groups, micro-batches."""
     tokens: int = 0
-    """Sampled since this began; 0 where nothing is sampled."""
+    """Tokens sampled since the activity started; 0 where nothing is sampled."""
     since: float = math.nan
     """Start of the activity, in Unix seconds."""
     time: float = math.nan
     """The moment, in Unix seconds."""
     evaluating: Count = field(default_factory=Count)
-    """An evaluation beside it, in a process of its own."""
+    """A concurrent evaluation, in a process of its own."""
     share: float = 0.0
-    """Share of the budget that was spent after the last step."""
+    """Share of the budget spent by the end of the last step."""
     left: float = math.nan
     """Seconds until the budget is spent, at the speed since this start; NaN before the first step."""
 
     @property
     def seconds(self) -> float:
-        """Seconds since this began."""
+        """Seconds since the activity started."""
         return self.time - self.since
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens per second since this began; NaN where that says nothing."""
+        """Sampled tokens per second since the activity started; NaN without any, or in its first second."""
         return self.tokens / self.seconds if self.tokens and self.seconds > _LEAST_RATE_SECONDS else math.nan
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Activity:
 
 
 def read_activity(run: Path) -> Activity | None:
-    """Return what a run was doing when it wrote that last; None where it has ended, or the file is torn."""
+    """Return what a run was doing when it last reported; None if it has ended or the file is damaged."""
     path = run / FILE
     try:
         found = _made(Activity(), read_object(path) if path.is_file() else {})
@@ -93,9 +93,9 @@ def read_activity(run: Path) -> Activity | None:
 
 
 def _made(default: Any, value: Any) -> Any:
-    """Return a value that was read, or the default where it is missing or of another type.
+    """Return a value that was read, or the default where it is missing or has another type.
 
-    The file may be of another version, or be edited.
+    The file may be from another version, or edited.
     """
     if is_dataclass(default):
         parts = value if isinstance(value, dict) else {}

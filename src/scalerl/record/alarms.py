@@ -1,8 +1,8 @@
 """Alarms of a run, read from alarms.jsonl: what was wrong, from which step on, and until when.
 
 One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value", "threshold", "since",
-"over", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that
-began at `since`. A run of which nothing was to be said has no such file.
+"over", "worst", "time", "text"}. A line with `over` ends the finding of the same metric that began at
+`since`. A run without findings has no such file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +16,19 @@ from scalerl.jsonl import number, read_jsonl, whole
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that was wrong from step `first` to `last`; `last` is None where it was not over."""
+    """Something that was wrong from step `first` to `last`; `last` is None if it had not ended."""
 
     metric: str
     level: str
     first: int
     last: int | None
     worst: float
-    """The value furthest from what is good, as far as it is on record."""
+    """The recorded value that was furthest from what is good."""
     threshold: float
 
     @property
     def is_alarm(self) -> bool:
-        """Whether it was an alarm, and no warning."""
+        """Whether it was an alarm rather than a warning."""
         return self.level == "alarm"
 
     @property
@@ -41,7 +41,7 @@ class Alarm:
 
 
 def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
-    """Read the alarms and warnings of a run in the order in which they began; none without a file."""
+    """Read the alarms and warnings of a run, in the order in which they began; none without a file."""
     found: dict[tuple[str, str, int], Alarm] = {}
     for line, row in read_jsonl(path, warnings) if path.is_file() else []:
         try:
@@ -75,7 +75,7 @@ def _alarm(row: Mapping[str, Any]) -> Alarm:
 
 
 def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
-    """Return the warnings of a fit to the evaluations up to `last_step`: one per metric with an alarm."""
+    """Return the warnings for a fit to the evaluations up to `last_step`: one per metric with an alarm."""
     by_metric: dict[str, list[Alarm]] = {}
     for alarm in alarms:
         if alarm.is_alarm and alarm.first <= last_step:

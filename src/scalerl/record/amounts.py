@@ -14,7 +14,7 @@ _PREFIXES = (
     *(("P", 1e15), ("E", 1e18), ("Z", 1e21), ("Y", 1e24)),
     *(("thousand ", 1e3), ("million ", 1e6), ("billion ", 1e9), ("trillion ", 1e12)),
 )
-"""What a unit begins with, as in the amounts that are printed."""
+"""Prefixes of a unit, as in the amounts that are printed."""
 _HOURS = {"h": 1.0, "hour": 1.0, "min": 1 / 60, "minute": 1 / 60, "s": 1 / 3600, "second": 1 / 3600}
 _AMOUNT = re.compile(
     r"(?P<number>[0-9](?:_?[0-9])*(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][+-]?[0-9]+)?"
@@ -22,16 +22,16 @@ _AMOUNT = re.compile(
 )
 GROUP = r"[0-9]{3}(?![0-9_eE])"
 GROUPED = re.compile(rf"(?<![0-9_.])[1-9][0-9]{{0,2}}(?:,{GROUP})+")
-"""What may be one number whose digits are grouped by commas."""
+"""Matches what may be one number with digits grouped by commas."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """One amount of compute, as it was typed, before the axis of the data is known."""
+    """One amount of compute as it was typed, before the axis of the data is known."""
 
     value: float
     unit: str
-    """What stands behind the number: the name of an axis, `x` for times the data, or nothing."""
+    """What follows the number: the name of an axis, `x` for times the data, or nothing."""
     text: str
 
     @property
@@ -41,12 +41,12 @@ class Amount:
 
     @property
     def axis(self) -> str | None:
-        """The compute axis of runs that it is named with; None without one."""
+        """The compute axis of runs that its unit names; None without one."""
         return self._meaning[0]
 
     @property
     def _meaning(self) -> tuple[str | None, float]:
-        """The axis of the unit, and how many of the axis' own unit are in it."""
+        """The axis of the unit, and the size of the unit on that axis."""
         known = dict(_units())
         for prefix, size in (("", 1.0), *_PREFIXES):
             name = _key(self.unit.removeprefix(prefix))
@@ -56,16 +56,16 @@ class Amount:
         return None, 1.0
 
     def on(self, option: str, axis: str, reach: float | None, axes: Sequence[str]) -> float:
-        """Return it in the unit of `axis`.
+        """Return the amount in the unit of `axis`.
 
         Args:
-            option: that it was given with, for messages.
-            axis: of compute.
-            reach: the largest compute of the data on it; None where it has no multiples.
-            axes: which the data have, as far as they could be chosen instead.
+            option: the option that it was given with, for messages.
+            axis: the compute axis.
+            reach: the largest compute of the data on the axis; None if multiples are not accepted.
+            axes: the axes that could be chosen instead, as the data have them.
 
         Raises:
-            InputError: it is named with another axis, or a multiple where `reach` is not known.
+            InputError: its unit names another axis, or it is a multiple and `reach` is None.
         """
         if not self.unit or (self.unit == axis and not self.is_multiple):
             return self.value
@@ -111,16 +111,16 @@ def _units() -> Iterator[tuple[str, tuple[str, float]]]:
 
 
 def _key(name: str) -> str:
-    """Return a name of an axis without what people write in several ways: `GPU-hours`, `gpu_hour`."""
+    """Return one form of a name that people write in several ways: `GPU-hours`, `gpu_hour`."""
     name = name.strip().lower().replace("-", "_").replace(" ", "_")
     return name if len(name) < 2 else name.removesuffix("s")
 
 
 def parse_amount(text: str, is_positive: bool = False, what: str = "") -> Amount:
-    """Return one amount of compute: 0 or more, or above 0; `what` begins a message.
+    """Return one amount of compute, 0 or more, or above 0 if `is_positive`; `what` begins a message.
 
     Raises:
-        InputError: it is no number, negative, or has commas in it.
+        InputError: the text is not a number, is negative, or has commas in it.
     """
     if GROUPED.search(text):
         raise InputError(f"{what}expected one amount of compute, found {text!r}: write {spelled(text)}")

@@ -1,12 +1,12 @@
-"""Cutting a record back to where a checkpoint was made: what is cut is kept in lost.jsonl.
+"""Cutting a record back to where a checkpoint was made; what is cut off is kept in lost.jsonl.
 
-    .cut.part       the lengths to cut to, and every line that is beyond; written aside, synced, renamed
+    .cut.part       the lengths to cut to, and every line beyond them; written aside, synced, renamed
     the record      cut, file by file
     lost.jsonl      what .cut.part holds, at its end; written aside, synced, renamed
     .cut.part       removed
 
-A kill at any moment leaves a record that the next resume can cut, and brings no line into lost.jsonl twice:
-where `.cut.part` is, that cut is done first.
+A kill at any moment leaves a record that the next resume can cut, and puts no line into lost.jsonl twice: if
+`.cut.part` exists, that cut is finished first.
 """
 
 import os
@@ -26,13 +26,13 @@ _LONGEST_ROW = 2**20
 
 
 def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
-    """Cut the files of a record to `lengths` in bytes; a file that has none is removed.
+    """Cut the files of a record to `lengths` in bytes; a file without a length is removed.
 
     Raises:
-        InputError: a cut that was killed cannot be read any more.
-        OSError: the disk does not take it.
+        InputError: the file of an interrupted cut is damaged.
+        OSError: a file cannot be read or written.
     """
-    # Ended first: some of its files are cut, and its lines are in no lost.jsonl yet.
+    # An interrupted cut is finished first: some files are cut, and its lines are not in lost.jsonl yet.
     end_cut(folder)
     texts = {name: _text_from(folder / name, lengths.get(name, 0)) for name in RECORDS}
     tails = {name: text.removesuffix("\n").split("\n") for name, text in texts.items() if text}
@@ -52,7 +52,7 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
 
 
 def end_cut(folder: Path) -> None:
-    """Finish the cut that `cut_record` has prepared, if there is one; errors as of that."""
+    """Finish the cut that `cut_record` has prepared, if there is one; raises the same errors."""
     prepared = folder / CUT
     if not prepared.is_file():
         return
@@ -62,13 +62,13 @@ def end_cut(folder: Path) -> None:
         path = folder / name
         if not length:
             path.unlink(missing_ok=True)
-        # Only shorter: a file that a kill left short must not be filled up with zeros.
+        # Only ever shorter: a file that a kill left short must not be padded with zeros.
         elif path.exists() and path.stat().st_size > length:
             os.truncate(path, length)
             sync(path)
     lost = _text_from(folder / LOST, 0)
-    if not lost.endswith(text):  # else the kill came after this
-        end = lost.rfind("\n") + 1  # what is after it is a whole line, or torn and left out
+    if not lost.endswith(text):  # else the kill came after this write
+        end = lost.rfind("\n") + 1  # after it is a whole line, which stays, or a torn one
         before = lost + "\n" if object_of(lost[end:]) else lost[:end]
         write_atomically(folder / LOST, before + text, errors="surrogateescape")
         sync(folder)
@@ -88,7 +88,7 @@ def _lengths_of(text: str, path: Path) -> dict[str, int]:
 
 
 def ends_at(path: Path, length: int) -> bool:
-    """Whether a line of the file ends after `length` bytes: whether it can be cut there."""
+    """Return whether a line of the file ends after `length` bytes, so that it can be cut there."""
     try:
         with path.open("rb") as file:
             file.seek(max(length - 1, 0))
@@ -107,9 +107,9 @@ def _text_from(path: Path, start: int) -> str:
 
 
 def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
-    """Return the counters at the last of the lost steps, less those at the last that is kept.
+    """Return the counters at the last of the lost steps, less those at the last step that is kept.
 
-    Lines that are no steps of ours (another program's, or torn by a kill) count for nothing.
+    Lines that are not our steps (another program's, or torn by a kill) are ignored.
     """
     after = _last_step(lost)
     if not after:
@@ -122,12 +122,12 @@ def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
 
 
 def _last_step(lines: Sequence[str]) -> dict[str, Any]:
-    """Return the last of some lines that is a step; empty where there is none."""
+    """Return the last line that is a step; empty if there is none."""
     return next((row for line in reversed(lines) if _is_step(row := object_of(line))), {})
 
 
 def _is_step(row: Mapping[str, Any]) -> bool:
-    """Whether a row is a line of steps.jsonl with its counters."""
+    """Return whether a row is a line of steps.jsonl with its counters."""
     values = [row.get("step")]
     for name in ("device_seconds", "flops", "tokens"):
         if not isinstance(counters := row.get(name), dict):

@@ -1,18 +1,18 @@
-"""Downstream suites of a run: benchmarks beside the held-out prompts, in downstream.jsonl.
+"""Downstream suites of a run: benchmarks besides the held-out prompts, in downstream.jsonl.
 
-A line is that of an evaluation in evals.jsonl, with the name of the suite, the successes of every prompt, and
+A line is like one of evals.jsonl, with the name of the suite, the successes of every prompt, and
 
     pass_rate       pass@1: the mean over the prompts of the share of correct completions (mean@k)
     pass_at_k       share of the prompts with a correct completion among the k = `n_samples` of each
-    ..._interval    its 95 % interval over prompts such as these, by Wilson's method
+    ..._interval    its 95 % interval over similar prompts, by Wilson's method
 
-Completions of one prompt agree with one another, so that P prompts of k completions are fewer than P k
-independent ones: as many as the scatter between the prompts says,
+Completions of one prompt are correlated, so that P prompts of k completions are worth fewer than P k
+independent ones. The scatter between the prompts determines how many:
 
     n = p (1 - p) / (s^2 / P)        s the standard deviation of c_i / k over the prompts
 
-(a design effect; Miller, arXiv 2411.00640, has the standard error). Where no prompt differs from another at 0
-or 1, n is P.
+(a design effect; Miller, arXiv 2411.00640, has the standard error). Where every completion is correct, or
+none is, n is P.
 
 Shapes: P prompts.
 """
@@ -28,14 +28,14 @@ import numpy as np
 
 from scalerl.record.evaluation import EvalPoint
 
-_Z = 1.959964  # of a 95 % interval
+_Z = 1.959964  # quantile of a 95 % interval
 
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A suite at one step, with the intervals of both rates."""
+    """The result of a suite at one step, with the intervals of both rates."""
 
     suite: str
     step: int
@@ -48,7 +48,7 @@ class SuiteResult:
 
     @classmethod
     def of(cls, suite: str, step: int, correct_P: Sequence[int] | np.ndarray, n_samples: int) -> SuiteResult:
-        """Return the rates of the successes `correct_P` of `n_samples` completions each."""
+        """Return the rates, given the successes `correct_P` out of `n_samples` completions of each prompt."""
         share_P = np.asarray(correct_P) / n_samples
         solved_P = (share_P > 0).astype(float)
         return cls(
@@ -64,7 +64,7 @@ class SuiteResult:
 
 
 def _interval(share_P: np.ndarray, n_samples: int) -> Span:
-    """Return the 95 % interval of the mean over prompts such as these."""
+    """Return the 95 % interval of the mean over similar prompts."""
     n_prompts, p = len(share_P), float(share_P.mean())
     variance = float(np.var(share_P, ddof=1)) / n_prompts if n_prompts > 1 else math.inf
     most = n_prompts * n_samples
@@ -94,8 +94,7 @@ def suite_row(
 
 
 def last_of_each(rows: Iterable[dict[str, Any]]) -> dict[str, SuiteResult]:
-    """Return the last result of every suite, in the order in which they came first; lines of another form
-    are passed over."""
+    """Return the last result of every suite, in the order of their first lines; other lines are skipped."""
     found: dict[str, SuiteResult] = {}
     for row in rows:
         name, step, n, correct = (row.get(key) for key in ("suite", "step", "n_samples", "correct"))

@@ -1,4 +1,4 @@
-"""One evaluation of a run with its cumulative counters, and the compute axes that they give."""
+"""One evaluation of a run with its cumulative counters, and the compute axes that follow from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scalerl.errors import InputError, brief, nearest, number_of
 from scalerl.jsonl import number, whole
 
 AXES = ("gpu_hours", "flops", "tokens", "tokens_processed", "samples", "steps", "dollars")
-"""The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
-generated; tokens generated plus tokens trained; completions; trainer steps; and GPU-hours times a price."""
+"""The compute axes: device-hours of generating, training and idling; floating-point operations; generated
+tokens; generated plus trained tokens; completions; trainer steps; and GPU-hours times a price."""
 _MEANT = {
     "time": "gpu_hours",
     "seconds": "gpu_hours",
@@ -22,14 +22,14 @@ _MEANT = {
     "cost": "dollars",
     "rollouts": "samples",
 }
-"""What people call an axis, where the spelling does not lead to it."""
+"""Other names that people use for an axis, where the spelling alone does not lead to it."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
-"""The fields of an evaluation that are whole numbers, and from what on."""
+"""The fields of an evaluation that are whole numbers, each with its least value."""
 
 
 @dataclass(frozen=True)
 class DeviceSeconds:
-    """Cumulative device-seconds by role. `evaluate` and `startup` are recorded, and no part of training
+    """Cumulative device-seconds by role. `evaluate` and `startup` are recorded, but do not count as training
     compute."""
 
     generate: float = math.nan
@@ -57,7 +57,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """One evaluation on the held-out prompts, with the cumulative counters at which it was made.
+    """One evaluation on the held-out prompts, with the cumulative counters at that point.
 
     A counter or a health figure that the trainer did not log is NaN. Shares are in [0, 1], lengths in
     tokens, entropy in nats per token.
@@ -83,7 +83,7 @@ class EvalPoint:
     mean_p_1mp: float = math.nan
     """Unbiased estimate of the mean over prompts of p (1 - p); NaN at one sample per prompt."""
     failed: float = math.nan
-    """Completions whose verification failed, as a share; they count as not correct."""
+    """Share of completions whose verification failed; they count as not correct."""
     truncated: float = math.nan
     interrupted: float = math.nan
     mean_length: float = math.nan
@@ -92,18 +92,18 @@ class EvalPoint:
     @property
     def total_samples(self) -> float:
         """Completions behind `pass_rate`, all prompts together; NaN when not known."""
-        # 0 stands for not known, and would be divided by.
+        # 0 means not known, and must not become a divisor.
         return float(self.n_prompts * self.n_samples) or math.nan
 
     @property
     def noise_sd(self) -> float:
         """Sampling noise of `pass_rate` on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
-        # The unbiased estimate is NaN at one sample, so that this is; a foreign one may be below 0.
+        # The unbiased estimate is NaN at one sample, and so is this; a foreign one may be below 0.
         return math.sqrt(max(self.mean_p_1mp, 0.0) / self.total_samples)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> EvalPoint:
-        """Build a point from one parsed line of evals.jsonl; null is not known, other keys are passed over.
+        """Build a point from one parsed line of evals.jsonl; null means not known, other keys are ignored.
 
         Raises:
             InputError: a field has another type, is not finite, or `step` or `pass_rate` is missing.
@@ -113,7 +113,7 @@ class EvalPoint:
                 raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
         values: dict[str, Any] = {}
         for name in (f.name for f in fields(cls)):
-            # null is what the writer makes of NaN: not known, as a missing key.
+            # The writer makes null of NaN: not known, like a missing key.
             if (value := row.get(name)) is None:
                 continue
             if name in COUNTERS:
@@ -140,7 +140,7 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
     """Estimate the mean over prompts of p (1 - p) without bias, from `correct_P` successes of `n_samples`.
 
     For x successes of k, x (k - x) / (k (k - 1)) has expectation p (1 - p). NaN at k = 1, where one sample
-    says nothing of the spread.
+    says nothing about the spread.
     """
     if n_samples < 2:
         return math.nan
@@ -148,7 +148,7 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
 
 
 def check_axis(axis: str) -> None:
-    """Raise an InputError where `axis` is none of `AXES`."""
+    """Raise an InputError unless `axis` is one of `AXES`."""
     if axis not in AXES:
         near = nearest(_MEANT.get(axis.lower(), axis.lower()), AXES)
         hint = f"did you mean {near!r}? " if near else ""
@@ -156,7 +156,7 @@ def check_axis(axis: str) -> None:
 
 
 def unit_of(axis: str) -> str:
-    """Return the unit of an axis, as it stands after an amount; that of a column is its name."""
+    """Return the unit of an axis, as written after an amount; that of a column is its name."""
     units = {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}
     return (units | {"tokens_processed": "processed tokens"}).get(axis, axis)
 
@@ -165,7 +165,7 @@ def compute_of(point: EvalPoint, axis: str) -> float:
     """Return the training compute up to one evaluation, in units of one of `AXES`; NaN where not known."""
     if axis in ("gpu_hours", "dollars"):
         seconds = point.device_seconds
-        # Idle time is paid for; NaN of any part makes the sum NaN, which is not logged.
+        # Idle time is paid for. NaN in any part makes the sum NaN, which means not logged.
         return (seconds.generate + seconds.train + seconds.idle) / 3600
     if axis == "flops":
         return point.flops.generate + point.flops.train
@@ -186,5 +186,5 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
         raise InputError("the axis 'dollars' needs a price per GPU-hour")
     if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
         raise InputError(f"the price of a GPU-hour must be a number of dollars above 0, found {price:g}")
-    with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
+    with np.errstate(over="ignore"):  # infinite compute is rejected where it is used, with its line
         return gpu_hours_N * price

@@ -1,10 +1,10 @@
-"""The folder of a run, locked, and followed where it is moved; and where a run can be written at all.
+"""The folder of a run, locked, and followed if it is moved; and where a run can be written at all.
 
-check_unused, check_writable    refuse a place before anything is started
-RunFolder.claim                 lock it: before its first read, until the end
+check_unused, check_writable    reject a place before anything is started
+RunFolder.claim                 lock it, from before its first read until the end
 RunFolder.here                  where it is now
-RunFolder.set_apart             keep what a run has left there in before-N/, for a run that begins anew
-holds_run, runs_below           what is a run folder, for those that read; name_of_path names it
+RunFolder.set_apart             move what a run has left there to before-N/, for a run that starts over
+holds_run, runs_below           what is a run folder, for readers; name_of_path names it
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ RECORDS = (
 )
 """The files that are appended to."""
 CUT = ".cut.part"
-"""The file of a cut of these that is under way."""
+"""The file of an unfinished cut of these."""
 _OF_A_RUN = (
     *(CUT, "checkpoints", *RECORDS, "lost.jsonl", "report.html"),
     *("progress.json", "tracking.json", "wandb", "tensorboard", "config.json"),
 )
-"""All that a run writes, but for logs of servers, in the order in which it is set apart."""
+"""All that a run writes, except server logs, in the order in which it is set apart."""
 _SERVER_LOG = re.compile(r"vllm-\d+\.log")
 _BEFORE = re.compile(r"before-(\d+)")
 _MOVING = ".before.part"
-"""What is set apart is collected there, until it is all there."""
+"""What is set apart is collected here until it is complete."""
 _GENERIC = ("run", "log", "output", "train", "metrics", "console", "stdout")
-"""Names of files that tell no run from another."""
+"""File names that do not tell one run from another."""
 
 
 class RunFolder:
-    """A run folder that this process has locked; it is made where there is none.
+    """A run folder that this process has locked; it is created if it does not exist.
 
-    It is known by its path, and by a handle, which stays with the folder where that is moved.
+    It is identified by its path, and by a handle that stays with the folder if it is moved.
     """
 
     def __init__(self, path: Path, handle: int, is_made: bool) -> None:
         """Use `claim`."""
         self.path, self.handle = path, handle
         self.close = weakref.finalize(self, _close, path, handle, is_made)
-        """Unlock it, as the end of the process does; if it was made for this and is empty, it goes."""
+        """Unlock it, as the end of the process does too; remove it if it was created here and is empty."""
 
     @classmethod
     def claim(cls, path: str | Path, new: bool = False) -> RunFolder:
-        """Lock the folder `path` for this process; for a `new` run nothing may be in it.
+        """Lock the folder `path` for this process; for a `new` run it must be empty.
 
         Raises:
-            InputError: another process writes there, or no folder can be made there, or it is not empty.
+            InputError: another process writes there, no folder can be created there, or it is not empty.
         """
         path = Path(path)
         if new:
@@ -69,11 +69,11 @@ class RunFolder:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 if isinstance(error, FileExistsError) and not os.path.lexists(path):
-                    continue  # the process that had made it removed it before this one looked what it is
+                    continue  # the process that created it removed it before this one looked at it
                 raise _cannot(path, error) from error
             try:
                 folder = cls(path, lock(path, "another process is writing this run"), is_made)
-            except FileNotFoundError:  # the process that had made it has removed it
+            except FileNotFoundError:  # the process that created it has removed it
                 continue
             except OSError as error:
                 raise _cannot(path, error) from error
@@ -89,10 +89,10 @@ class RunFolder:
             except BaseException:
                 folder.close()
                 raise
-            folder.close()  # it was removed between its opening and its lock
+            folder.close()  # it was removed after it was opened and before it was locked
 
     def here(self) -> Path:
-        """Return its path, or the one to which it has been moved.
+        """Return its path, or its new path if it has been moved.
 
         Raises:
             WriteError: it was removed.
@@ -106,7 +106,7 @@ class RunFolder:
         )
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file in it, wherever it is, and return the handle.
+        """Open a file in the folder, wherever that is, and return the handle.
 
         Raises:
             OSError: it cannot be opened.
@@ -114,9 +114,9 @@ class RunFolder:
         return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self.handle)
 
     def show(self, doing: activity.Activity) -> None:
-        """Replace progress.json, wherever the folder is; where the disk does not take it, it stays as it is.
+        """Replace progress.json, wherever the folder is; if the disk refuses it, the old file stays.
 
-        It is not synced: it is for a look at a run that goes on.
+        It is not synced, as it only shows a run in progress.
         """
         part = ".progress.part"
         with suppress(OSError):
@@ -126,17 +126,17 @@ class RunFolder:
             os.rename(part, activity.FILE, src_dir_fd=self.handle, dst_dir_fd=self.handle)
 
     def show_nothing(self) -> None:
-        """Remove progress.json: the run does nothing more."""
+        """Remove progress.json, as the run is no longer active."""
         with suppress(OSError):
             os.unlink(activity.FILE, dir_fd=self.handle)
 
     def set_apart(self) -> Path | None:
-        """Move all that a run has left there into `before-N`, and return that; None where there was nothing.
+        """Move all that a run has left there into `before-N`, and return that; None if there was nothing.
 
-        After a kill on the way the next `claim` puts back what was moved, unless that was everything.
+        After a kill on the way, the next `claim` moves the files back, unless all had been moved.
 
         Raises:
-            WriteError: the disk does not take it.
+            WriteError: a file cannot be moved.
         """
         here = self.here()
         try:
@@ -154,13 +154,13 @@ class RunFolder:
             ) from error
 
     def _end_moving(self) -> None:
-        """Finish a `set_apart` that was killed: a run is in its place or apart, and never in two halves."""
+        """Finish a `set_apart` that was killed: a run is in its place or set apart, never split."""
         moving = self.path / _MOVING
         if not moving.is_dir():
             return
         moved = [path.name for path in moving.iterdir()]
         is_all = not any(os.path.lexists(self.path / name) for name in _OF_A_RUN)
-        # A name in both is of a run that was begun since, and keeps its place: nothing is overwritten.
+        # A name in both is from a run that was started since, and keeps its place: nothing is overwritten.
         if is_all or any(os.path.lexists(self.path / name) for name in moved):
             _name_moved(self.path)
             return
@@ -171,7 +171,7 @@ class RunFolder:
 
 
 def _name_moved(folder: Path) -> Path:
-    """Rename the folder of what was moved to the next `before-N`."""
+    """Rename the folder of moved files to the next `before-N`."""
     numbers = [int(found[1]) for path in folder.iterdir() if (found := _BEFORE.fullmatch(path.name))]
     sync(folder / _MOVING)
     apart = (folder / _MOVING).rename(folder / f"before-{max(numbers, default=0) + 1}")
@@ -180,10 +180,10 @@ def _name_moved(folder: Path) -> Path:
 
 
 def _leads_to(path: Path, handle: int) -> bool:
-    """Whether a path leads to the folder of a handle.
+    """Return whether a path leads to the folder of a handle.
 
-    One that cannot be looked at (a network disk that is away) counts as if it did: a run is not ended by
-    what is not known.
+    A path that cannot be checked (a network disk that is away) counts as leading there: a run must not end
+    because of what is not known.
     """
     try:
         there = path.stat()
@@ -193,36 +193,36 @@ def _leads_to(path: Path, handle: int) -> bool:
         return True
     if os.path.samestat(there, os.fstat(handle)):
         return True
-    # Some file systems give a folder another number each time; the kernel knows the path all the same.
+    # Some file systems give a folder another number each time; the kernel still knows its path.
     return _path_of(handle) == Path(os.path.realpath(path))
 
 
 def _path_of(handle: int) -> Path | None:
     try:
         return Path(f"/proc/self/fd/{handle}").readlink()
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return None
 
 
 def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: a file, not empty, out of reach, or closed."""
+    """Raise InputError if `folder` cannot become a new run: a file, not empty, unreachable, or no access."""
     _check_empty(folder)
     check_writable(folder)
 
 
 def _check_empty(folder: Path) -> None:
-    with reading(folder):  # a name may be too long, a folder on the way not be entered
+    with reading(folder):  # a name may be too long, or a folder on the way not be accessible
         is_folder = folder.is_dir()
         used = [path for path in folder.iterdir() if not _is_of_a_start(path)] if is_folder else []
         used += [folder] if folder.exists() and not is_folder else []
     if used:
-        # What `rm -r RUN/*` leaves is named, as the folder seems to be empty.
+        # Name what `rm -r RUN/*` leaves, as the folder seems to be empty.
         what = used[0] if all(path.name.startswith(".") for path in used) else folder
         raise InputError(f"{what} exists already: choose another folder with -o, or remove it")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise InputError if no file can be made in `folder`, or where it would be; nothing stays."""
+    """Raise InputError if no file can be created in `folder`, or where it would be; leaves nothing there."""
     try:
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=there):
@@ -233,13 +233,13 @@ def check_writable(folder: Path) -> None:
 
 def _close(path: Path, handle: int, is_made: bool) -> None:
     if is_made and _leads_to(path, handle):  # else another process may have made what is there now
-        with suppress(OSError):  # it is not empty; and locked yet: no other run can have begun in it
+        with suppress(OSError):  # it is not empty; it is still locked, so no other run can have started in it
             path.rmdir()
     os.close(handle)
 
 
 def _is_of_a_start(path: Path) -> bool:
-    """Whether a path is what a run leaves that was killed as it began, the log of a server, which begins
+    """Return whether a path is left by a run that was killed at its start, the log of a server, which starts
     before it, or an earlier run that was set apart.
 
     A cut that is under way is none of these: the first resume would apply it to the record of the new run.
@@ -253,17 +253,17 @@ def _cannot(folder: Path, error: OSError) -> InputError:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a path is a run folder, evaluated or not; OSError where it may not be entered."""
+    """Return whether a path is a run folder, evaluated or not; OSError if it is not accessible."""
     return (path / "evals.jsonl").is_file() or _has_begun(path)
 
 
 def runs_below(path: Path) -> list[str]:
-    """Return the names of the run folders in a folder; OSError where that may not be entered."""
+    """Return the names of the run folders in a folder; OSError if that is not accessible."""
     return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether a run is being started there, or config.json is that of a run: models have one, too."""
+    """Return whether a run is starting there, or config.json is that of a run: models have one, too."""
     file = path / "config.json"
     try:
         return activity.read_activity(path) is not None or (file.is_file() and "schema" in read_object(file))
@@ -274,10 +274,10 @@ def _has_begun(path: Path) -> bool:
 def name_of_path(path: str | Path) -> str:
     """Return a printable name for a folder or a file, without the suffix of a file.
 
-    A file that is called as all logs are, `run.log` or `metrics.jsonl`, has the name of its folder.
+    A file with a name that all logs have, `run.log` or `metrics.jsonl`, gets the name of its folder.
     """
     path = Path(path)
-    if not path.name:  # as that of `.`
+    if not path.name:  # such as that of `.`
         path = path.resolve()
     if path.stem.lower() in _GENERIC and not path.is_dir():
         path = path.absolute().parent

@@ -1,4 +1,4 @@
-"""Evaluations that were read and do not count: how many, which, and why."""
+"""Evaluations that were read but do not count: how many, which, and why."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BELOW, ABOVE, AT_START = "below min_compute", "above max_compute", "at compute 0
 FAILED = "failed"
 APART = "not of all data sets"
 NO_EVALUATION = "no evaluation"
-"""NaN in a row that holds none."""
+"""The reason for NaN in a row that holds no evaluation."""
 VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
-"""Reasons by which an evaluation has no pass rate at all."""
+"""Reasons for which an evaluation has no pass rate at all."""
 MOST = 100
-"""Evaluations that are listed one by one; all are counted."""
+"""Most evaluations that are listed one by one; all are counted."""
 _SHOWN = 12
 """Most evaluations that a sentence names."""
 _LEAST_GAPS = 3
-"""Values of NaN before the last evaluation from which on they may stand for rows without one."""
+"""Least NaN values before the last evaluation for them to stand for rows without one."""
 _WHY = {
     NAN: "NaN",
     NO_EVALUATION: "no evaluation",
@@ -46,7 +46,7 @@ _WHY = {
 
 @dataclass(frozen=True)
 class Omitted:
-    """One evaluation that does not count; what is not known of its place is None."""
+    """One evaluation that does not count; unknown parts of its place are None."""
 
     reason: str
     step: int | None = None
@@ -60,15 +60,15 @@ class LeftOut:
 
     metric: str = ""
     counts: tuple[tuple[str, int], ...] = ()
-    """How many, by reason."""
+    """The number of evaluations for each reason."""
     items: tuple[Omitted, ...] = ()
-    """The first of every reason, `MOST` in all."""
+    """The first evaluations of every reason, `MOST` in all."""
     ending: str = ""
-    """A sentence where the newest evaluations are no numbers: the run may have diverged."""
+    """A sentence if the newest evaluations are not numbers, as the run may have diverged; else empty."""
 
     @classmethod
     def of(cls, omitted: Iterable[Omitted], metric: str = "", ending: str = "") -> LeftOut:
-        """Count all of them, in the order of their steps."""
+        """Count evaluations by reason, and list the first of each in the given order."""
         found = list(omitted)
         counts = Counter(one.reason for one in found)
         return cls(metric, tuple(counts.items()), tuple(_shared(found)), ending)
@@ -77,28 +77,28 @@ class LeftOut:
     def of_log(
         cls, omitted: Sequence[Omitted], at_W: np.ndarray, at_N: np.ndarray, metric: str = ""
     ) -> LeftOut:
-        """Count all of a log, tell apart NaN that stands for no evaluation, and add the ending.
+        """Count the evaluations of a log, set apart NaN that stands for no evaluation, and add the ending.
 
         Args:
-            omitted: in the order in which they are listed.
+            omitted: the evaluations that do not count, in the order in which they are listed.
             at_W: their place along the run (step or compute); NaN where it is not known.
-            at_N: that of the evaluations that count.
+            at_N: the place of the evaluations that count.
             metric: the name of the pass rate.
         """
         found = list(omitted)
         nan_W = np.array([one.reason == NAN for one in found], dtype=bool)
         if _are_gaps(at_N, at_W[nan_W]):
-            # A table pads rows without an evaluation by NaN; without this such a run would seem to diverge.
+            # A table pads rows without an evaluation with NaN; such a run must not seem to diverge.
             found = [replace(one, reason=NO_EVALUATION) if one.reason == NAN else one for one in found]
         valueless_W = np.array([one.reason in VALUELESS for one in found], dtype=bool)
-        # Only after the last evaluation that counts: NaN in the middle was passed, and the run went on.
+        # Only after the last evaluation that counts: after NaN in the middle the run went on.
         newest_W = np.flatnonzero(valueless_W & (at_W > at_N.max(initial=-math.inf)))
         newest = [found[n] for n in newest_W[np.argsort(at_W[newest_W], kind="stable")]]
         return cls.of(found, metric, _ending(newest, len(at_N) + int(valueless_W.sum()), metric))
 
     @classmethod
     def parse(cls, found: Any) -> LeftOut:
-        """Parse what `to_json` gave, as a config.json has it; empty for anything else."""
+        """Parse the output of `to_json`, as a config.json has it; empty for anything else."""
         if not isinstance(found, Mapping):
             return cls()
         reasons, items = found.get("reasons"), found.get("evaluations")
@@ -112,7 +112,7 @@ class LeftOut:
             for one in (items if isinstance(items, Sequence) else ())[:MOST]
             if isinstance(one, Mapping) and isinstance(why := one.get("reason"), str) and why in _WHY
         ]
-        # A config.json that anyone may have edited: nothing in it may raise, or fill a page.
+        # Anyone may have edited a config.json: nothing in it may raise, or fill a page.
         texts = [printable(str(found.get(name) or ""))[:500] for name in ("metric", "ending")]
         return cls(texts[0], tuple(counts), tuple(listed), texts[1])
 
@@ -120,20 +120,20 @@ class LeftOut:
         return sum(n for _, n in self.counts)
 
     def joined(self, other: LeftOut) -> LeftOut:
-        """Return these and others of the same run."""
+        """Return these and the others of the same run together."""
         counts = Counter(dict(self.counts)) + Counter(dict(other.counts))
         items = tuple(_shared([*self.items, *other.items]))
         return LeftOut(self.metric or other.metric, tuple(counts.items()), items, self.ending or other.ending)
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the warnings: the ending first, then a sentence for every reason, with steps or lines."""
+        """Return the warnings: the ending first, then one sentence per reason, with steps or lines."""
         of = f" of '{self.metric}'" if self.metric else ""
         return tuple(
             filter(None, [self.ending, *(self._sentence(reason, n, of) for reason, n in self.counts)])
         )
 
     def rows(self) -> tuple[str, ...]:
-        """Return the rows of a table: what is left out for every reason."""
+        """Return the rows of a table: what is left out, one row per reason."""
         return tuple(self._sentence(reason, n, "") for reason, n in self.counts)
 
     def _sentence(self, reason: str, n: int, of: str) -> str:
@@ -142,13 +142,13 @@ class LeftOut:
                 f"{counted(n, 'row')} left out, without an evaluation{of}: NaN in most rows stands for none"
             )
         items = [one for one in self.items if one.reason == reason]
-        if reason in (BELOW, ABOVE):  # cut by the reader, who needs no list
+        if reason in (BELOW, ABOVE):  # cut by the user, who needs no list
             return f"{n}{of} {_WHY[reason]}{_range(items, n)}"
         places = _places(items, n)
         return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}{': ' * bool(places)}{places}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value of "left_out" in JSON; the list is bounded, the counts are of all."""
+        """Return the value of "left_out" in JSON; the list is bounded, the counts are complete."""
         return {
             "total": len(self),
             "metric": self.metric or None,
@@ -159,10 +159,10 @@ class LeftOut:
 
 
 def _are_gaps(at_N: np.ndarray, nan_V: np.ndarray) -> bool:
-    """Whether NaN stands for a row without an evaluation, as where a table has a column for every metric.
+    """Return whether NaN stands for rows without an evaluation, as in a table with one column per metric.
 
-    It does if there are as many before the last evaluation as there are evaluations, and no more follow on
-    that one than there are between any two.
+    It does if there are as many before the last evaluation as there are evaluations, and if no more follow
+    the last one than lie between any two.
     """
     between = np.diff(np.searchsorted(np.sort(nan_V), [-math.inf, *np.sort(at_N), math.inf]))
     before, after = between[:-1], between[-1]
@@ -170,7 +170,7 @@ def _are_gaps(at_N: np.ndarray, nan_V: np.ndarray) -> bool:
 
 
 def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
-    """Describe a run whose newest evaluations have no number; `total` are all that it made."""
+    """Describe a run whose newest evaluations have no number; `total` counts all of its evaluations."""
     if not newest:
         return ""
     what = " or ".join(_WHY[reason] for reason in dict.fromkeys(one.reason for one in newest))
@@ -187,9 +187,9 @@ def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
 
 
 def _places(items: Sequence[Omitted], total: int) -> str:
-    """List steps where they are known, with lines where those are; else lines; empty without either."""
+    """List the steps where they are known, with lines if those are; else the lines; empty without either."""
     shown = items[:_SHOWN]
-    if not shown:  # of a config.json that counts more than it lists
+    if not shown:  # a config.json may count more than it lists
         return "not listed"
     if all(one.step is not None for one in shown):
         with_lines = all(one.line is not None for one in shown)
@@ -205,7 +205,7 @@ def _places(items: Sequence[Omitted], total: int) -> str:
 
 
 def _range(items: Sequence[Omitted], total: int) -> str:
-    """Return the steps, else the lines, of all: ` (steps 65 to 430)`; empty where not all are known."""
+    """Return the range of all steps, else of all lines: ` (steps 65 to 430)`; empty if some are unknown."""
     for word in ("step", "line"):
         places = [at for one in items if (at := getattr(one, word)) is not None]
         if len(places) == total:
@@ -215,7 +215,7 @@ def _range(items: Sequence[Omitted], total: int) -> str:
 
 
 def _shared(found: Sequence[Omitted]) -> list[Omitted]:
-    """Keep the first of every reason, as many of each, `MOST` in all at the most."""
+    """Keep the first of every reason, equally many of each, and at most `MOST` in all."""
     by_reason: dict[str, list[Omitted]] = {}
     for one in found:
         by_reason.setdefault(one.reason, []).append(one)
@@ -223,7 +223,7 @@ def _shared(found: Sequence[Omitted]) -> list[Omitted]:
 
 
 def shown_step(value: Any) -> int | None:
-    """Convert a step, line or count to a whole number; None if it is none, or beyond 2**53."""
+    """Convert a step, line or count to a whole number; None if it is not one, or beyond 2**53."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # The bound first: int() raises for NaN and infinities, which are not within it.

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 from scalerl.errors import counted
 
 Kind = Literal["pass rate", "reward in [0, 1]", "reward", "training reward"]
-"""A share of right completions; a mean reward that stays in [0, 1], or in [-1, 1] for rewards of -1 and 1; a
-mean reward on another scale, which is fitted only as a share of a highest one that is named; and what is
-measured on the prompts of training."""
+"""A share of correct completions; a mean reward that stays in [0, 1], or in [-1, 1] for rewards of -1 and 1;
+a mean reward on another scale, which is fitted only as a share of a given maximum; and a measurement on the
+prompts of training."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _RIGHT = (
     r"acc(?:uracy)?|correct(?:ness)?|passed|pass_?rate|pass(?:@|_at_|_)1|solved?|solve_?rate|success|"
@@ -24,7 +24,7 @@ _CORRECTNESS = re.compile(
     r"(?=[/_.\-@ ]|$|(?-i:[A-Z]))",
     re.IGNORECASE,
 )
-"""Words of their own, also of a name in camel case: MathAccuracy."""
+"""A word for correctness in the name of a metric, also in camel case: MathAccuracy."""
 _SHARE_OF_RIGHT = re.compile(
     rf"(?:^|[/_.\-@ ])(?:{_RIGHT}|success_?rate)"
     r"(?:[/_.\- ](?:mean|avg|rate|percent|pct|%))?(?:(?:@|_at_)\d+)?$",
@@ -49,31 +49,31 @@ _EVALUATION = re.compile(
 
 
 def is_named_for_correctness(name: str) -> bool:
-    """Whether a metric, by its name, is the share of right completions."""
+    """Return whether a metric is, by its name, the share of correct completions."""
     return _CORRECTNESS.search(name) is not None
 
 
 @functools.lru_cache(2**16)
 def is_of_evaluation(name: str) -> bool:
-    """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
+    """Return whether a metric is, by its name, of evaluations, which may be logged long after their step."""
     return _EVALUATION.search(name) is not None
 
 
 @functools.lru_cache(2**16)
 def is_held_out_share(name: str) -> bool:
-    """Whether a metric that no trainer is known to log is, by its name, a held-out share of right answers."""
+    """Return whether a metric that no known trainer logs is, by name, a held-out share of correct answers."""
     return is_share_of_right(name) and is_of_evaluation(name)
 
 
 def is_share_of_right(name: str) -> bool:
-    """Whether a metric is, by its name, a share of right answers, and no count or spread of them."""
+    """Return whether a metric is, by its name, a share of correct answers, not a count or spread of them."""
     return _SHARE_OF_RIGHT.search(name) is not None and _OF_ELSE.search(name) is None
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind of a metric that the user has named, by its name, as far as that says it.
+    """Return the kind of a metric that the user has named, as far as its name shows it.
 
-    A reward whose name does not say that it is held out is one of training: trainers call theirs so.
+    A reward whose name does not say that it is held out is a training reward: trainers name theirs so.
     """
     if _TRAINING.match(name):
         return "training reward"
@@ -85,7 +85,7 @@ def kind_of(name: str) -> Kind:
 
 
 def scaled_by(name: str, wrong: float, right: float) -> str:
-    """Say how rewards are made shares of right answers."""
+    """Return a sentence on how rewards are turned into shares of correct answers."""
     if not wrong:
         return f"'{name}' is divided by {right:g}"
     minus = f"reward + {-wrong:g}" if wrong < 0 else f"reward - {wrong:g}"
@@ -96,8 +96,8 @@ def scaled_by(name: str, wrong: float, right: float) -> str:
 class Metric:
     """The metric that stands for the pass rate.
 
-    The definitions of this package are about a held-out pass rate. A reward stands in for one; of a training
-    reward no ceiling is called identified, and no go or no-go is given.
+    The definitions of this package are about a held-out pass rate. A reward stands in for one; for a training
+    reward no ceiling is identified, and neither go nor no-go is given.
     """
 
     name: str = "pass_rate"
@@ -107,28 +107,28 @@ class Metric:
     """The data set or task of its prompts; empty where that is not known."""
     n_prompts: int = 0
     n_samples: int = 0
-    """Completions per prompt; 0 is not known, as for `n_prompts`."""
+    """Completions per prompt; 0 means not known, as for `n_prompts`."""
     others: tuple[str, ...] = ()
-    """Further metrics that could have been taken."""
+    """Other metrics that could have been taken."""
     is_chosen: bool = True
     """Whether the user or the run's own trainer named it, so that nothing was guessed."""
 
     @classmethod
     def of_column(cls, name: str) -> Metric:
-        """Return the metric that the user has named, a column of a table or a metric of a log."""
+        """Return the metric that the user has named: a column of a table or a metric of a log."""
         return cls(name, kind_of(name))
 
     def is_alike(self, other: Metric) -> bool:
-        """Whether values of both may stand on one axis: the same measure, on the same prompts where known."""
-        # Trackers have the pass rate of a run folder as eval/pass_rate.
+        """Return whether values of both may share an axis: one measure, and the same prompts where known."""
+        # Trackers log the pass rate of a run folder as eval/pass_rate.
         names = [one.name.removeprefix("eval/") for one in (self, other)]
         same_set = not (self.dataset and other.dataset) or self.dataset == other.dataset
         return names[0] == names[1] and self.kind == other.kind and same_set
 
     def is_comparable(self, other: Metric) -> bool:
-        """Whether both are one measure, by their names, or as the user has named both."""
+        """Return whether both are one measure, by their names or because the user has named both."""
         is_named = self.name != other.name and self.is_chosen and other.is_chosen
-        # But pass@8, or a loss, is of another measure than a pass rate, and says so by its name.
+        # But pass@8 or a loss is, by its name, not the measure that a pass rate is.
         return self.is_alike(other) or (is_named and bool(self.doubt) == bool(other.doubt))
 
     @property
@@ -138,7 +138,7 @@ class Metric:
 
     @property
     def split(self) -> Literal["held-out", "training"]:
-        """The prompts: held out, or those of training."""
+        """The split of its prompts: held out, or training."""
         return "training" if self.kind == "training reward" else "held-out"
 
     @property
@@ -158,7 +158,7 @@ class Metric:
 
     @property
     def doubt(self) -> str:
-        """Why it may be no pass rate, by its name, in one sentence; empty where nothing says so."""
+        """Why it may not be a pass rate, by its name, in one sentence; empty if nothing suggests that."""
         if _OF_SEVERAL.search(self.name):
             return (
                 f"'{self.name}' is no pass rate of single completions, by its name: ceiling, target and "
@@ -169,7 +169,7 @@ class Metric:
         return ""
 
     def __str__(self) -> str:
-        """Name it in one line: `eval/acc, held-out pass rate of math (500 prompts x 4)`."""
+        """Return its description in one line: `eval/acc, held-out pass rate of math (500 prompts x 4)`."""
         kind = self.kind if self.split == "training" else f"held-out {self.kind}"
         counts = [counted(self.n_prompts, "prompt")] if self.n_prompts else []
         counts += [f"{counted(self.n_samples, 'sample')} each"] if self.n_samples else []
@@ -177,7 +177,7 @@ class Metric:
         return f"{self.name}, {kind}{of}" + (f" ({', '.join(counts)})" if counts else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object `metric` of JSON answers, which config.json of an imported run has as well."""
+        """Return the object `metric` of JSON answers, which is also in config.json of an imported run."""
         return {
             "name": self.name,
             "kind": self.kind,

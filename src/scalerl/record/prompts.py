@@ -1,15 +1,15 @@
 """How far sampling moves a run's pass rate from one evaluation to the next, measured prompt by prompt.
 
-sqrt(mean p (1 - p) / (P k)) is the noise of completions that are drawn anew. Where evaluations share their
-random numbers (`evaluation.seed`) most of it is the same in all of them: the demonstration's pass rates
-scatter by a third of it. The successes of every prompt tell, as prompts are independent given the weights:
+sqrt(mean p (1 - p) / (P k)) is the noise of completions that are sampled anew. If evaluations share their
+random numbers (`evaluation.seed`), most of it is the same in all of them: the demonstration's pass rates
+scatter by a third of it. The successes by prompt show how much, as prompts are independent given the weights:
 
     var(y_j - y_i) = var over prompts (c_j - c_i) / (P k^2) = 2 sd^2          i, j neighbours in the record
 
-A prompt that has been learnt in between counts as noise too, so that this is an upper bound as well. A fit
-takes it at one completion a prompt, where nothing else is known. Where the number of completions is known it
-is not taken, though forecasts of evaluations would be narrower: what all evaluations share is no scatter, but
-it moves the ceiling (`benchmarks/prompts.py`).
+A prompt that has been learnt in between counts as noise too, so this is an upper bound as well. A fit uses it
+at one completion a prompt, where nothing else is known. Where the number of completions is known it is not
+used, although forecasts of evaluations would be narrower: what all evaluations share causes no scatter, but
+moves the ceiling (`benchmarks/prompts.py`).
 
 Shapes: P prompts.
 """
@@ -29,13 +29,13 @@ from scalerl.record.evaluation import EvalPoint, mean_p_1mp
 from scalerl.record.reader import RunRecord
 
 FILE, DOWNSTREAM = "eval_prompts.jsonl", "downstream.jsonl"
-_LEAST = 100  # differences of prompts, over all neighbours: their variance is then known to a seventh
+_LEAST = 100  # least differences of prompts, over all neighbours: they determine the variance to a seventh
 
 
 def noise_between(record: RunRecord) -> float | None:
-    """Return the sampling noise by which evaluations differ, as an sd of one, in pass rate.
+    """Return the sampling noise by which evaluations differ, as the sd of one evaluation, in pass rate.
 
-    None where eval_prompts.jsonl cannot tell: with fewer than a hundred differences of prompts.
+    None if eval_prompts.jsonl has fewer than a hundred differences of prompts.
 
     Raises:
         InputError: the file cannot be read.
@@ -54,11 +54,11 @@ def noise_between(record: RunRecord) -> float | None:
 
 
 def of_task(record: RunRecord, name: str) -> RunRecord:
-    """Return the run with the pass rates on one task of its mixture alone, from the successes by prompt; or
-    on a downstream suite, with the evaluations that had it.
+    """Return the run with the pass rates on one task of its mixture only, from the successes by prompt; or on
+    a downstream suite, with the evaluations that had it.
 
     Raises:
-        InputError: eval_prompts.jsonl cannot be read, has no prompts of this task, or not all evaluations.
+        InputError: eval_prompts.jsonl cannot be read, or has no prompts of this task for some evaluation.
     """
     if name not in record.tasks and (
         rows := [row for row in record.downstream() if row.get("suite") == name]
@@ -68,7 +68,7 @@ def of_task(record: RunRecord, name: str) -> RunRecord:
         except InputError as error:
             raise InputError(f"{record.path / DOWNSTREAM}: {error}") from error
         return replace(record, evals=evals, forecasts=(), lines=(), task=name)
-    # These are of the evaluation as a whole.
+    # These figures are for the evaluation as a whole.
     unknown = dict.fromkeys(("failed", "truncated", "interrupted", "mean_length", "entropy"), math.nan)
     narrowed = {}
     for row in whole_rows(record, 0):
@@ -95,7 +95,7 @@ def successes_of(row: dict[str, Any], task: str = "") -> np.ndarray:
 
 
 def whole_rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of the evaluations from step `first` on, one for each, in their order."""
+    """Yield one whole line (see `is_whole`) for every evaluation from step `first` on, as in the file."""
     suite = record.task if record.task and record.task not in record.tasks else None
     path = record.path / (FILE if suite is None else DOWNSTREAM)
     left = {point.step for point in record.evals if point.step >= first}
@@ -103,7 +103,7 @@ def whole_rows(record: RunRecord, first: int) -> Iterator[dict[str, Any]]:
         if not path.is_file() or path.stat().st_size > limits.WHOLE.most:
             return
         with path.open("rb") as file:
-            # A line at a time: the file of a long run on many prompts takes ten times its size as objects.
+            # A line at a time: as objects, the file of a long run on many prompts takes ten times its size.
             while line := file.readline(limits.ROW.most):
                 row = object_of(line)
                 if suite is not None:

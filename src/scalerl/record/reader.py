@@ -1,4 +1,4 @@
-"""The seam between training and curve science: a run is a folder, as docs/reference/run-folder.md has it.
+"""The seam between training and curve science: the run folder of docs/reference/run-folder.md, read.
 
 A trainer writes it through `RunWriter`; everything that fits, compares or reports reads it through
 `RunRecord`. Raw counters are stored, and the compute axis is chosen when reading (`RunRecord.compute`).
@@ -26,18 +26,18 @@ from scalerl.record.metric import Metric
 
 SCHEMA = 1
 UNTRAINED = ("checkpoint", "cluster", "engine", "health", "learner", "samples", "timeouts", "tracking")
-"""The parts of a recipe on which nothing that is trained depends."""
+"""The parts of a recipe that do not affect what is trained."""
 _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
-"""What stands for a whole number of an evaluation that is not known."""
+"""The value of a whole number of an evaluation that is not known."""
 _FIRST = ("step", "pass_rate", "noise_sd")
 """The first columns of a data frame."""
 PASS_RATE_OF = "pass_rate/"
-"""Start of the name of the metric of one task of a mixture, or of a downstream suite."""
+"""Prefix of the metric's name for one task of a mixture, or for a downstream suite."""
 
 
 @dataclass(frozen=True, repr=False)
 class RunRecord:
-    """A run folder, read. `warnings` says what was passed over (an unfinished last line after a crash)."""
+    """A run folder, read. `warnings` says what was skipped (an unfinished last line after a crash)."""
 
     path: Path
     config: dict[str, Any]
@@ -45,13 +45,13 @@ class RunRecord:
     forecasts: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
-    """Line of every evaluation in its file, for errors; empty where they came from no file."""
+    """Line of every evaluation in its file, for errors; empty if they came from no file."""
     alarms: tuple[Alarm, ...] = ()
-    """What was wrong with the run's health: alarms, and what was but a warning."""
+    """What was wrong with the run's health: alarms and warnings."""
     task: str = ""
-    """The task of a mixture, or the suite, that the pass rates are of (`scalerl.record.prompts.of_task`)."""
+    """The task of a mixture, or the suite, whose pass rates these are (`scalerl.record.prompts.of_task`)."""
     source_steps: Callable[[], Iterable[dict[str, Any]]] | None = field(default=None, compare=False)
-    """What yields the lines of steps.jsonl of a run that was read from the log of another trainer."""
+    """Yields the lines of steps.jsonl of a run that was read from the log of another trainer."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -61,7 +61,7 @@ class RunRecord:
             InputError: there is no such folder, it holds no evaluations, or a line cannot be read.
         """
         path = as_path(path)
-        with reading(path):  # a folder may not be entered, a name be too long
+        with reading(path):  # a folder may not be accessible, or a name be too long
             if not (path / "evals.jsonl").is_file():
                 raise InputError(f"{path}: {why_no_run(path)}")
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
@@ -72,7 +72,7 @@ class RunRecord:
 
     @classmethod
     def parse_evals(cls, data: bytes, source: str) -> RunRecord:
-        """Parse a text in the form of evals.jsonl that stands alone; `source` names it in errors.
+        """Parse text in the form of evals.jsonl without a run folder; `source` names it in errors.
 
         Raises:
             InputError: a line cannot be read.
@@ -89,16 +89,16 @@ class RunRecord:
 
     @property
     def trainers(self) -> int:
-        """Processes that train, as config.json has them; 1 where it does not say."""
+        """Number of training processes, from config.json; 1 where it does not say."""
         devices, recipe = (_table(self.config, name) for name in ("devices", "recipe"))
         found = devices.get("trainers", _table(recipe, "cluster").get("trainers"))
-        # A config.json of anyone: no number, or one below 1, must not divide or multiply.
+        # Anyone may have edited config.json: neither a non-number nor one below 1 may divide or multiply.
         return max(found, 1) if isinstance(found, int) else 1
 
     def devices(self, role: str, processes: int) -> float:
-        """Devices that the `processes` of a role are counted with: generate, train or evaluate.
+        """Return how many devices the `processes` of a role count as; roles are generate, train and evaluate.
 
-        Records from before devices were counted do not say: there every process was one.
+        Records from before devices were counted do not say: there every process counts as one.
         """
         found = _table(_table(self.config, "devices"), "held").get(role)
         return found if isinstance(found, (int, float)) and 0 < found < math.inf else processes
@@ -110,13 +110,13 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The printable name of the run: that in config.json, else its folder's or file's."""
+        """The printable name of the run: from config.json, else that of its folder or file."""
         named = self.config.get("name")
         return printable(str(named)) if named else name_of_path(self.path)
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks of a mixture; of any other run none."""
+        """The names of the tasks of a mixture; empty for any other run."""
         return tuple(_table(_table(_table(self.config, "recipe"), "task"), "tasks"))
 
     @property
@@ -128,7 +128,7 @@ class RunRecord:
 
     @property
     def metric(self) -> Metric:
-        """What its pass rates are: the metric of a log, or the pass rate on a task's held-out prompts."""
+        """What the pass rates are: the metric of a log, or the pass rate on a task's held-out prompts."""
         if (read := Metric.parse(self.config.get("metric"))) is not None:
             return read
         task = _table(_table(self.config, "recipe"), "task")
@@ -154,9 +154,9 @@ class RunRecord:
 
     @property
     def health_is_watched(self) -> bool:
-        """Whether its trainer looks for alarms: ours does, by the thresholds of a recipe.
+        """Whether the run's trainer looks for alarms: ours does, by the thresholds of a recipe.
 
-        Whether other runs had any, those read from logs above all, is not known.
+        Whether other runs had any is not known, above all for those read from logs.
         """
         has_thresholds = isinstance(_table(self.config, "recipe").get("health"), Mapping)
         return has_thresholds or bool(self.alarms)
@@ -166,7 +166,7 @@ class RunRecord:
         return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
 
     def steps(self) -> list[dict[str, Any]]:
-        """Read the lines of steps.jsonl, of which a long run has many."""
+        """Read the lines of steps.jsonl, which are many for a long run."""
         if self.source_steps is not None:
             return list(self.source_steps())
         return read_rows(self.path / "steps.jsonl", [])
@@ -176,7 +176,7 @@ class RunRecord:
         return [row for row in read_rows(self.path / "lost.jsonl", []) if "lost" in row]
 
     def samples(self) -> list[dict[str, Any]]:
-        """Read the completions that are kept as text: the lines of samples.jsonl."""
+        """Read the completions that were kept as text: the lines of samples.jsonl."""
         return read_rows(self.path / "samples.jsonl", [])
 
     def downstream(self) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ class RunRecord:
         """Return the training compute up to every evaluation, shape (n,), in units of `axis`.
 
         gpu_hours = (generate + train + idle device-seconds) / 3600; evaluation is left out. `price` is in
-        dollars per GPU-hour, and belongs to the axis `dollars`.
+        dollars per GPU-hour, for the axis `dollars`.
 
         Raises:
             InputError: the axis is unknown, its counters were not logged, or `price` is missing or not
@@ -207,16 +207,16 @@ class RunRecord:
         return in_dollars(compute, price) if axis == "dollars" else compute
 
     def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
-        """Return `compute` as it is fitted: 0 at step 0, as devices that start up train nothing."""
+        """Return `compute` as it is fitted: 0 at step 0, as devices that are starting up train nothing."""
         step_N = np.array([point.step for point in self.evals])
         # Devices idle before the first step, which would put the untrained model at a compute above 0.
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 
     def to_frame(self) -> Any:
-        """Return the evaluations as a `pandas.DataFrame`, a row each; NaN or NA for what was not logged.
+        """Return the evaluations as a `pandas.DataFrame`, one row each; NaN or NA for what was not logged.
 
         Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `tokens_processed`,
-        `samples` as they are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
+        `samples` as they are fitted, and the other fields of `EvalPoint`. `scalerl.fit` accepts the frame.
 
         Raises:
             InputError: pandas is not installed.
@@ -235,7 +235,7 @@ class RunRecord:
         return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
 
     def __repr__(self) -> str:
-        """Return one line: all of a record are thousands of numbers."""
+        """Return one line, as a whole record would be thousands of numbers."""
         parts = [f"RunRecord {brief(self.name)}", counted(len(self.evals), "evaluation")]
         if self.evals:
             first, last = self.evals[0], self.evals[-1]
@@ -264,7 +264,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     schema = config.get("schema", SCHEMA)
     if not isinstance(schema, int):
         raise InputError(f"{file}: 'schema' must be a whole number, found {schema!r}")
-    # A newer one may mean something else by a field; older ones are read.
+    # A newer schema may change the meaning of a field; older ones are read.
     if schema > SCHEMA:
         raise InputError(f"{file}: schema {schema} is newer than this scalerl reads ({SCHEMA})")
     return config

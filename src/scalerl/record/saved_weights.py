@@ -1,4 +1,4 @@
-"""The weights that a run has on disk, each tied by its name to one version: the step that made them."""
+"""The weights that a run has on disk, each tied by folder name to its version: the step that made them."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ def saved_weights(run: Path) -> dict[int, Path]:
     """Return the model folders in `checkpoints/` by their step.
 
     `best-00040` and `step-00040` are of step 40, `final` is of the step in its finished.json. Checkpoints
-    that were made within a step are left out: their weights are those of the step before. Of one step the
-    final weights come first, then `best-`, which no newer checkpoint replaces by its age.
+    made within a step are left out: their weights are those of the step before. For one step the final
+    weights take precedence, then `best-`, which no newer checkpoint replaces by its age.
     """
     found: dict[int, Path] = {}
     for kind in ("step", "best"):
@@ -30,5 +30,5 @@ def saved_weights(run: Path) -> dict[int, Path]:
 
 
 def final_folder(run: Path) -> Path:
-    """Return where the final weights of the run folder `run` are, once it has reached its end."""
+    """Return the folder of the final weights of the run folder `run`, where they are once it has ended."""
     return run / "checkpoints" / "final"

@@ -1,6 +1,6 @@
-"""Writing a run folder: the one code that does.
+"""The writer of a run folder; no other code writes one.
 
-Evaluations, forecasts and alarms are synced to the disk as they are written, steps are flushed.
+Evaluations, forecasts and alarms are synced to disk as they are written; steps are only flushed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from scalerl.record.reader import SCHEMA, RunRecord
 
 
 class RunWriter:
-    """Writes a run folder, one whole line at a time; no other code writes there, and no other process.
+    """Writes a run folder, one whole line at a time; no other code or process writes there.
 
-    Lines go to the folder that was opened, wherever that is moved; `folder` says where it is. Whatever
-    writes raises WriteError where the disk does not take it, or another program has written to a file.
+    Lines go to the folder that was opened, even if it is moved; `folder` says where it is. Every method that
+    writes raises WriteError if the disk refuses it, or if another program has written to a file.
     """
 
     def __init__(self, path: str | Path | RunFolder, config: Mapping[str, Any]) -> None:
         """Create the folder `path` and write config.json.
 
-        A `RunFolder` was claimed already, and stays so when this is closed.
+        A `RunFolder` is already claimed, and stays claimed when this is closed.
 
         Raises:
-            InputError: the folder exists already and is not empty, or another process writes there.
+            InputError: the folder exists and is not empty, or another process writes there.
         """
         self._open(path, new=True)
         self.config = json.loads(dumps({"schema": SCHEMA, **config}))
@@ -45,9 +45,9 @@ class RunWriter:
 
     @classmethod
     def resume(cls, path: str | Path | RunFolder, lengths: Mapping[str, int]) -> RunWriter:
-        """Go on writing the run folder `path` from where its files had these lengths, in bytes.
+        """Continue the run folder `path` from where its files had these lengths, in bytes.
 
-        What comes after is moved to lost.jsonl, under a line that says what it had cost.
+        What comes after is moved to lost.jsonl, under a line that states its cost.
 
         Raises:
             InputError: another process writes there, or config.json cannot be read.
@@ -66,7 +66,7 @@ class RunWriter:
         self.path = self.folder.path
         self._is_own = not isinstance(path, RunFolder)
         self._ends = dict.fromkeys(RECORDS, 0)
-        """Ends of the files, in bytes, after the last write."""
+        """Length of each file, in bytes, after the last write."""
 
     def close(self) -> None:
         """Unlock the folder; nothing can be written after this."""
@@ -74,8 +74,8 @@ class RunWriter:
             self.folder.close()
 
     def change(self, **changes: Any) -> None:
-        """Change values in config.json, or parts of its tables (the recipe, say), where they differ."""
-        # As it will be read: tuples are lists, and NaN is null, before the two are compared.
+        """Change values in config.json, or in its tables (such as the recipe), where they differ."""
+        # Compared as they will be read: tuples are lists, and NaN is null.
         now = json.loads(dumps({**self.config, **changes}))
         for name, before in self.config.items():
             if isinstance(before, dict) and isinstance(now[name], dict):
@@ -85,7 +85,7 @@ class RunWriter:
             self._write_config()
 
     def checkpointed(self) -> None:
-        """Record in config.json that the run has had a checkpoint."""
+        """Record in config.json that the run has written a checkpoint."""
         self.change(checkpointed=True)
 
     def _write_config(self) -> None:
@@ -113,7 +113,7 @@ class RunWriter:
     def evaluation(
         self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray
     ) -> None:
-        """Append one evaluation, and the successes `correct_P` of each of its prompts."""
+        """Append one evaluation, with the successes `correct_P` of its prompts."""
         successes = {
             "step": point.step,
             "prompt_set": prompt_set,
@@ -121,7 +121,7 @@ class RunWriter:
             "id": list(prompt_ids),
             "correct": [int(c) for c in correct_P],
         }
-        # The prompts first: an evaluation that is on record has its successes on record.
+        # The prompts first, so that every evaluation on record has its successes on record.
         self._append("eval_prompts.jsonl", successes)
         self._append("evals.jsonl", asdict(point), sync=True)
 
@@ -132,20 +132,20 @@ class RunWriter:
     def whole(self, record: RunRecord) -> None:
         """Write all evaluations and steps of a run that was read from a log, at once."""
         steps = record.source_steps() if record.source_steps else ()
-        # What makes it a run comes last.
+        # The file that makes the folder a run comes last.
         lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in record.evals)}
         for name, rows in lines.items():
             with _writing(self.path / name):
                 write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))
 
     def step(self, row: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
-        """Append one trainer step, and the outcome of each of its groups."""
+        """Append one trainer step, with the outcome of each of its groups."""
         if groups is not None:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
 
     def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append completions that are kept as text."""
+        """Append completions to be kept as text."""
         for row in rows:
             self._append("samples.jsonl", row)
 
@@ -161,15 +161,15 @@ class RunWriter:
     def forecast(self, row: Mapping[str, Any]) -> None:
         """Append one forecast; it is on the disk when this returns, and is never edited.
 
-        A resume from a checkpoint before it moves it to lost.jsonl."""
+        A resume from an earlier checkpoint moves it to lost.jsonl."""
         self._append("forecasts.jsonl", row, sync=True)
 
     def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
-        self.folder.here()  # raises where the folder was removed
+        self.folder.here()  # raises if the folder was removed
         data = (dumps(row) + "\n").encode()
         with _writing(self.path / name):
             try:
-                # Created once: a file that was removed would begin anew without its first half, unnoticed.
+                # Created once: a file that was removed would silently start again without its first half.
                 handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
             except FileNotFoundError:
                 self._check_end(name, 0)
@@ -197,7 +197,7 @@ _writing = partial(writing, more="; what was written before is kept")
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one line of JSON, whole or not at all; WriteError where the disk does not take it."""
+    """Append one line of JSON, whole or not at all; raise WriteError if the disk refuses it."""
     with _writing(path), path.open("ab", buffering=0) as file:
         _append(file.fileno(), (dumps(row) + "\n").encode(), synced=True)
 
@@ -205,11 +205,11 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 def _append(handle: int, data: bytes, synced: bool) -> None:
     before = os.lseek(handle, 0, os.SEEK_END)
     try:
-        # A short write is a full disk, which Linux reports only at the next one.
+        # A short write means a full disk, which Linux reports only at the next write.
         if os.write(handle, data) != len(data):
             raise OSError(28, os.strerror(28))
         if synced:
             os.fsync(handle)
     except OSError:
-        os.ftruncate(handle, before)  # no torn line stays behind a full disk
+        os.ftruncate(handle, before)  # a full disk leaves no torn line
         raise

@@ -1,7 +1,7 @@
-"""The formats that trainers and trackers write, a file for each or for a few, and what their readers share.
+"""The formats that trainers and trackers write, one or a few in a file, and what their readers share.
 
     recognise.py  all formats, and which one a file has; format.py what a reader provides (`Format`)
-    importer.py   `Importer`, a reader of your own: `--format file.py:Class`
+    importer.py   `Importer`, a custom reader: `--format file.py:Class`
     table.py      tables of compute and pass rates, which are no logs
     lines.py, rows.py, protobuf.py     files line by line, rows of metrics, protocol buffers
 

@@ -1,4 +1,4 @@
-"""The SQLite files of trackers, MLflow's and trackio's, read while another program writes to them.
+"""The SQLite files of trackers, MLflow and trackio, read while another program may write to them.
 
 MLflow's is `mlflow.db`, its default since MLflow 3, with all experiments; trackio has one for each project.
 """
@@ -26,9 +26,9 @@ from scalerl.jsonl import flat, parse_json, why_not_json
 
 _MAGIC = b"SQLite format 3\0"
 _WAL = struct.Struct("18xB")
-"""The byte of the header that is 2 where new rows go to a write-ahead log, a file beside this one."""
+"""The byte of the header that is 2 if new rows go to a write-ahead log, a file beside this one."""
 _STEPS_AT_ONCE, _STEPS_PER_BYTE = 100_000, 20
-"""Steps of SQLite's machine between two looks, and those that a sound file may take for each byte."""
+"""Steps of SQLite's machine between two checks, and the steps that a sound file may take for each byte."""
 _MLFLOW_RUNS = """
 SELECT runs.run_uuid, experiments.experiment_id, experiments.name, runs.name, tags.value
 FROM runs JOIN experiments ON experiments.experiment_id = runs.experiment_id
@@ -43,7 +43,7 @@ _MLFLOW_METRIC = (
 
 @dataclass(frozen=True)
 class Database:
-    """An open file of a tracker, whose runs are to be read."""
+    """An open file of a tracker."""
 
     path: Path
     sql: sqlite3.Connection
@@ -55,7 +55,7 @@ class Database:
     """Bytes of the file and of its write-ahead log."""
 
     def check_texts(self, length: int) -> None:
-        """Raise an InputError if the rows that were read so far have more bytes than the file."""
+        """Raise an InputError if the rows read so far have more bytes than the file."""
         if length > self.size:
             raise InputError(f"{self.path}: damaged, its rows have more bytes than the file ({self.size:,})")
 
@@ -72,7 +72,7 @@ class Store:
     file: str
     """How the tracker names such a file."""
     tables: Mapping[str, Collection[str]]
-    """The tables that tell such a file from others, and columns that they must have."""
+    """The tables that distinguish such a file from others, with columns that they must have."""
     read: Callable[[Database], list[Log]]
 
     def format(self) -> Format:
@@ -119,14 +119,14 @@ class Store:
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[sqlite3.Connection]:
-        """Open a connection that cannot write."""
+        """Open a read-only connection."""
         uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if _is_at_rest(path) else ''}"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=10)) as sql:
                 sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.ROW.most)
                 sql.execute("PRAGMA trusted_schema = OFF")
-                # Pages of a damaged file may lead to one another in a circle, or a hundred of them to each of
-                # a hundred: SQLite is stopped once it works for longer than a file of this size can need.
+                # Pages of a damaged file may lead to one another in a circle, or each of a hundred to a
+                # hundred more: SQLite is stopped once it works for longer than a file of this size can need.
                 left = itertools.count(10 + _bytes_of(path) * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
                 sql.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
                 yield sql
@@ -141,7 +141,7 @@ class Store:
 
 
 def _columns_of(sql: sqlite3.Connection, table: str) -> set[str]:
-    """Return the columns of a table; none where it is missing, or a view, which may take forever."""
+    """Return the columns of a table; none if it is missing, or is a view, which may take forever."""
     kind = sql.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     if kind != ("table",):
         return set()
@@ -157,12 +157,12 @@ def _is_database(path: Path) -> bool:
 
 
 def _is_at_rest(path: Path) -> bool:
-    """Whether nothing writes to a file, so that it may be opened as immutable: without locks, and untouched.
+    """Return whether nothing writes to a file, so that it may be opened as immutable: no locks, no changes.
 
-    With a write-ahead log, what a run that goes on, or was killed, has not yet moved into the file itself is
-    in that log, which SQLite reads only if it may take note of that in another file, `-shm`; while there is
-    no log, opening the file as immutable leaves no trace. Any other file is locked while it is read, as a
-    server may write to it, and pages from before and after a write would be mixed.
+    With a write-ahead log, that log holds what a running or killed run has not yet moved into the file
+    itself. SQLite reads it only if it may write another file, `-shm`; while there is no such log, opening the
+    file as immutable leaves no trace. Any other file is locked while it is read, as a server may write to it,
+    and pages from before and after a write would be mixed.
     """
     header = first_bytes(path, _WAL.size)
     has_log = len(header) == _WAL.size and _WAL.unpack(header) == (2,)
@@ -183,7 +183,7 @@ def _bytes_of(path: Path) -> int:
 def _read_mlflow(database: Database) -> list[Log]:
     """Read all runs that were not deleted, of all experiments."""
     builders, wanted = _mlflow_builders(database), dict[str, bool]()
-    names: dict[str, str] = {}  # one text for all runs
+    names: dict[str, str] = {}  # one string for all runs
     for key, run in database.sql.execute("SELECT key, run_uuid FROM latest_metrics"):
         if run not in builders or not isinstance(key, str):
             continue
@@ -191,10 +191,10 @@ def _read_mlflow(database: Database) -> list[Log]:
         if name not in wanted:
             wanted[name] = len(name) <= limits.NAME.most and database.wanted(name)
         if not wanted[name]:
-            builders[run].add(0.0, math.nan, {name: 0.0})  # which keeps the name alone
+            builders[run].add(0.0, math.nan, {name: 0.0})  # only keeps the name
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
-        # The primary key starts with name and time, so that of other metrics no row is read. And a server
-        # that writes waits, as the database is locked, for no longer than one metric takes.
+        # The primary key starts with name and time, so no row of another metric is read. And as the database
+        # is locked, a server that writes waits for no longer than one metric takes.
         begun: set[str] = set()
         for run, value, time, step, is_nan in database.sql.execute(_MLFLOW_METRIC, (name,)):
             if run in builders:
@@ -207,7 +207,7 @@ def _read_mlflow(database: Database) -> list[Log]:
 
 
 def _mlflow_builders(database: Database) -> dict[str, LogBuilder]:
-    """Return the logs of all runs by their ids, with their parameters and names that tell them apart."""
+    """Return the logs of all runs by id, with their parameters and with distinct names."""
     path, texts = str(database.path), 0
     found: dict[str, tuple[Any, str, str]] = {}
     for run, number, experiment, name, tag in database.sql.execute(_MLFLOW_RUNS):
@@ -219,7 +219,7 @@ def _mlflow_builders(database: Database) -> dict[str, LogBuilder]:
     named = Counter((number, name) for number, _, name in found.values())
     builders = {}
     for run, (number, experiment, name) in found.items():
-        # MLflow lets runs of an experiment have one name.
+        # MLflow lets several runs of an experiment have one name.
         title = f"{database.prefix}{experiment * several}{name}" + f" {run}" * (named[number, name] > 1)
         builders[run] = LogBuilder(path, "mlflow-db", title, database.wanted, database.room)
     for run, key, text in database.sql.execute("SELECT run_uuid, key, value FROM params"):
@@ -253,7 +253,7 @@ def _read_trackio(database: Database) -> list[Log]:
     builders: dict[str, LogBuilder] = {}
     texts = 0
     columns = _columns_of(sql, "metrics")
-    run = "run_id" if "run_id" in columns else "run_name"  # before 0.24 a run was its name
+    run = "run_id" if "run_id" in columns else "run_name"  # before 0.24 a run was identified by its name
     order = "ORDER BY id" if "id" in columns else ""
     rows = sql.execute(f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics {order}")
     for line, (key, name, step, time, text) in enumerate(rows, start=1):
@@ -281,8 +281,8 @@ def _read_trackio(database: Database) -> list[Log]:
 
 
 def _object(text: Any, path: Path) -> Mapping[str, Any]:
-    """Parse a cell with a JSON object, which some versions store as a text and some as bytes."""
-    if not isinstance(text, str | bytes):  # bytes() of a number would be so many zeros
+    """Parse a cell with a JSON object, which some versions store as text and some as bytes."""
+    if not isinstance(text, str | bytes):  # bytes() of a number would be that many zeros
         raise InputError(f"{path}: a row of trackio is a {type(text).__name__}, expected JSON text")
     try:
         found = parse_json(text.encode() if isinstance(text, str) else text, str(path))

@@ -1,4 +1,4 @@
-"""What a reader of one kind of file provides, and what readers do with several runs."""
+"""What a reader of one kind of file provides, and how readers treat several runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from scalerl.ingest.logs.log import Log, Room
 
 Wanted = Callable[[str], bool]
-"""Whether a metric of this name is to be kept."""
+"""A test of whether to keep a metric of this name."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A run that cannot be read; the other runs of its source are read all the same."""
+    """A run that cannot be read; the other runs of its source are still read."""
 
     path: str
-    """The file or folder that was asked for."""
+    """The file or folder that was given."""
     run: str
-    """Name of the run within the path; empty where the path is the run."""
+    """Name of the run within the path; empty if the path is the run."""
     reason: str
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Unread:
         return f"left out: {where}: {self.reason.removeprefix(f'{self.path}: ')}"
 
     def to_json(self) -> dict[str, str | None]:
-        """Return a member of "unread" in JSON."""
+        """Return an entry of "unread" in JSON."""
         return {"path": self.path, "run": self.run or None, "reason": self.reason}
 
 
@@ -44,20 +44,20 @@ def each_run(
     missing: str,
     room: Room | None = None,
 ) -> list[Log | Unread]:
-    """Read the runs at some places in a folder, each with its name; one that cannot be read is named instead.
+    """Read the runs at some places in a folder, each with its name; an unreadable one is named instead.
 
-    It leaves its part of the `room` that all share to the others.
+    An unreadable run frees its part of the `room` that all share.
 
     Raises:
-        InputError: there are none (`missing` is the message), or too many, or none of them can be read; it is
-            that of the first.
+        InputError: there are none (`missing` is the message), or too many, or none can be read (the message
+            is that of the first).
     """
     places = list(places)
     limits.FOUND.check(len(places), path)
     if not places:
         raise InputError(missing)
     found: list[Log | Unread] = []
-    errors: list[str] = []  # an exception would hold all that was read of its run
+    errors: list[str] = []  # an exception would keep all that was read of its run
     for place, name in places:
         try:
             with room.held() if room is not None else nullcontext():
@@ -71,7 +71,7 @@ def each_run(
 
 
 def unopened(error: OSError, place: Path) -> str:
-    """Describe the system's error at a file or folder that cannot be read."""
+    """Describe the system's error for a file or folder that cannot be read."""
     return f"{error.filename or place}: {error.strerror or error}"
 
 
@@ -84,8 +84,8 @@ class Format:
     what: str
     """A description in a few words, for help and messages."""
     recognises: Callable[[Path], bool]
-    """Whether a path is one of these, by its names and first bytes. It raises OSError and nothing else."""
+    """Returns whether a path is one of these, by its names and first bytes; raises only OSError."""
     read: Callable[[Path, Wanted], Sequence[Log | Unread]]
-    """All runs in it, the metrics that are wanted of each, and those that cannot be read. Where none can, it
-    raises InputError, which names what is wrong, or OSError; and it holds no more in memory than what is
+    """Reads all runs in it, with the wanted metrics of each, and names those that cannot be read. If none
+    can, it raises an InputError that says what is wrong, or OSError. It holds no more in memory than what is
     wanted, however large the file is."""

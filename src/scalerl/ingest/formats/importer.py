@@ -1,7 +1,7 @@
-"""Importers: log formats of the user's own, named by where their class is (`scalerl.own_code`).
+"""Importers: custom log formats, named by where their class is (`scalerl.own_code`).
 
-One that an installed package announces and that is broken must not keep others from their logs: it is a
-warning, once, and recognises nothing. Where `--format` names it, that is an error.
+A broken importer of an installed package must not keep users from their other logs: it causes one warning,
+and recognises nothing. If `--format` names it, that is an error.
 """
 
 import logging
@@ -23,15 +23,15 @@ class Importer(Protocol):
     """Reads one kind of log: a frozen dataclass whose fields all have defaults."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file or folder has this format, by its name and first bytes: called for any path."""
+        """Return whether a file or folder has this format, by name and first bytes; called for any path."""
         ...
 
     def rows(self, path: Path) -> Iterable[Mapping[str, Any]]:
         """Return the rows in the order in which they were written: metrics by name, nested or flat.
 
-        Each has a `step`, and a `time` in Unix seconds where the log has one, which GPU-hours are made of.
-        Rows of several runs have a `run_name`. Metrics have the names of a known trainer, or `--y` says which
-        one is the pass rate.
+        Each has a `step`, and a `time` in Unix seconds if the log has one, from which GPU-hours are made.
+        Rows of several runs have a `run_name`. Metrics have the names of a known trainer, or `--y` names the
+        one that is the pass rate.
         """
         ...
 
@@ -41,10 +41,10 @@ _IMPORTERS = Choice("importers", Importer, None)
 
 
 def named(kind: str) -> Format | None:
-    """Return the format of the importer that `--format` names by module, file or entry point, or None.
+    """Return the format of the importer that `--format` names by module, file or entry point, else None.
 
     Raises:
-        InputError: it cannot be loaded, or is no importer.
+        InputError: it cannot be loaded, or is not an importer.
     """
     importer = _IMPORTERS.make(kind)
     if importer is None:
@@ -55,7 +55,7 @@ def named(kind: str) -> Format | None:
 
 @cache
 def announced() -> tuple[Format, ...]:
-    """Return the formats of the importers that installed packages announce, looked up once: 20 ms."""
+    """Return the formats of importers that installed packages announce; looked up once, in 20 ms."""
     found: list[Format] = []
     for entry in entry_points(group="scalerl.importers"):
         try:
@@ -83,7 +83,7 @@ def _recognises(importer: Importer, kind: str, path: Path) -> bool:
 
 
 def _read(importer: Importer, kind: str, path: Path, wanted: Wanted) -> list[Log]:
-    # `run` is a name that says nothing of a log's own endings alone: `run.theirs` is called as its user did.
+    # Not `name_of`, which replaces the generic names of logs: `run.theirs` has the name that its user chose.
     reader = RowReader(str(path), kind, path.stem if path.is_file() else name_of(path), wanted)
     reader.begin_file()
     for row in _rows(importer, kind, path):
@@ -99,5 +99,5 @@ def _rows(importer: Importer, kind: str, path: Path) -> Iterator[Mapping[str, An
             yield row
     except (InputError, OSError):
         raise
-    except (Exception, SystemExit) as error:  # whatever code of others does with a damaged file
+    except (Exception, SystemExit) as error:  # whatever a user's code does with a damaged file
         raise InputError(f"{path}: {kind} cannot read it ({brief_error(error)})") from error

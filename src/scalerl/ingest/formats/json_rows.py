@@ -1,4 +1,4 @@
-"""Rows of a table that is one JSON value, as opposed to JSON Lines."""
+"""Rows of a table that is one JSON value rather than JSON Lines."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from scalerl.record.evaluation import AXES
 
 _EXPECTED = "expected an array of objects, or an object with such an array, columns, or objects by step"
 _CLOCKS = frozenset((*STEPS, *AXES))
-"""What rows within an object have one of: the prompts of a single evaluation are rows, too."""
+"""Rows within an object need one of these, as the prompts of a single evaluation are rows, too."""
 
 
 def json_rows(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]] | None:
     """Return the rows of a JSON array or object with their numbers, which errors call lines.
 
-    None where it is neither, but may be JSON Lines. `warnings` gets what is no row of an object's.
+    Return None if it is neither but may be JSON Lines. `warnings` gets the names of an object without rows.
 
     Raises:
         InputError: it holds no rows.

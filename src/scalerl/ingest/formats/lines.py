@@ -1,6 +1,6 @@
-"""Files line by line, and folders file by file, in bounded memory: what readers of formats share.
+"""Read files line by line, and folders file by file, in bounded memory; shared by readers of formats.
 
-All raise OSError where a file or folder cannot be read, or entered.
+All functions raise OSError if a file or folder cannot be read or entered.
 """
 
 import codecs
@@ -18,14 +18,14 @@ from scalerl.jsonl import check_not_compressed, check_not_utf16, object_of
 from scalerl.record.folder import name_of_path
 
 HEAD = 2**20
-"""Bytes by which a file is recognised."""
+"""Bytes that are read to recognise a file."""
 _DEEPEST = 8
 _MOST_FILES = 200_000
 
 
 def first_bytes(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file; empty where there is no file."""
-    if not path.is_file():  # a pipe, above all: what is read of it once is gone
+    """Return the first bytes of a file; empty if it is not a file."""
+    if not path.is_file():  # above all a pipe, from which every byte can be read only once
         return b""
     with path.open("rb") as file:
         return file.read(size)
@@ -51,8 +51,8 @@ def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
 def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]:
     """Yield the lines of a text without their ends: number, line, and whether it had an end.
 
-    Of a line of more than `ROW` allows only the first bytes are given, one more than that and without an end.
-    What is no text, as a console into which a library prints bytes, is not refused.
+    Of a line longer than `ROW` allows only the first bytes are given, one more than allowed and without an
+    end. Without `is_text`, binary lines are accepted, as a library may print bytes to a console.
 
     Raises:
         InputError: the file is in UTF-16, compressed, or binary.
@@ -75,21 +75,21 @@ def lines(path: Path, is_text: bool = True) -> Iterator[tuple[int, bytes, bool]]
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a text in UTF-8, one beyond `ROW` in parts, and close the file."""
+    """Yield the lines of a UTF-8 text, one beyond `ROW` in parts, and close the file."""
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         while line := text.readline(limits.ROW.most + 1):
             yield line
 
 
 def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV that are not blank, the header first, each with its last line's number.
+    """Yield the rows of a CSV that are not blank, the header first, each with the number of its last line.
 
     Raises:
-        InputError: a row is longer than `ROW` allows, has more cells than there are columns, or is no CSV.
+        InputError: a row is longer than `ROW` allows, has more cells than there are columns, or is not CSV.
         UnicodeDecodeError: the text is not in UTF-8.
     """
-    # By default a cell has 131,072 characters at most. The limit is of the process, and stays: another thread
-    # may be reading.
+    # By default a cell has at most 131,072 characters. The limit is that of the process, and is not reset, as
+    # another thread may be reading.
     csv.field_size_limit(max(csv.field_size_limit(), limits.ROW.most))
     length = columns = 0
 
@@ -117,8 +117,8 @@ def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int,
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, by name, without those that are hidden or symbolic links."""
-    # By way of the folder itself, as one may be allowed to list it and not to enter it.
+    """Return the subfolders of a folder, by name, without hidden ones and symbolic links."""
+    # `/.` raises for a folder that may be listed but not entered.
     with os.scandir(f"{folder}/.") as entries:
         names = [
             entry.name
@@ -136,7 +136,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a path is a regular file, not a symbolic link, in a folder that may be entered."""
+    """Return whether a path is a regular file, not a symbolic link, in a folder that may be entered."""
     try:
         return path.is_file() and not path.is_symlink()
     except PermissionError:
@@ -144,10 +144,10 @@ def is_plain(path: Path) -> bool:
 
 
 def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
-    """Yield a folder and all below it, the higher ones first, each with its files.
+    """Yield a folder and all folders below it, the higher ones first, each with its files.
 
-    Symbolic links are not followed, so that it neither leaves the folder nor goes round in a circle; hidden
-    folders and those that may not be read are passed over, and the search ends where it has become too large.
+    Symbolic links are not followed, so that the search neither leaves the folder nor goes round in a circle.
+    Hidden and unreadable folders are skipped, and the search ends where it has become too large.
     """
     waiting = [folder]
     seen = 0
@@ -171,7 +171,7 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
 def name_of(path: Path, below: Path | None = None) -> str:
     """Name a run after its file or folder, without the suffix of a file.
 
-    A run in a folder `below` that holds several is named by its path from there.
+    A run inside a folder `below`, which holds several, is named by its path from there.
     """
     if below not in (None, path):
         return path.relative_to(below).as_posix()

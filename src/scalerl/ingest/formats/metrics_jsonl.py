@@ -1,4 +1,4 @@
-"""JSONL of metrics, a row a step: prime-rl's metrics.jsonl, that of many others, and verl's file logger."""
+"""JSONL of metrics, one row a step: prime-rl's metrics.jsonl, those of many others, verl's file logger."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,24 @@ from scalerl.record.evaluation import AXES
 
 _FILE = "metrics.jsonl"
 _TRAINER, _ORCHESTRATOR = "trainer", "orchestrator"
-"""The two processes of prime-rl that log: into a file each, or both into one."""
+"""The two processes of prime-rl that log: into one file each, or both into one."""
 _OF_ORCHESTRATOR = frozenset(
     ("time/pack", "time/wait_for_policy", "time/generate_completions", "time/wait_for_ckpt")
 )
-"""Metrics that only its rows have, where both log into one file."""
+"""Metrics that only the orchestrator's rows have, where both processes log into one file."""
 _COMPUTE = frozenset((*AXES, "device_seconds"))
-"""Columns that make a row with a pass rate one of a table of our own."""
+"""Columns that make a row with a pass rate a row of our own tables."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is JSONL whose rows have a step, or a folder with `metrics.jsonl`; not our own tables."""
+    """Return whether this is JSONL whose rows have a step, or a folder of `metrics.jsonl`; no own table."""
     if path.is_dir():
         return any(_recognises_file(file) for run in _runs(path) for _, file in _files(run))
     return _recognises_file(path)
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Read a file as one run, or several by a column of names; in a folder join the files of each run."""
+    """Read a file as one run, or as several by a column of names; in a folder join the files of each run."""
     if not path.is_dir():
         return [*_read_run([("", path)], path, name_of(path), wanted)]
     runs = {run: files for run in _runs(path) if (files := _files(run))}
@@ -48,7 +48,7 @@ FORMAT = Format("jsonl", "JSONL of metrics with a step, as prime-rl's metrics.js
 def _recognises_file(path: Path) -> bool:
     try:
         rows = [flat(row, separator="/") for row in head_rows(path)]
-    except InputError:  # rows beyond a limit, which who reads them says
+    except InputError:  # rows beyond a limit, which the reader reports
         rows = head_rows(path)
     if any(_is_own(row) or _tops(row) == {"step", "data"} for row in rows):  # the latter: verl's
         return False
@@ -56,7 +56,7 @@ def _recognises_file(path: Path) -> bool:
 
 
 def _is_own(row: Mapping[str, Any]) -> bool:
-    """Whether a row belongs to a table of compute and pass rates, or of steps and pass rates alone."""
+    """Return whether a row belongs to a table of compute and pass rates, or only of steps and pass rates."""
     if "pass_rate" not in row:
         return False
     return not _COMPUTE.isdisjoint(_tops(row)) or not any(name in row for name in TIMES)
@@ -67,12 +67,12 @@ def _tops(row: Mapping[str, Any]) -> set[str]:
 
 
 def _runs(path: Path) -> list[Path]:
-    """Return the folder itself if it is a run's, else the folders in it."""
+    """Return the folder itself if it is that of a run, else its subfolders."""
     return [path] if _files(path) else subfolders(path)
 
 
 def _files(run: Path) -> list[tuple[str, Path]]:
-    """Return the files of a run with the process that wrote each; empty for the run's own."""
+    """Return the files of a run, each with the process that wrote it; empty for the run's own."""
     try:
         places = [("", run), *((one.name, one) for one in subfolders(run))]
         return [
@@ -103,10 +103,10 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
 
 def _joined(log: Log, prefix: str) -> Log:
     """Give the orchestrator's metrics their own names, except for those that both processes log."""
-    logged = dict.fromkeys((*log.names, *log.omitted))  # a metric of NaN alone is not among the names
+    logged = dict.fromkeys((*log.names, *log.omitted))  # a metric with only NaN is not among the names
     renamed = {name: name.removeprefix(prefix) for name in logged}
     both = {name: own for name, own in renamed.items() if name != own and own in logged}
-    # Two processes log one name at steps and times of their own: one series of both would be of neither.
+    # Two processes log one name at different steps and times: one series of both would be of neither.
     renamed |= {name: name for name in both}
     notes = log.notes
     if both:
@@ -122,7 +122,7 @@ def _joined(log: Log, prefix: str) -> Log:
 
 
 def _recognises_verl(path: Path) -> bool:
-    """Whether this is what verl's file logger writes, by its first rows."""
+    """Return whether this is what verl's file logger writes, by its first rows."""
     rows = head_rows(path, most=3)
     return bool(rows) and all(_is_row_of_verl(row) for row in rows)
 
@@ -131,7 +131,7 @@ def _read_verl(path: Path, wanted: Wanted) -> list[Log]:
     """Read one run of verl's file logger, which writes no times, unless users add them.
 
     Raises:
-        InputError: a line is no row of it, or there are none.
+        InputError: a line is not such a row, or there are none.
     """
     builder = LogBuilder(str(path), "verl", name_of(path), wanted)
     is_empty = True

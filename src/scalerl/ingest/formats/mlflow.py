@@ -16,23 +16,23 @@ from scalerl.ingest.logs.log import Log, LogBuilder, Room
 
 _META = "meta.yaml"
 _LONGEST = 2**16
-"""Bytes of a parameter or a tag that are read."""
+"""The bytes of a parameter or a tag that are read."""
 _META_LINE = re.compile(r"^(run_name|run_id|lifecycle_stage):[ \t]*(.*)$", re.MULTILINE)
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is `mlruns/`, an experiment in it, or one run."""
+    """Return whether this is `mlruns/`, an experiment in it, or one run."""
     return path.is_dir() and next(_runs(path), None) is not None
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Read all runs that were not deleted, of a folder of any of the three kinds."""
+    """Read all runs that were not deleted, from a folder of any of the three kinds."""
     runs = _runs(path) if path.is_dir() else ()
     missing = f"{path}: no runs of MLflow in it, folders with {_META} and metrics/"
     room = Room(str(path))
 
     def read_one(run: Path, _: str) -> list[Log]:
-        # A deleted run stays on disk until `mlflow gc`; one that the user names is read all the same.
+        # A deleted run stays on disk until `mlflow gc`; one that the user names is read nevertheless.
         is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
         return [_log(run, wanted, room)] if is_run else []
 
@@ -79,18 +79,18 @@ def _log(run: Path, wanted: Wanted, room: Room) -> Log:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield all files below a folder with their names: a name with slashes has subfolders."""
+    """Yield all files below a folder with their names; a name with slashes has subfolders."""
     for inner, _ in folders_below(folder):
         for file in files_in(inner):
             yield file.relative_to(folder).as_posix(), file
 
 
 def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) -> None:
-    """Read the lines of a metric's file; of one that is not wanted the first, for its name."""
+    """Read the lines of a metric's file; of an unwanted metric only up to the first number, for its name."""
     for number, line, ended in lines(file):
         if not line.strip():
             continue
-        if not ended:  # a step that is cut off is a step too
+        if not ended:  # a step that is cut off would still be a step
             builder.notes.append(f"{file}: the last line is unfinished (a crash while writing); left out")
             return
         row = _row(line)
@@ -107,9 +107,9 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
 
 
 def _row(line: bytes) -> tuple[float, float, float] | None:
-    """Parse Unix seconds, value and step of a line, or return None. Old ones have no step, which is 0."""
+    """Parse Unix seconds, value and step from a line, or return None; old lines have no step, which is 0."""
     cells = line.split(maxsplit=5)
-    if len(cells) not in (2, 3, 5):  # the last two of five are of a data set
+    if len(cells) not in (2, 3, 5):  # the last two of five belong to a data set
         return None
     try:
         return unix_seconds(int(cells[0])), float(cells[1]), float(int(cells[2])) if len(cells) > 2 else 0.0
@@ -132,18 +132,18 @@ def _meta(run: Path) -> dict[str, str]:
 
 def _text(file: Path) -> str:
     with file.open("rb") as opened:
-        # Cut, not refused: tags hold notes of any length, and a damaged byte must not cost the run.
+        # Cut, not rejected: tags hold notes of any length, and a damaged byte must not cost the run.
         return opened.read(_LONGEST).decode("utf-8", errors="replace").strip()
 
 
 def as_logged(value: Any) -> Any:
-    """Convert a value from a database, which has the largest number for infinity, to what was logged."""
+    """Convert a value from a database, where the largest number stands for infinity, to what was logged."""
     is_largest = isinstance(value, float) and abs(value) >= sys.float_info.max
     return math.copysign(math.inf, value) if is_largest else value
 
 
 def parameter(text: str) -> Any:
-    """Convert a parameter, which MLflow keeps as a text, to the number or boolean that it was."""
+    """Convert a parameter, which MLflow stores as text, to the number or boolean that it was."""
     if len(text) > 40 or not re.fullmatch(r"True|False|None|[-+]?[\d.]+(?:[eE][-+]?\d+)?", text):
         return text
     try:

@@ -1,4 +1,4 @@
-"""The numbers in all columns of a table: what is no pass rate is drawn below the chart of a page."""
+"""The numbers in all columns of a table; those besides the pass rate are drawn below a page's chart."""
 
 from array import array
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ import numpy as np
 from scalerl.ingest.logs.log import finite_cell
 
 _MOST = 2**20
-"""Numbers that are held, 16 bytes each: with more every second row is dropped, then every fourth."""
+"""Most numbers that are held, 16 bytes each; with more only every second row is kept, then every fourth."""
 
 
 class Numbers:
-    """The finite numbers of all columns of a table, by name, with the rows that they stand in."""
+    """The finite numbers of all columns of a table, by name, with the rows that they are in."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[array[int], array[float]]] = {}
@@ -33,7 +33,7 @@ class Numbers:
             self._thin()
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return the columns that hold a number, of all rows that are held: NaN where a cell is no number."""
+        """Return the columns with numbers, over all rows that are held; NaN where a cell is not a number."""
         count = -(-self._rows // self._every)
         found = {}
         for name, (rows, numbers) in self._found.items():

@@ -1,4 +1,4 @@
-"""Parquet tables of metrics, a row a step, as dumps of trackers and of data frames are."""
+"""Parquet tables of metrics, one row a step, as exported by trackers and from data frames."""
 
 from collections.abc import Iterator, Sequence, Set
 from importlib import import_module
@@ -15,20 +15,20 @@ from scalerl.ingest.logs.log import Log
 
 _MAGIC = b"PAR1"
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
-"""Types of columns in which every value is as large as the other."""
+"""Types of columns in which all values have the same size."""
 _KEYS = frozenset((*STEPS, *TIMES, *RUNS, *LABELS))
 _TEXTS = ("string", "large_string", "binary", "large_binary")
 _ROWS = 4096
-"""Rows that are in memory as Python objects at a time."""
+"""Rows that are held as Python objects at a time."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is a Parquet file; its columns are not looked at."""
+    """Return whether this is a Parquet file; its columns are not examined."""
     return first_bytes(path, len(_MAGIC)) == _MAGIC
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:
-    """Read one run, or several by a column of names; only the columns that are wanted are read."""
+    """Read one run, or several by a column of names; only the wanted columns are read."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -39,7 +39,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
             limits.TABLE_COLUMNS.check(file.metadata.num_columns, path)
             limits.TABLE_ROWS.check(file.metadata.num_rows, path)
             texts = [one.name for one in file.schema_arrow if _is_text(one.type, arrow.types)]
-        # These stay in the dictionary that they have in the file.
+        # These stay in the dictionary encoding of the file.
         with parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in _KEYS]) as file:
             _read_table(file, reader, path, wanted, arrow)
     except InputError:
@@ -66,12 +66,12 @@ def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow:
     }
     texts = {field.name for field in fields if field.name in _KEYS and _is_text(field.type, types)}
     plain = texts | {field.name for field in fields if field.name in _KEYS and types.is_primitive(field.type)}
-    # In a table with a metric a row, "value" is of each in turn.
+    # In a table with one metric per row, "value" belongs to each metric in turn.
     own = {"value"} if "metric" in texts else set[str]()
     kept = [name for name in names if name in plain or (name in numbers and (name in own or wanted(name)))]
     kept += _numbers_within([field.name for field in fields if types.is_struct(field.type)], file)
     _check_texts(file.metadata, texts, path)
-    # A column that is not wanted is not read, but its name may be asked for: a number in one row gives it.
+    # An unwanted column is not read, but its name may be asked for: a number in one row records it.
     others = dict.fromkeys(numbers.difference(kept), 0.0)
     line = 0
     for batch in file.iter_batches(_ROWS, columns=kept):
@@ -96,8 +96,8 @@ def _check_texts(metadata: Any, texts: Set[str], path: Path) -> None:
 def _rows(batch: Any, path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a part of a table.
 
-    A text that comes again is the same object: as texts of their own, those of 4,096 rows that name one run
-    in 1 MB, which a dictionary holds once in the file, would be 4 GB.
+    A text that repeats stays one object: otherwise 4,096 rows that name one run in 1 MB, which a dictionary
+    holds once in the file, would take 4 GB.
     """
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -112,7 +112,7 @@ def _rows(batch: Any, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:
-    """Return the paths of the numbers in structs: text in one would be read whole, of any size."""
+    """Return the paths of the numbers in structs: a text in one would be read whole, whatever its size."""
     columns = [file.schema.column(i) for i in range(len(file.schema.names))]
     return [
         column.path
@@ -124,7 +124,7 @@ def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:
 
 
 def _plain(batch: Any, arrow: Any) -> Any:
-    """Cast the times of a part of a table to microseconds, as those of Python are."""
+    """Cast the times of a part of a table to microseconds, the resolution of Python's times."""
     for index, field in enumerate(batch.schema):
         if arrow.types.is_timestamp(field.type):
             kind = arrow.timestamp("us", field.type.tz)

@@ -10,11 +10,11 @@ _WIDTH = {FIXED64: 8, FIXED32: 4}
 def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     """Yield the fields of a message in their order: number, wire type, and value.
 
-    The value of a varint is the unsigned number. Of the other types it is the bytes as they are, not copied:
-    8 or 4, little-endian, of a number of fixed width; a text, a message or a packed array otherwise.
+    The value of a varint is the unsigned number. For the other types it is the bytes as they are, not copied:
+    8 or 4 little-endian ones of a number of fixed width; otherwise a text, a message or a packed array.
 
     Raises:
-        ValueError: the bytes are no message: a field is cut off, a varint has more than 64 bits, or a field
+        ValueError: a malformed message: a field is cut off, a varint has more than 64 bits, or a field
             has number 0 or a type that is not one of these (groups, which no current schema has).
     """
     view = memoryview(data)
@@ -33,7 +33,7 @@ def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryvie
             yield number, kind, value
             continue
         if kind == BYTES:
-            if at < end and view[at] < 0x80:  # most lengths are, and a call costs more than all else here
+            if at < end and view[at] < 0x80:  # most lengths are, and a call costs more than all else
                 length, at = view[at], at + 1
             else:
                 length, at = _varint(view, at)
@@ -48,12 +48,12 @@ def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryvie
 
 
 def parts(data: bytes | memoryview, number: int) -> Iterator[memoryview]:
-    """Yield all values of one field that have a length or a fixed width; errors as of `fields`."""
+    """Yield all values of one field that have a length or a fixed width; raises as `fields`."""
     return (value for at, _, value in fields(data) if at == number and not isinstance(value, int))
 
 
 def part(data: bytes | memoryview, number: int) -> memoryview:
-    """Return the last of `parts`, which counts where a field comes once; empty where it is missing."""
+    """Return the last of `parts`, the one that counts if a field repeats; empty if it is missing."""
     found = memoryview(b"")
     for value in parts(data, number):  # no list of them: a message may have millions
         found = value
@@ -70,12 +70,12 @@ def integer(data: bytes | memoryview, number: int) -> int:
 
 
 def signed(value: int) -> int:
-    """Convert a varint to an int32 or int64, whose negative numbers have all 64 bits."""
+    """Convert a varint to an int32 or int64; a negative number has all 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Decode a number of 7 bits a byte, the lowest first; return it and where it ends."""
+    """Decode a number of 7 bits a byte, the lowest first; return it and the place where it ends."""
     value = shift = 0
     for place in range(at, min(at + 10, len(view))):
         byte = view[place]

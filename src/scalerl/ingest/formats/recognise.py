@@ -1,4 +1,4 @@
-"""All formats, and which one a file or folder has."""
+"""All formats, and the one that a file or folder has."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ from scalerl.own_code import OWN
 
 
 def formats() -> Iterator[Format]:
-    """Yield all formats: those first that the name or the first bytes of a file show, announced ones last."""
-    # Each is imported when it is its turn: most files need none but the first few.
+    """Yield all formats: first those that a file's name or first bytes show, announced ones last."""
+    # Each module is imported only in its turn, as most files need none but the first few.
     from scalerl.ingest.formats import wandb_offline
 
     yield wandb_offline.FORMAT
@@ -49,10 +49,10 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
 
     Raises:
         InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format
-            of the name given; or it is an empty or a compressed file.
+            of the given name; or the file is empty or compressed.
     """
     try:
-        check_input(path)  # a pipe could be read only once
+        check_input(path)  # a pipe can be read only once
     except (OSError, ValueError) as error:  # the latter for a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if named is not None:
@@ -65,7 +65,7 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
         raise InputError(f"no format {named!r}; there are {names}, or {OWN}")
     try:
         found = next((one for one in formats() if one.recognises(path)), None)
-        if found is None and path.is_file():  # no reader, also none of tables, can read some files
+        if found is None and path.is_file():  # no reader, not even one of tables, can read some files
             if not path.stat().st_size:
                 raise InputError(f"{path}: the file is empty")
             with path.open("rb") as file:

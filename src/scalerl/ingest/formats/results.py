@@ -1,12 +1,12 @@
-"""Results of checkpoints that were evaluated one by one: a folder with a JSON file for each evaluation.
+"""Results of checkpoints that were evaluated one by one: a folder with one JSON file per evaluation.
 
     lm-evaluation-harness   "results" by task, "n-samples", "model_name" (loggers/evaluation_tracker.py)
     lighteval               "results" by task, "config_general" (logging/evaluation_tracker.py)
-    a script of one's own   an object with numbers, one of which is named for correctness
+    other scripts           an object with numbers, one of which is named for correctness
 
-The step of a harness's file is in the name of its model, else in its path, as is that of any other file
-unless it has a `step`: checkpoint-100, global_step_100, iter_0000100. What is left of that name tells runs
-apart. No time is read: the files say when a checkpoint was evaluated, not when it was trained.
+The step of a harness's file is in the name of its model, else in its path. Any other file has a `step`, or
+the step is in its path: checkpoint-100, global_step_100, iter_0000100. The rest of that name tells runs
+apart. No time is read: the files give the time of the evaluation, not that of the training.
 """
 
 import itertools
@@ -27,13 +27,13 @@ from scalerl.jsonl import flat, read_object
 from scalerl.record.metric import is_named_for_correctness
 
 _LOOKED_AT, _FILES_SEEN = 8, 2000
-"""Files that are read to recognise a folder, and files among which they are looked for."""
+"""Files that are read to recognise a folder, and the files among which they are searched."""
 _STEP = re.compile(
     r"(?:^|(?<=[^a-z]))(?:checkpoint|ckpt|step|iter(?:ation)?|update)[-_=]?(\d{1,15})(?![0-9a-z]|\.\d)", re.I
 )
 _DATE = re.compile(r"[-_]?\d{4}-\d\d-\d\dT[\d.:-]+\d")
 _MODEL_ARGUMENTS = ("peft", "delta", "pretrained", "model", "path")
-"""Where lm-evaluation-harness takes a model's name from, in this order."""
+"""The arguments from which lm-evaluation-harness takes a model's name, in this order."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class _Results:
     """One file of results."""
 
     values: Mapping[str, Any]
-    """Metrics by name, `eval/` before each."""
+    """Metrics by name, each with the prefix `eval/`."""
     step: float
-    """NaN where nothing names it."""
+    """NaN if nothing names it."""
     run: str
-    """What it shares with the files of the same run."""
+    """The part of the name that files of the same run share."""
     model: str
-    """Name of the model; empty where the file is of no harness."""
+    """Name of the model; empty if the file is from no harness."""
     made: float
-    """Unix seconds of the evaluation, to order repeated ones; 0 where the file does not say."""
+    """Unix seconds of the evaluation, to order repeated ones; 0 if the file does not give them."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is a folder with results of checkpoints, or one file of a harness."""
+    """Return whether this is a folder with results of checkpoints, or one file of a harness."""
     if not path.is_dir():
         return path.suffix == ".json" and _is_of_harness(path)
     files = itertools.islice(_files(path, _FILES_SEEN), _LOOKED_AT)
@@ -61,7 +61,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Read every file in a folder, each as an evaluation of the run that the name of its model tells."""
+    """Read every file in a folder, each as an evaluation of the run that its model's name identifies."""
     if not path.is_dir():
         raise InputError(
             f"{path}: the results of one evaluation; give the folder with those of all checkpoints"
@@ -102,7 +102,7 @@ def _is_of_harness(path: Path) -> bool:
 
 
 def _files(folder: Path, most: int | None = None) -> Iterator[Path]:
-    """Yield the files in a folder that may have results; of the first `most` files, if that is given."""
+    """Yield the files in a folder that may have results, among the first `most` files if that is given."""
     files = (file for _, found in folders_below(folder) for file in found)
     for file in itertools.islice(files, most):
         if file.suffix == ".json" and (
@@ -112,13 +112,13 @@ def _files(folder: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def step_in(name: str) -> int | None:
-    """Return the last step in a name or path, such as 100 in checkpoint-100/hf; None where there is none."""
+    """Return the last step in a name or path, such as 100 in checkpoint-100/hf; None without one."""
     found = _STEP.findall(name)
     return int(found[-1]) if found else None
 
 
 def _result(file: Path, folder: Path) -> _Results | None:
-    """Return what a file holds; None where it has no results, or is no JSON object."""
+    """Return the content of a file; None if it has no results, or is not a JSON object."""
     try:
         found = read_object(file)
         values, model = _harness(found) or (flat(found, "eval/", "/"), "")
@@ -133,19 +133,19 @@ def _result(file: Path, folder: Path) -> _Results | None:
         return _Results(values, finite(own), re.sub(r"\d+", "*", place), model, 0.0)
     text = place if step_in(model) is None else model
     step = step_in(text)
-    # Of a file in a folder both may have the step in their name.
+    # For a file in a folder both may have the step in their name.
     run = _STEP.sub(lambda found: "*" if int(found[1]) == step else found[0], text)
     made = finite(found.get("date"))
     return _Results(values, math.nan if step is None else step, run, model, 0.0 if math.isnan(made) else made)
 
 
 def _harness(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
-    """Return the metrics of a harness's file and its model; None where it is of none."""
+    """Return the metrics and the model of a harness's file; None if it is from no harness."""
     tasks, lm_eval, lighteval = (_object(found, key) for key in ("results", "config", "config_general"))
     if not tasks or not (lm_eval or lighteval):
         return None
     values = flat(tasks, "eval/", "/")
-    if len(tasks) == 2:  # lighteval's mean over tasks, where there is one
+    if len(tasks) == 2:  # without lighteval's mean over tasks, if there is one
         values = {name: value for name, value in values.items() if not name.startswith("eval/all/")}
     counts = _object(found, "n-samples") or _object(found, "config_tasks")
     for task in counts:
@@ -166,7 +166,7 @@ def _object(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _short(runs: list[str], folder: Path) -> list[str]:
-    """Name runs by what tells them apart in the paths that they are."""
+    """Name runs by the parts in which their paths differ."""
     if len(runs) == 1:
         return [name_of(folder)]
     paths = [run.split("/") for run in runs]

@@ -1,4 +1,4 @@
-"""Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
+"""Rows of metrics: which cell is the step, which the time, and which run the row belongs to."""
 
 import math
 import re
@@ -20,19 +20,19 @@ from scalerl.record.metric import is_named_for_correctness
 _OF_PARTS = ("train/global_step", "eval/global_step")
 """One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
 STEPS = ("step", "training_step", "global_step", *_OF_PARTS, "iteration", "global_step/max_steps", "_step")
-"""Names of the step, the most telling first: a tracker's own counter, of calls, is the last. open-instruct's
+"""Names of the step, the most specific first: a tracker's own count of calls comes last. open-instruct's
 steps are `training_step`, and its `global_step` counts completions."""
 _OF_ALL = re.compile(r"(\d{1,15})/\d{1,15}")
-"""A step of all steps, 20/1000, as ms-swift writes it into logging.jsonl (swift/trainers/patcher.py)."""
+"""A step out of all steps, 20/1000, as ms-swift writes it to logging.jsonl (swift/trainers/patcher.py)."""
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run", "run_name")
 """Names of the run, in tables that hold several."""
 _LABELS = dict.fromkeys(name for name in LABELS if name not in RUNS).keys()
 _LONGEST_LABEL = 40
 _MOST_LINES = 1000
-"""Rows passed over whose lines are kept."""
+"""Most skipped rows whose lines are kept."""
 _LONGEST_TIME = 64
-"""Characters of a time as ISO 8601 has it; to find that a text of 500 kB is none takes a ms for every row."""
+"""Most characters of an ISO 8601 time; finding that a text of 500 kB is none takes 1 ms in every row."""
 
 
 class RowReader:
@@ -46,7 +46,7 @@ class RowReader:
         self._passed, self._lines = 0, list[str]()
         self._labelled = 0
         self._labels: dict[tuple[str, str], tuple[array[float], list[str]]] = {}
-        """By run and metric the steps of rows whose cells tell data sets or seeds apart, and those cells."""
+        """By run and metric: the steps of rows with cells that distinguish data sets or seeds, and these."""
         self.notes: list[str] = []
 
     def begin_file(self) -> None:
@@ -57,9 +57,9 @@ class RowReader:
     def add(self, row: Mapping[str, Any], line: int = 0) -> None:
         """Add one row, nested or flat, with its number in the file; one without a step is skipped."""
         row = flat(row, separator="/", where=self._source)
-        if isinstance(row.get("metric"), str) and "value" in row:  # a metric a row, as melted tables are
+        if isinstance(row.get("metric"), str) and "value" in row:  # one metric per row, as in melted tables
             row[row.pop("metric")] = row.pop("value")
-        if self._step is None:  # of the first row that has one: two counters in one log do not go together
+        if self._step is None:  # of the first row that has one: two counters in one log do not mix
             self._step = next((name for name in STEPS if not math.isnan(step_in(row.get(name)))), None)
         names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
         found = [step_in(row.pop(name, None)) for name in names if name is not None]
@@ -75,7 +75,7 @@ class RowReader:
         builder = self._builders.get(run)
         if builder is None:
             limits.FOUND.check(len(self._builders) + 1, self._source)
-            # The id tells runs apart whose names repeat; the name is what people know a run by.
+            # The id distinguishes runs whose names repeat; the name is what people know a run by.
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)
@@ -83,7 +83,7 @@ class RowReader:
             self._add_labels(run, step, row)
 
     def _add_labels(self, run: str, step: float, row: Mapping[str, Any]) -> None:
-        """Keep which data set or seed the shares of right answers in a row are of."""
+        """Keep the data set or seed that the shares of correct answers in a row belong to."""
         cells = {name: row[name] for name in _LABELS if isinstance(row.get(name), str | int)}
         label = ", ".join(f"{name} {str(cell)[:_LONGEST_LABEL]}" for name, cell in cells.items())
         for name in filter(is_named_for_correctness, row if label else ()):
@@ -99,7 +99,7 @@ class RowReader:
         return self._step is not None
 
     def build(self) -> list[Log]:
-        """Return the logs of all runs, in the order in which they come.
+        """Return the logs of all runs, in the order of their first rows.
 
         Raises:
             InputError: no row has a step.
@@ -123,7 +123,7 @@ class RowReader:
 
 
 def step_in(cell: Any) -> float:
-    """Return the step in a cell, a number or the first of two; NaN for all else."""
+    """Return the step in a cell, a number or the first of `20/1000`; NaN for anything else."""
     found = _OF_ALL.fullmatch(cell) if isinstance(cell, str) else None
     return float(found[1]) if found else finite(cell)
 
@@ -137,7 +137,7 @@ def time_of(row: Mapping[str, Any]) -> tuple[str, float]:
 def unix_seconds(value: Any) -> float:
     """Parse a time as trackers write it: Unix seconds, also in ms, us or ns, or ISO 8601.
 
-    NaN where it is none of these; a small number too, which is a duration or the time since a start.
+    NaN for anything else, also for a small number, which is a duration or the time since a start.
     """
     if isinstance(value, str):
         if len(value) > _LONGEST_TIME:
@@ -151,7 +151,7 @@ def unix_seconds(value: Any) -> float:
     number = finite(value)
     if not 1e9 <= number < 1e20:  # from 2001 on
         return math.nan
-    # 1e11 s is the year 5138: what is larger is in ms, us or ns.
+    # 1e11 s is the year 5138: anything larger is in ms, us or ns.
     while number >= 1e11:
         number /= 1e3
     return number

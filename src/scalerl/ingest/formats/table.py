@@ -39,28 +39,28 @@ from scalerl.record.metric import Metric, is_named_for_correctness, is_share_of_
 from scalerl.record.reader import RunRecord
 
 _EMPTY = frozenset(("", "na", "n/a", "null", "none"))
-"""How spreadsheets, R and databases write that there is no value."""
+"""How spreadsheets, R and databases write a missing value."""
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _CLOCKS = ("step", "steps", "time", "hours", "compute")
-"""Words for compute, of which a table may have another column."""
+"""Words for compute that users may give where a table has another column of it."""
 _STEP = "step"
 _LOOK = 2**20
-"""Bytes from which the kind of a table is recognised."""
+"""Bytes that are examined to recognise the kind of a table."""
 _FIRST_ROWS = 20
-"""Rows of a JSONL in which the names of its columns are looked for."""
+"""Rows of a JSONL that are searched for the names of its columns."""
 # gpu_hours for the axis `dollars`, the counters for an evals.jsonl
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 class _Table:
-    """The rows with a pass rate: the cells of the columns that are of use, by name, and their lines."""
+    """The rows with a pass rate: the cells of the useful columns, by name, and their lines."""
 
     def __init__(self, source: str, names: Collection[str], x: str | None, y: str | None) -> None:
-        """Choose the columns of compute `x` and of pass rates `y` among `names`, where these do not say them.
+        """Choose the columns of compute `x` and of pass rates `y` among `names`, where they are None.
 
         Raises:
-            InputError: several could be the pass rates, or one is to be both.
+            InputError: several columns could be the pass rates, or one is given for both.
         """
         if y is None:
             known = [] if "pass_rate" in names else ANY.matches("pass_rate", names)
@@ -69,7 +69,7 @@ class _Table:
             y = known[0] if known else "pass_rate"
         if x is None:
             there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
-            # Counters of a run are objects in every row, from which the hours are made.
+            # A run's counters are objects in every row, from which the hours are computed.
             x = "gpu_hours" if "device_seconds" in names or not there else there[0]
         elif x == _STEP and "steps" not in names:
             x = "steps"
@@ -78,14 +78,14 @@ class _Table:
             raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
         self.source, self.x, self.y = source, x, y
         self.columns = tuple(names)
-        """All names, of the columns that are of no use too, in the order of the file."""
+        """All names in the order of the file, including those of columns without a use."""
         self.cells: dict[str, list[Any]] = {name: [] for name in (x, y, *_HELPFUL, *LABELS)}
         self.lines: list[int] = []
         self._all_steps, self._all_lines, self._numbers = array("d"), array("q"), Numbers()
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
-        """Add one row; only its step and its line if it has no pass rate."""
-        # Restarts are proved by rows of training, which have no pass rate but count by their steps.
+        """Add one row; if it has no pass rate, only its step, line and numbers."""
+        # Restarts are detected from rows of training, which have no pass rate, but steps.
         self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
         self._numbers.add(row)
@@ -100,7 +100,7 @@ class _Table:
     def step_R(self) -> np.ndarray:
         """The steps of all rows of the file, NaN without one."""
         step_R = np.frombuffer(self._all_steps)
-        # Of two columns of that name one was read, and nothing tells whether it is the right one.
+        # Of two columns of that name one was read, and nothing shows whether it is the right one.
         return step_R if self.columns.count(_STEP) == 1 else np.full(len(step_R), math.nan)
 
     @property
@@ -109,10 +109,10 @@ class _Table:
         return np.frombuffer(self._all_lines, dtype=np.int64)
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
-        """Return the numbers of a column in the rows given.
+        """Return the numbers of a column in the given rows.
 
         Raises:
-            InputError: there is no such column, or two; or a cell is no number, and it names the line.
+            InputError: there is no such column, or two; or a cell (its line is named) is not a number.
         """
         self.require(column)
         cells = self.cells[column]
@@ -129,7 +129,7 @@ class _Table:
         return number_N
 
     def require(self, column: str) -> None:
-        """Raise an InputError that names the columns there are, unless `column` is exactly one of them."""
+        """Raise an InputError that lists the columns, unless exactly one is named `column`."""
         count = self.columns.count(column)
         if count == 1:
             return
@@ -152,12 +152,12 @@ class _Table:
         raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}{how}")
 
     def compute(self, rows: Sequence[int], price: float | None) -> np.ndarray:
-        """Return the compute of rows; errors as of `numbers`."""
+        """Return the compute of rows; raises as `numbers`."""
         compute_N = self.numbers(self._clock, rows)
         return in_dollars(compute_N, price) if self._is_priced else compute_N
 
     def further(self, price: float | None) -> Further | None:
-        """Return the columns of numbers that have no meaning here, of all rows; None without any."""
+        """Return the numeric columns that have no meaning here, for all rows; None if there are none."""
         columns = self._numbers.columns()
         compute_R = columns.get(self._clock)
         values = {name: value_R for name, value_R in columns.items() if name not in self.cells}
@@ -171,7 +171,7 @@ class _Table:
 
     @property
     def _clock(self) -> str:
-        """The column that compute is made from."""
+        """The column that compute is derived from."""
         made_from = {"dollars": "gpu_hours", "steps": _STEP}.get(self.x, self.x)
         return made_from if self.x not in self.columns and made_from in self.columns else self.x
 
@@ -180,13 +180,13 @@ class _Table:
         return self.x == "dollars" and self._clock != self.x
 
     def optional(self, column: str, rows: Sequence[int]) -> np.ndarray | None:
-        """Return the numbers of a column that is not required, if it is there and complete."""
+        """Return the numbers of an optional column if it exists and is complete; else None."""
         if column not in self.columns or any(_is_empty(self.cells[column][row]) for row in rows):
             return None
         return self.numbers(column, rows)
 
     def has_counters(self, column: str) -> bool:
-        """Whether the cells of a column are objects of counters, as in evals.jsonl."""
+        """Return whether the cells of a column are objects of counters, as in evals.jsonl."""
         return any(isinstance(cell, dict) for cell in self.cells[column])
 
 
@@ -198,25 +198,25 @@ def read_table(
     max_reward: float = 1.0,
     min_reward: float = 0.0,
 ) -> Points:
-    """Points from a CSV or JSONL file with a header; columns `x` (compute) and `y` (pass rate).
+    """Read points from a CSV or JSONL file with named columns, `x` (compute) and `y` (pass rate).
 
-    Rows without a value of `y` (most steps of a trainer) are passed over. The columns `step`, and
-    `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an evaluation) are used where they are. A JSON array
-    of objects, or an object with rows, is read as JSONL, its rows counted as lines. A JSONL file in the form
-    of a run's evals.jsonl has its axes made from the counters.
+    Rows without a value of `y` (most steps of a trainer) are skipped. The columns `step`, and `mean_p_1mp`,
+    `n_prompts`, `n_samples` (the noise of an evaluation) are used if they exist. A JSON array of objects, or
+    an object with rows, is read as JSONL, its rows counted as lines. For a JSONL file in the form of a run's
+    evals.jsonl the axes are computed from the counters.
 
     Args:
         path: the file, or a pipe.
-        x: name of the compute column; for `dollars` with a `price`, made from `gpu_hours`. By default
-            `gpu_hours`, else the first of `record.AXES` that there is.
-        y: name of the column of pass rates, shares in [0, 1]; by default `pass_rate`, else the only one of a
-            name that is known for pass rates, as `eval_acc`.
+        x: name of the compute column; `dollars` with a `price` is computed from `gpu_hours`. By default
+            `gpu_hours`, else the first of `record.AXES` that exists.
+        y: name of the column of pass rates, shares in [0, 1]; by default `pass_rate`, else the only column
+            with a known name of pass rates, such as `eval_acc`.
         price: dollars per GPU-hour.
-        max_reward: what `y` is where every answer is right: it is divided by that, percentages by 100.
-        min_reward: what `y` is where every answer is wrong.
+        max_reward: the value of `y` if every answer is correct: `y` is divided by it, percentages by 100.
+        min_reward: the value of `y` if every answer is wrong.
 
     Raises:
-        InputError: the file, a column or a cell is missing or wrong; it names the line.
+        InputError: the file, a column or a cell is missing or wrong; the message names the line.
     """
     return parse_table(read_bytes(as_path(path)), str(path), x, y, price, max_reward, min_reward)
 
@@ -278,7 +278,7 @@ def parse_table(
 
 
 def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:
-    """Return the rows whose evaluation counts, and the evaluations that are no numbers or superseded."""
+    """Return the rows whose evaluations count, and those that are not numbers or are superseded."""
     filled = range(len(table.lines))
     numbers = {row: number for row in filled if (number := as_number(table.cells[table.y][row])) is not None}
     reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
@@ -291,20 +291,20 @@ def _counting(table: _Table, price: float | None) -> tuple[list[int], LeftOut]:
         reasons |= {row: SUPERSEDED for row in filled if over_R[place_N[row]]}
     kept = [row for row in filled if row not in reasons]
     if not reasons or not kept:
-        return list(filled), NONE  # of which the first is refused, with its line
+        return list(filled), NONE  # the first of which is rejected later, with its line
     rows = sorted(reasons)
     found = [Omitted(reasons[row], shown_step(steps[row]), table.lines[row]) for row in rows]
     try:
         at_W, at_N = table.compute(rows, price), table.compute(kept, price)
     except InputError:
-        # Of a run that diverged the compute may be NaN, too; a row that counts is refused later.
+        # In a run that diverged the compute may be NaN, too; a row that counts is rejected later.
         line_N = np.array(table.lines, dtype=float)
         at_W, at_N = line_N[rows], line_N[kept]
     return kept, LeftOut.of_log(found, at_W, at_N, table.y)
 
 
 def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list[str]) -> _Table:
-    """Read the rows with a pass rate, of the columns that are of use; nothing else is held in memory."""
+    """Read the rows with a pass rate; only the useful columns are held in memory."""
     check_not_utf16(data, source)
     data = data.removeprefix(codecs.BOM_UTF8)
     start = data[:_LOOK]
@@ -312,7 +312,7 @@ def _read(data: bytes, source: str, x: str | None, y: str | None, warnings: list
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     try:
         if b"\0" in data:
-            data.decode()  # of what is both, it is said that it is no text
+            data.decode()  # a file that is not UTF-8 either is reported as that
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
         if (rows := json_rows(data, source, warnings)) is not None:
             return _read_rows(rows, source, x, y)
@@ -339,23 +339,23 @@ def _read_rows(
 
 def _read_csv(data: bytes, source: str, x: str | None, y: str | None) -> _Table:
     header = next(filter(str.strip, text_lines(io.BytesIO(data))), "")
-    if not header:  # but for what is white in Unicode alone
+    if not header:  # it has only Unicode white space
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     rows = csv_rows(io.BytesIO(data), source, delimiter=max(",;\t", key=header.count), strict=True)
     columns = [name.strip() for name in next(rows, (0, []))[1]]
     table = _Table(source, columns, x, y)
     places = {name: place for place, name in reversed([*enumerate(columns)])}
     for line, cells in rows:
-        # A line may be shorter than the first.
+        # A line may be shorter than the header.
         table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})
     return table
 
 
 def _meant(y: str, names: Collection[str], source: str) -> str:
-    """Return the column that `y` means: a name, a pattern, or the first there is of a list with commas.
+    """Return the column that `y` means: a name, a pattern, or the first that exists of a comma list.
 
     Raises:
-        InputError: several columns are like a pattern.
+        InputError: several columns match a pattern.
     """
     for one in [y, *y.split(",")]:
         pattern = re.compile(wildcard(one))
@@ -372,7 +372,7 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _instead(cell: Any) -> str:
-    """Suggest how to write a number that people, spreadsheets and data frames format otherwise."""
+    """Suggest how to write a number that people, spreadsheets or data frames format differently."""
     if isinstance(cell, dict):
         return ", and one object a row (of pandas: to_json(orient='records', lines=True))"
     if not isinstance(cell, str):

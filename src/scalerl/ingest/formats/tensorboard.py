@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, as trainers write them through any library; read without one."""
+"""Event files of TensorBoard, as trainers write them through any library; reading needs no library."""
 
 import functools
 import itertools
@@ -17,18 +17,18 @@ from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import flat, parse_json
 
 _MAGIC = b"brain.Event:"
-"""What the first record of every file says, with a version."""
+"""Content of the first record of every file, followed by a version."""
 _CONFIGS = {"args/text_summary": "", "model_config/text_summary": "model_config."}
-"""Texts that the Hugging Face trainers log, both JSON, and what goes before their keys."""
+"""Texts that the Hugging Face trainers log, both JSON, with the prefix for their keys."""
 _FLOATS = {1: "<f", 2: "<d"}
-"""How a number of a TensorProto is laid out, by its dtype: TensorFlow makes float32 of every scalar, torch
-float32 or float64."""
+"""Layout of a number of a TensorProto, by its dtype: TensorFlow makes float32 of every scalar, torch float32
+or float64."""
 _FLOAT_FIELDS = (4, 5, 6)
-"""Numbers of a TensorProto's tensor_content, float_val and double_val."""
+"""Field numbers of a TensorProto's tensor_content, float_val and double_val."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is an event file, or a folder with some."""
+    """Return whether this is an event file, or a folder with some."""
     if path.is_dir():
         return any(_is_event_file(file) for _, files in folders_below(path) for file in files)
     start = first_bytes(path, 64)
@@ -37,7 +37,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Read every folder with event files as a run; several files in one are restarts of it."""
+    """Read every folder with event files as a run; several files in one folder are its restarts."""
     if not path.is_dir():
         return [_read_run([path], str(path), name_of(path.absolute().parent), wanted, Room(str(path)))]
     found = {
@@ -50,7 +50,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
 
     def read_one(folder: Path, name: str) -> list[Log]:
         log = _read_run(found[folder], str(folder), name, wanted, room)
-        # A writer puts its hyperparameters into a folder below its run's, which is none for that.
+        # A writer puts its hyperparameters into a folder below its run's, which does not make that a run.
         is_run = bool(log.metrics) or found.keys().isdisjoint(folder.parents)
         return [log] if is_run else []
 
@@ -75,7 +75,7 @@ def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted, roo
 
 
 def _start(path: Path) -> tuple[float, str]:
-    """Return the time of the first event, to order files by: their names have whole seconds alone."""
+    """Return the time of the first event, to sort files by: their names have only whole seconds."""
     for data, _ in _records(path, []):
         try:
             return _event(data)[1], path.name
@@ -89,10 +89,10 @@ class _Reader:
 
     def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
         self._builder, self._keeps, self._source = builder, keeps, source
-        self._plugins: dict[str, str] = {}  # named only where a tag comes first
+        self._plugins: dict[str, str] = {}  # given only with a tag's first value
 
     def read(self, path: Path) -> bool:
-        """Read a file; return whether it has any record, or is empty as of a run that has just started."""
+        """Read a file; return whether it has any record, or is empty, as when a run has just started."""
         records = bad = 0
         notes: list[str] = []
         self._builder.begin_file()
@@ -106,8 +106,8 @@ class _Reader:
                     tag, number = self._value(value)
                     if number is not None:
                         scalars[tag] = number
-                # In plain Python the checksum costs 0.15 us a byte, 5 of the 25 us that a scalar takes. Of
-                # what is not kept it is left out: images and histograms are most of a file's bytes.
+                # In plain Python the checksum costs 0.15 us a byte, 5 of the 25 us that a scalar takes. It is
+                # skipped for what is not kept: images and histograms are most of a file's bytes.
                 if any(map(self._keeps, scalars)) and _masked_crc(data) != check:
                     raise ValueError("the checksum is another")
             except ValueError:
@@ -122,7 +122,7 @@ class _Reader:
         return True
 
     def _value(self, data: memoryview) -> tuple[str, float | None]:
-        """Parse the tag of a Summary.Value and its number, None without one; a text may be the config."""
+        """Parse the tag of a Summary.Value and its number (None without one); a text may be the config."""
         tag, number, tensor, plugin = "", None, None, ""
         for field, kind, value in protobuf.fields(data):
             if isinstance(value, int):
@@ -152,7 +152,7 @@ class _Reader:
         try:
             if isinstance(found := parse_json(text, self._source), dict):
                 self._builder.config.update(flat(found, _CONFIGS[tag], where=self._source))
-        except ValueError:  # another program's text of that name
+        except ValueError:  # text under this name from another program
             return
         except InputError as error:
             self._builder.notes.append(f"the config '{tag}' is left out: {error}")
@@ -161,7 +161,7 @@ class _Reader:
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
     """Yield the data of a file's records and their checksums, up to a tear or damage, which is noted.
 
-    A record is its length as a uint64, the checksum of that, the data, and the checksum of those.
+    A record is its length as a uint64, the checksum of the length, the data, and the checksum of the data.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -190,7 +190,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
 
 
 def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
-    """Parse the step of an Event, its Unix seconds (NaN without), and the values of its summary."""
+    """Parse the step of an Event, its Unix seconds (NaN if missing), and the values of its summary."""
     step, time = 0, math.nan
     values: list[memoryview] = []
     for field, kind, value in protobuf.fields(data):
@@ -199,7 +199,7 @@ def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
         elif field == 2 and isinstance(value, int):
             step = protobuf.signed(value)
         elif field == 5 and isinstance(value, memoryview):
-            # One more is refused, and ten million take 2 GB.
+            # One more than allowed, so that it is rejected; ten million would take 2 GB.
             values += itertools.islice(protobuf.parts(value, 1), limits.KEYS.most + 1 - len(values))
     return float(step), time if math.isfinite(time) else math.nan, values
 
@@ -212,7 +212,7 @@ def _number(tensor: memoryview) -> float | None:
             dtype = value if field == 1 else dtype
         elif field == 2 and any(protobuf.integer(dim, 1) != 1 for dim in protobuf.parts(value, 2)):
             return None  # a TensorShapeProto of several numbers
-        elif field in _FLOAT_FIELDS and len(found) <= 8:  # what is longer is no number, however much follows
+        elif field in _FLOAT_FIELDS and len(found) <= 8:  # anything longer is no number, however much follows
             found += value[:16]
     layout = _FLOATS.get(dtype)
     if layout is None or struct.calcsize(layout) != len(found):
@@ -232,7 +232,7 @@ def _masked_crc(data: bytes) -> int:
 
 @functools.cache
 def _table() -> list[int]:
-    """Compute the table of CRC-32C: the polynomial of Castagnoli with its bits reversed."""
+    """Compute the table of CRC-32C: Castagnoli's polynomial with its bits reversed."""
     table = []
     for byte in range(256):
         crc = byte

@@ -19,13 +19,13 @@ _SCALARS = (
     *("global_step", "max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps"),
     *("num_input_tokens_seen", "total_flos"),
 )
-"""What the state says of the run beside its log."""
+"""What the state says about the run besides its log."""
 _MODEL_KEYS = ("_name_or_path", "base_model_name_or_path", "model_type")
 """Keys of config.json, or of adapter_config.json where an adapter was trained."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is such a file, or a folder of a run or of runs with one."""
+    """Return whether this is such a file, or a folder of a run or of runs with one."""
     if path.is_dir():
         return any(map(_states, _runs(path)))
     return (
@@ -34,9 +34,9 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Read one run: a file, or the newest of a folder's checkpoints, which has the whole log."""
+    """Read one run from a file, or from the newest checkpoint of a folder, which has the whole log."""
     if not path.is_dir():
-        # The file is called the same in all runs, and its folder checkpoint-N: the one above names the run.
+        # The file has the same name in all runs, and its folder is checkpoint-N: the one above names the run.
         folder = path.absolute().parent
         if _CHECKPOINT.fullmatch(folder.name):
             folder = folder.parent
@@ -52,7 +52,7 @@ FORMAT = Format(
 
 
 def _runs(path: Path) -> list[Path]:
-    """Return the folder itself if it is a run's, else the folders in it."""
+    """Return the folder itself if it is that of a run, else its subfolders."""
     return [path] if _states(path) else subfolders(path)
 
 
@@ -69,7 +69,7 @@ def _states(run: Path) -> list[Path]:
 
 
 def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
-    """Read the latest state that is whole: the last one is torn where the trainer was killed saving it."""
+    """Read the latest whole state: the last one is torn if the trainer was killed while saving it."""
     name = name_of(run, top)
     notes: list[str] = []
     logs: list[Log] = []
@@ -82,7 +82,7 @@ def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
                 raise
             notes.append(f"{error}; the checkpoint before it was taken")
             continue
-        # Two at most are read: every checkpoint repeats the whole log_history.
+        # At most two are read, as every checkpoint repeats the whole log_history.
         if len(logs) == 2 or state != run / _FILE:  # the run's own may be older, if it was resumed
             break
     return max(logs, key=lambda log: finite(log.config.get("global_step", 0)))
@@ -105,10 +105,10 @@ def _log(file: Path, source: str, name: str, wanted: Wanted, notes: list[str] | 
 
 
 def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
-    """Add what a state holds, of a file or of a trainer that is running, to a log.
+    """Add the content of a state, from a file or from a running trainer, to a log.
 
     Raises:
-        InputError: it is no such state; `file` is what the text names.
+        InputError: it is not such a state; the message names `file`.
     """
     rows = state.get("log_history")
     if not isinstance(rows, list):
@@ -120,13 +120,13 @@ def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
         step = finite(row.get("step"))
         if math.isnan(step):
             raise InputError(f"{file}: row {number} of 'log_history' has the step {brief(row.get('step'))}")
-        # The rows have no times; of a step there may be several, one of training and one of evaluation.
+        # The rows have no times; a step may have several, one of training and one of evaluation.
         values = {key: value for key, value in row.items() if key != "step"}
         builder.add(step, math.nan, values, line=number)
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """Return some keys of the configs beside the weights; none where they are missing or damaged."""
+    """Return some keys of the configs beside the weights; none if they are missing or damaged."""
     found: dict[str, Any] = {}
     for name in ("config.json", "adapter_config.json"):
         if is_plain(folder / name):

@@ -1,4 +1,4 @@
-"""The CSV that W&B's web page exports of a chart: one column of steps, and of every run its metrics.
+"""The CSV that W&B's web page exports for a chart: one column of steps, and the metrics of every run.
 
 "Step","RUN - METRIC","RUN - METRIC__MIN","RUN - METRIC__MAX", ...
 """
@@ -22,7 +22,7 @@ from scalerl.jsonl import check_not_utf16
 _NAME = "wandb-csv"
 _MIN, _MAX = "__MIN", "__MAX"
 _BETWEEN = " - "
-_MOST_SPLITS = 8  # of a name into run and metric, that are tried
+_MOST_SPLITS = 8  # splits of a name into run and metric that are tried
 _SPECIAL = ("_step", "_timestamp")
 _STEPS = re.compile(
     r"(?!.*(?:env|environment|agent|time)[/_ ]?step)(?:.*[/_ ])?(?:step|iter|iteration|update)s?", re.I
@@ -34,7 +34,7 @@ _EXPECTED = (
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file's first line has the columns of such an export."""
+    """Return whether a file's first line has the columns of such an export."""
     text = head(path).partition(b"\n")[0]
     try:
         names = next(csv.reader([text.decode().rstrip("\r")]), [])
@@ -69,7 +69,7 @@ class _ChartRun:
         self.columns: dict[str, int] = {}
         """Columns of the metrics, by name."""
         self.ranged: set[str] = set()
-        """The metrics with a range: their least and largest value stand in the two columns that follow."""
+        """The metrics with a range: their least and largest value are in the two columns that follow."""
         self.special: dict[str, int] = {}
         """Columns of step and time, if there are any; W&B logs both as metrics."""
         self._averaged = self._rounded = 0
@@ -79,14 +79,14 @@ class _ChartRun:
         return min(self.columns.values(), default=sys.maxsize)
 
     def has(self, metric: str) -> bool:
-        """Whether it has a column of this metric already."""
+        """Return whether it has a column of this metric already."""
         return metric in self.special or metric in self.columns
 
     def add(self, cells: Sequence[str], step: float, line: int) -> None:
-        """Add its part of a row; the step is NaN where it is not that of the x axis."""
+        """Add the run's part of a row; the step is NaN if the x axis is not that of steps."""
         values: dict[str, float | str] = {}
         for metric, place in self.columns.items():
-            text = cells[place] if place < len(cells) else ""  # a line may be shorter than the first
+            text = cells[place] if place < len(cells) else ""  # a line may be shorter than the header
             if not text:
                 continue
             number = finite_cell(text)
@@ -104,12 +104,12 @@ class _ChartRun:
         self.builder.add(round(step) if is_known else step, time, values, line)
 
     def _cell(self, cells: Sequence[str], name: str) -> float:
-        """Return the number in a special column, or without one that of the x axis."""
+        """Return the number in a special column, or without such a column that of the x axis."""
         place = self.special.get(name, 0)
         return finite_cell(cells[place]) if place < len(cells) else math.nan
 
     def build(self, step: str) -> Log:
-        """Return its log; `step` says which column that was."""
+        """Return the log of the run; `step` describes the column of steps."""
         notes = self.builder.notes
         calls = "W&B's Step, which counts calls of log where the trainer gives no step, as of TRL"
         notes.append(f"the step is {calls if step == 'Step' else step}")
@@ -136,7 +136,7 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
             what = "no step of a trainer"
             how = f"; to fit it on that axis: scalerl fit - --x '{names[0]}' --y COLUMN < FILE"
         raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}{how}")
-    # A line may be shorter than the first: what begins behind its end is not looked at.
+    # A line may be shorter than the header: runs that start beyond its end are skipped.
     by_start = sorted(runs, key=_ChartRun.start)
     starts = [run.start() for run in by_start]
     for line, cells in rows:
@@ -150,17 +150,17 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
 
 
 def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
-    """Return the runs with their columns; two runs of one name, which has its metrics twice, are two."""
+    """Return the runs with their columns; a name that has its metrics twice is that of two runs."""
     runs: dict[str, _ChartRun] = {}
     numbers: dict[tuple[str, str], int] = {}
     room, known = Room(str(path)), set(names)
     for place, name in enumerate(names):
         base = name.removesuffix(_MIN) if name.endswith(_MIN) else name.removesuffix(_MAX)
-        # A metric's own name may end in __MIN: it is a range only beside the metric without it.
+        # A metric's own name may end in __MIN: it is a range only beside the metric without the suffix.
         if place == 0 or _BETWEEN not in name or (base != name and base in known):
             continue
         title, metric = _split(name, wanted)
-        number = numbers.get((title, metric), 1)  # where the last one of these names was
+        number = numbers.get((title, metric), 1)  # of the last run with these names
         key = title if number == 1 else f"{title} ({number})"
         while key in runs and runs[key].has(metric):
             number += 1
@@ -171,7 +171,7 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
             run.special[metric] = place
         else:
             run.columns[metric] = place
-            # W&B writes the range right after the metric; columns that a person moved are not taken for one.
+            # W&B writes the range right after the metric; columns that a user moved do not count as one.
             if names[place + 1 : place + 3] == [name + _MIN, name + _MAX]:
                 run.ranged.add(metric)
     return [run for run in runs.values() if run.columns]

@@ -1,10 +1,10 @@
-"""What a `.wandb` file is made of, a log in blocks as LevelDB's, and the rows in its messages.
+"""The parts of a `.wandb` file, a log in blocks as LevelDB's, and the rows in its messages.
 
 file    7 bytes (":W&B", a magic number, a version), then blocks; the first holds these bytes too
 block   32 KiB: chunks, and fewer than 7 bytes of padding
 chunk   CRC-32 of kind and data (4 bytes), length (2), kind (1: a whole record, its first, a middle, its
         last part), data
-record  one message: fields of a number and a value each, which are named by their numbers in W&B's
+record  one message: fields with a number and a value each, whose numbers are those of W&B's
         wandb_internal.proto; a key is one text, or several where values are nested, and values are JSON
 """
 
@@ -28,16 +28,16 @@ _BLOCK = 32 * 1024
 _CHUNK = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _SEEDS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
-# Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
+# Fields of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
 _HISTORY, _SUMMARY, _CONFIG, _TELEMETRY, _RUN = 2, 3, 5, 11, 17
 _RUN_ID, _RUN_CONFIG, _DISPLAY_NAME, _START_TIME = 1, 4, 8, 17
 _KEY, _NESTED_KEY, _VALUE = 1, 2, 16
 _ITEM, _STEP, _REMOVED = 1, 2, 2
 _FEATURE, _SET_STEP = 3, 61
 
-_PEEK = 200  # records within which a file says which run it is of; it is the second one
+_PEEK = 200  # records within which a file names its run, which the second one does
 _DOT = re.compile(r"\.")
-_OF_ROW = ("_step", "_timestamp", "_runtime")  # which are no metrics
+_OF_ROW = ("_step", "_timestamp", "_runtime")  # these are not metrics
 _NUMERIC = frozenset(b"-0123456789")
 
 _MARK = b"\x82\x01"
@@ -46,12 +46,12 @@ _MARK = b"\x82\x01"
 
 @dataclass
 class Trouble:
-    """Counts of what was wrong with a file that could be read all the same."""
+    """Counts of the faults of a file that could still be read."""
 
     large: int = 0
     """Records with more bytes than `ROW` allows."""
     damaged: int = 0
-    """Places with a wrong checksum, or whose record is not what it should be."""
+    """Places with a wrong checksum, or with a malformed record."""
     torn: bool = False
     """Whether the file ends within a record."""
 
@@ -67,7 +67,7 @@ class Trouble:
 
 
 def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
-    """Yield the records of a file whose checksums hold; what is wrong is counted in `trouble`."""
+    """Yield the records of a file whose checksums hold; faults are counted in `trouble`."""
     parts: list[bytes] = []
     size = 0
     for kind, data in _chunks(path, trouble):
@@ -106,7 +106,7 @@ def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
-    """Yield the chunks of one block. A bad one's length is used all the same: the next checksum tells."""
+    """Yield the chunks of one block. A bad chunk's length is still used: the next checksum tests it."""
     is_good, is_last, unpack, crc32 = True, len(block) < _BLOCK, _CHUNK.unpack_from, zlib.crc32
     while start + _CHUNK.size <= len(block):
         crc, size, kind = unpack(block, start)
@@ -120,7 +120,7 @@ def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int,
         if is_last and start > len(block):
             trouble.torn = True
         else:
-            # A run of bad chunks is one damaged place, however many chunks a wrong length makes of it.
+            # A series of bad chunks is one damaged place, however many chunks a wrong length makes of it.
             trouble.damaged += is_good
         is_good = False
         # What follows may end a record whose start was lost: `records` must not join across the gap.
@@ -147,22 +147,22 @@ class WandbReader:
     def __init__(self, path: Path, start: float, builder: LogBuilder, config: dict[str, Any]) -> None:
         self.name = ""
         self.has_own_steps = False
-        """Whether the trainer has given W&B the numbers of its steps, which else counts the calls."""
+        """Whether the trainer set the numbers of W&B's steps; otherwise W&B counts the calls."""
         self._path, self._start, self._builder, self._config = path, start, builder, config
         self._last_step = -1.0
         self._has_history = False
         self._configured = 0
         self._summary: dict[str, float | str] = {}
         self._names: dict[bytes, str] = {}
-        """The names of metrics by the bytes of an item before its value; empty of what is no metric."""
+        """The names of metrics by the bytes of an item before its value; empty for what is no metric."""
 
     def read(self) -> None:
-        """Read all records of the file; an InputError says that it is none of W&B's, or too large."""
+        """Read all records of the file; raise an InputError if it is not one of W&B's, or too large."""
         path, trouble = self._path, Trouble()
         for record in records(path, trouble):
             try:
                 self._take(record)
-            except (ValueError, RecursionError):  # its checksum holds, but it is not what it should be
+            except (ValueError, RecursionError):  # its checksum holds, but it is malformed
                 trouble.damaged += 1
         self._builder.notes += trouble.notes(path.name)
         if not (self._has_history or self._summary.keys() <= {*_OF_ROW}):
@@ -191,14 +191,14 @@ class WandbReader:
                 self.has_own_steps |= integer(part(value, _FEATURE), _SET_STEP) > 0
 
     def _add(self, row: dict[str, float | str]) -> None:
-        """Add a row at its step, or at the one after the last where it has none."""
+        """Add a row at its step, or one after the last if it has none."""
         step, time, runtime = (finite(row.pop(name, None)) for name in _OF_ROW)
         is_step = 0 <= step <= 2**53 and step.is_integer()
         self._last_step = step if is_step else self._last_step + 1
         self._builder.add(self._last_step, self._start + runtime if math.isnan(time) else time, row)
 
     def _row(self, body: memoryview) -> dict[str, float | str]:
-        """Return the values of one message by name, the step among them, without those of media."""
+        """Return the values of one message by name, including the step, without those of media."""
         step, items = math.nan, []
         for number, _, value in fields(body):
             if isinstance(value, int):
@@ -213,28 +213,28 @@ class WandbReader:
     def _named(self, item: bytes) -> tuple[str, bytes]:
         """Return the name of the metric of an item, and its value.
 
-        A key is parsed once: of a row with a hundred metrics nearly all of the time would go to keys.
+        Each key is parsed once: in a row with a hundred metrics nearly all of the time would go to keys.
         """
         before, _, after = item.partition(_MARK)
         name = self._names.get(before)
         if name is not None and after and after[0] == len(after) - 1:  # the length, in one byte
             return name, after[1:]
         keys, text = _item(memoryview(item))
-        name = "" if keys and keys[0].startswith("_wandb") else ".".join(keys)  # W&B keeps some for itself
+        name = "" if keys and keys[0].startswith("_wandb") else ".".join(keys)  # reserved by W&B
         if text == after[1:] and len(self._names) < 2 * MOST_NAMES:
             self._names[before] = name
         return name, text
 
     def _values(self, items: Iterable[tuple[str, bytes]], step: float) -> dict[str, float | str]:
-        """Convert values from JSON; `step` is that of the message, and an item `_step` goes before it."""
+        """Convert values from JSON; `step` is that of the message, and an item `_step` takes precedence."""
         row: dict[str, Any] = {}
         nested, kept = False, self._builder.names
         for name, text in items:
-            if not name or kept.get(name) is False or not text:  # of no use, or known and not wanted
+            if not name or kept.get(name) is False or not text:  # no metric, known to be unwanted, or empty
                 continue
             if text[0] in _NUMERIC:
                 row[name] = float(text)
-            elif text[0] == ord("{"):  # as older versions log nested values, in one piece
+            elif text[0] == ord("{"):  # older versions log nested values in one piece
                 row |= flat(parse_json(text, str(self._path)), f"{name}.", where=str(self._path))
                 nested = True
             elif text[0] in b'"NItf' and text != b'""':  # null, a list and an empty text are no values
@@ -242,7 +242,7 @@ class WandbReader:
         if not math.isnan(step) and math.isnan(finite(row.get("_step"))):
             row["_step"] = step
         media = {name.removesuffix("_type") for name in row if name.endswith("._type")}
-        if media or nested:  # of media the sizes are numbers, too
+        if media or nested:  # the sizes of media are numbers, too
             return {
                 name: value
                 for name, value in row.items()
@@ -252,7 +252,7 @@ class WandbReader:
         return row
 
     def _configure(self, message: memoryview) -> None:
-        """Add to the config what a message adds, and take from it what that removes."""
+        """Add to the config what a message adds, and remove from it what that removes."""
         for number, _, value in fields(message):
             if number not in (_ITEM, _REMOVED) or isinstance(value, int):
                 continue
@@ -272,7 +272,7 @@ class WandbReader:
 
 
 def identify(path: Path) -> tuple[str, str, float]:
-    """Return id, name and start (Unix seconds) of a file's run; its file name and NaN if they are lost."""
+    """Return id, name and start (Unix seconds) of a file's run; the file's name and NaN if they are lost."""
     for n, record in enumerate(records(path, Trouble())):
         try:
             run = part(record, _RUN)
@@ -293,7 +293,7 @@ def _item(message: memoryview) -> tuple[list[str], bytes]:
     for number, _, value in fields(message):
         if number in (_KEY, _NESTED_KEY) and not isinstance(value, int):
             if len(names) == limits.DEPTH.most:
-                raise ValueError("a key has too many parts")  # as damage is: no library writes it
+                raise ValueError("a key has too many parts")  # like damage: no library writes it
             names.append(str(value, "utf-8"))
         elif number == _VALUE and not isinstance(value, int):
             text = bytes(value)

@@ -1,7 +1,6 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
-The readers of formats make it; the meaning of their names is in
-`scalerl.ingest.vocabularies`.
+The readers of formats build it; `scalerl.ingest.vocabularies` has the meaning of the names.
 """
 
 import math
@@ -20,13 +19,13 @@ from scalerl.record.left_out import NO_STEP, SUPERSEDED
 from scalerl.record.metric import is_of_evaluation
 
 MOST_NAMES = 5000
-"""Names of metrics that are kept, to be shown where a wanted one is missing."""
+"""Most names of metrics that are kept, to be listed where a wanted one is missing."""
 _LAST_LINE = 2**32 - 1
 _SHOWN_RESTARTS = 3
 _OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv", "console"))
-"""Formats whose rows are lines of a text, which a reader can look up."""
+"""Formats whose rows are lines of a text, in which a user can look them up."""
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
-"""How trackers write what JSON has no number for."""
+"""How trackers write values for which JSON has no number."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +37,25 @@ class Log:
     format: str
     name: str
     metrics: Mapping[str, Series]
-    """The metrics that were wanted."""
+    """The wanted metrics."""
     names: tuple[str, ...]
     """All metrics that have numbers, up to `MOST_NAMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The trainer's configuration, keys joined by dots."""
     notes: tuple[str, ...] = ()
-    """Sentences on what was passed over or repaired."""
+    """Sentences on what was skipped or repaired."""
     omitted: Mapping[str, Uncounted] = field(default_factory=dict)
-    """Values that do not count, and why, by metric."""
+    """Values that do not count, by metric, with the reasons."""
     trainer: str = ""
-    """Name of the trainer, where the form of its rows shows it."""
+    """Name of the trainer, if the form of its rows shows it."""
     hint: str = ""
-    """Setting that switches evaluations on, for a log without any."""
+    """The setting that switches evaluations on, for a log without any."""
 
     def time_series(self) -> Series:
-        """Return every step that has a time, of any metric: the value is when it was reached, if known.
+        """Return every step with a time, of any metric; the value is when the step was reached, if known.
 
-        An evaluation may end long after the step that it is of: among the rows of the training it says
-        nothing of when that was, and where there are none a step was reached before any later one.
+        An evaluation may end long after its step: among rows of training its time does not show when the step
+        was reached. Without rows of training, a step was reached before any later one.
         """
         of_training = [one for name, one in self.metrics.items() if not is_of_evaluation(name)]
         trained = _times_of(of_training)
@@ -73,7 +72,7 @@ class Log:
 
 
 def _times_of(metrics: Iterable[Series]) -> Series:
-    """Return every step that has a time in any of these series: the value is the earliest."""
+    """Return every step that has a time in any of these series; the value is the earliest."""
     timed = [series for series in metrics if not np.isnan(series.time_N).all()]
     step_V = np.concatenate([np.zeros(0), *(series.step_N for series in timed)])
     time_V = np.concatenate([np.zeros(0), *(series.time_N for series in timed)])
@@ -85,26 +84,26 @@ def _times_of(metrics: Iterable[Series]) -> Series:
 
 
 class Room:
-    """The limits of all logs of one source together."""
+    """The limits that all logs of one source share."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns = self._values = 0
 
     def add_column(self) -> None:
-        """Count one more metric; raise an InputError if they are too many."""
+        """Count one more metric; raise an InputError if there are too many."""
         self._columns += 1
         limits.COLUMNS.check(self._columns, self._source)
 
     def add_values(self, n: int) -> None:
-        """Count `n` more values; raise an InputError if they are too many."""
+        """Count `n` more values; raise an InputError if there are too many."""
         self._values += n
         limits.VALUES.check(self._values, self._source)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Release what a run has taken within if it cannot be read."""
-        # Else one run too large for the room of all would leave none to those after it.
+        """Release what a run has used inside the block if it cannot be read."""
+        # Otherwise one run too large for the shared limits would leave nothing to those after it.
         before = self._columns, self._values
         try:
             yield
@@ -114,10 +113,10 @@ class Room:
 
 
 class LogBuilder:
-    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
+    """Builds a log row by row, in the order of the file; what is not wanted costs no memory.
 
-    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.logs.order`). Logs of
-    one source share one `room`.
+    `build` decides which values count, once all rows are known (`scalerl.ingest.logs.order`). Logs of one
+    source share one `room`.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class LogBuilder:
         self._streams = [0]
         self.name = name
         self.names: dict[str, bool] = {}
-        """The metrics that have numbers, up to `MOST_NAMES`, and whether each is kept."""
+        """The metrics that have numbers, up to `MOST_NAMES`, each with whether it is kept."""
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
 
@@ -142,23 +141,23 @@ class LogBuilder:
             self._streams.append(len(self._steps))
 
     def add(self, step: float, time: float, values: Mapping[str, Any], line: int = 0) -> None:
-        """Add one row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
+        """Add one row: its step, its Unix seconds (NaN if not known), and metrics by name.
 
-        What is no number is counted as such where the metric is wanted; None is a cell without a value.
-        `line` is its number in the file, where it has one; kept for formats of lines alone.
+        A non-number is counted as such if the metric is wanted; None is a cell without a value.
+        `line` is the row's number in the file, if it has one; it is kept only for formats of lines.
         """
         row, kept = -1, 0
         for name, value in values.items():
             is_kept = self.names.get(name)
-            if is_kept is False or value is None:  # it is known to have numbers, and not wanted
+            if is_kept is False or value is None:  # it is known to have numbers and not to be wanted
                 continue
-            # `type(...) is float` first: this is run for every cell of logs of hundreds of MB.
+            # `type(...) is float` first, as this runs for every cell of logs of hundreds of MB.
             number = value if type(value) is float else as_number(value)
             if number is None and not (isinstance(value, bool) or (isinstance(value, str) and value.strip())):
-                continue  # a list, say: a text or a truth value stands where a number should
+                continue  # such as a list; text and booleans stand where a number should
             if is_kept is None and not self._keeps(name, number):
                 continue
-            # A row takes a place with its first value that is kept: most rows hold nothing that is wanted.
+            # A row takes a place only with its first kept value: most rows hold nothing that is wanted.
             if row < 0:
                 row = len(self._steps)
                 self._steps.append(step)
@@ -177,20 +176,20 @@ class LogBuilder:
         self._room.add_values(kept)
 
     def _keeps(self, name: str, number: float | None) -> bool:
-        """Whether to keep a value of a metric without a finite number so far, which is named from then on."""
+        """Return whether to keep a value of a metric without a finite number so far; with one it is named."""
         if len(name) > limits.NAME.most:
             self._long_names += 1
             return False
         is_wanted = name in self._columns or self._wanted(name)
         has_number = number is not None and math.isfinite(number)
-        # Beyond the limit a wanted metric is named all the same, as its values are kept.
+        # Beyond the limit a wanted metric is still named, as its values are kept.
         if has_number and (is_wanted or len(self.names) < MOST_NAMES):
             self.names[name] = is_wanted
         return is_wanted
 
     @property
     def n_rows(self) -> int:
-        """The number of rows so far that hold something to keep."""
+        """The number of rows so far that hold a kept value."""
         return len(self._steps)
 
     def steps(self) -> np.ndarray:
@@ -205,7 +204,7 @@ class LogBuilder:
         """Return the log of all rows so far.
 
         Args:
-            step_R: the steps of the rows, where others than those that were given count.
+            step_R: the steps of the rows, if these replace the ones that were given.
             unwanted: metrics whose values are left out; their names are still listed.
         """
         logged = {name: one for name, one in self.cells().items() if name not in unwanted}
@@ -248,7 +247,7 @@ class _Column:
 
 
 def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut: bool) -> list[str]:
-    """Describe what was put in order, in sentences; the reader of a metric reports its evaluations."""
+    """Describe what was put in order, in sentences; a metric's evaluations are reported by its reader."""
     superseded, without_step = (
         sum(int(np.sum(one.reason_V == code_of(reason))) for one in omitted.values())
         for reason in (SUPERSEDED, NO_STEP)
@@ -272,7 +271,7 @@ def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut
 
 
 def presentable(log: Log) -> Log:
-    """Escape the names of a log as a run folder can hold them."""
+    """Escape the names of a log so that a run folder can hold them."""
     return replace(
         log,
         name=printable(log.name),
@@ -284,7 +283,7 @@ def presentable(log: Log) -> Log:
 
 
 def finite(value: Any) -> float:
-    """Convert a number to a float; NaN for everything else, infinities and numbers as text included."""
+    """Convert a number to a float; NaN for anything else, including infinities and numbers as text."""
     if type(value) is float:  # most are
         return value if math.isfinite(value) else math.nan
     number = None if isinstance(value, str) else as_number(value)
@@ -292,7 +291,7 @@ def finite(value: Any) -> float:
 
 
 def finite_cell(cell: Any) -> float:
-    """Parse the finite number of a cell, also as text; NaN for all else, as booleans and Python's 1_000."""
+    """Parse the finite number of a cell, also from text; NaN otherwise, as for booleans and 1_000."""
     if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
         return math.nan
     try:
@@ -306,11 +305,11 @@ _LONGEST_WORD = 100  # characters; of "-Infinity" and the spaces around it
 
 
 def as_number(value: Any) -> float | None:
-    """Convert a number to a float, NaN and infinities also by their names; None for everything else."""
+    """Convert a number to a float, NaN and infinities also from their names; None for anything else."""
     if type(value) is float:
         return value
     if isinstance(value, str):
-        # A long text is no number: half a megabyte that names the run of every row took 6 s here.
+        # A long text is not a number: half a megabyte that named the run of every row took 6 s here.
         return _WORDS.get(value.strip().lower()) if len(value) < _LONGEST_WORD else None
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return None

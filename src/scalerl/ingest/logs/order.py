@@ -1,13 +1,13 @@
 """The order of a log: which row came after which, where the run was restarted, which value of a step counts.
 
     in       rows in the order of the file, and the cells of every metric
-    arrival  the order in which the rows were logged: that of the file, unless the times or the steps speak
-             against it (several files, a table sorted newest first)
-    restart  the training goes back and repeats what it had logged: everything that was logged before for
-             these steps and later ones is superseded, of every metric
-    out      of every metric its values by step, each step once, and what was left out and why
+    arrival  the order in which the rows were logged: that of the file, unless the times or the steps
+             contradict it (several files, a table sorted newest first)
+    restart  training goes back and repeats steps: all that was logged before for these and later steps is
+             superseded, of every metric
+    out      for every metric its values by step, each step once, and what was left out and why
 
-Only metrics of training prove a restart: an evaluator that runs beside it logs in any order, and again.
+Only metrics of training prove a restart: an evaluator beside the run logs in any order, and repeatedly.
 Shapes: R rows, V values of a metric, N those that count, W values of the one that proves a restart.
 """
 
@@ -24,25 +24,25 @@ from scalerl.record.metric import is_of_evaluation
 
 _KEPT = ""
 REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
-"""The reasons by their codes."""
+"""The reasons, by their codes."""
 _MOST_RESTARTS = 200
-"""Restarts of a log; each takes a pass over all metrics."""
+"""Most restarts of a log; each takes a pass over all metrics."""
 _NO_ROWS = np.zeros(0, dtype=np.intp)
 _MOST_WINDOWS = 20_000
-"""Places at which steps come again that are looked at; in logs of one process a restart is one."""
+"""Most places where steps repeat that are examined; in the log of one process a restart is one place."""
 _LEAST_STEPS = 2
-"""Steps that come again in a restart: a single one is a row that was logged twice."""
+"""Least repeated steps of a restart: a single one is a row that was logged twice."""
 _LEAST_SHARE = 0.5
-"""Share of the values of repeated steps that a restart repeats at the least."""
+"""Share of the earlier values of the repeated steps that a restart must repeat."""
 _LEAST_REGULAR = 3
-"""Steps that come again at one interval, up to a new highest one: fewer rows are logged than before."""
+"""Steps repeated at one interval, up to a new highest one, that suffice if fewer rows are logged."""
 _LEAST_PROGRESS = 0.1
-"""Share of the steps it supersedes that a branch below the highest has come through; else it is a run that
-was started again by mistake."""
+"""Share of the superseded steps that a branch which is still below the highest must have covered; otherwise
+the run was restarted by mistake."""
 _SHUFFLED = 0.25
-"""Share of rows that are earlier than the one before them from which on a file is in no order of time."""
+"""Share of rows earlier than the one before them beyond which a file is not in the order of time."""
 _NEWEST_FIRST = 3
-"""Falls of the step per rise from which on a file without times has its newest row first."""
+"""Falls of the step per rise beyond which a file without times has its newest row first."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class LogRows:
     time_R: np.ndarray
     """Unix seconds; NaN where they were not logged."""
     line_R: np.ndarray
-    """Their number in the file; 0 where that is not known."""
+    """The line of each row in its file; 0 where not known."""
     streams: Sequence[int] = (0,)
-    """The first row of every file: a process wrote each in order, and several may have run at one time."""
+    """The first row of every file: one process wrote each in order, and several may have run at one time."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Cells:
     value_V: np.ndarray
     """NaN and infinities included."""
     text_V: np.ndarray
-    """Positions of the values that were no number at all."""
+    """Positions of the values that were not numbers at all."""
 
     def of(self, is_in_V: np.ndarray) -> Self:
-        """Return some of the values alone."""
+        """Return only some of the values."""
         is_text_V = np.zeros(len(self.row_V), dtype=bool)
         is_text_V[self.text_V] = True
         return type(self)(self.row_V[is_in_V], self.value_V[is_in_V], np.flatnonzero(is_text_V[is_in_V]))
 
 
 def by_set(cells: Mapping[str, Cells]) -> Mapping[str, Cells]:
-    """Give what is logged under one name for several evaluation sets the name of the set whose row it is in.
+    """Add the set's name to metrics that several evaluation sets log under one name, by their rows.
 
-    Values in rows without the seconds of a set, such as those of formats with a row for every value, stay.
+    Values in rows without the seconds of a set, as in formats with one row per value, stay as they are.
     """
     rows = {timed_set(name): one.row_V for name, one in cells.items() if timed_set(name)}
     if len(rows) < 2:
@@ -99,7 +99,7 @@ def by_set(cells: Mapping[str, Cells]) -> Mapping[str, Cells]:
 
 @dataclass(frozen=True)
 class Uncounted:
-    """Values of one metric that do not count, by step; `reason_V` holds places in `REASONS`."""
+    """Values of one metric that do not count, by step; `reason_V` holds indices into `REASONS`."""
 
     step_V: np.ndarray
     line_V: np.ndarray
@@ -108,10 +108,10 @@ class Uncounted:
 
 @dataclass(frozen=True)
 class Series:
-    """One metric: its values that count, in the order of their steps, each step once."""
+    """The values of one metric that count, in the order of their steps, each step once."""
 
     step_N: np.ndarray
-    """Whole numbers, rising, as floats."""
+    """Whole numbers, ascending, as floats."""
     value_N: np.ndarray
     time_N: np.ndarray
     """Unix seconds; NaN where they were not logged."""
@@ -127,20 +127,20 @@ class Series:
 
 @dataclass(frozen=True)
 class Restart:
-    """A place from which on a run logs again what it had logged."""
+    """A place where a run starts to repeat steps that it had already logged."""
 
     first: int
-    """The first row, by arrival, of what may be superseded."""
+    """The first row, by arrival, that may be superseded."""
     place: int
-    """The row, by arrival, with which the later branch begins."""
+    """The row, by arrival, with which the later branch starts."""
     step: float
-    """The first step that came again."""
+    """The first repeated step."""
     highest: float
-    """The highest step before."""
+    """The highest step before the restart."""
     line: int
 
     def supersedes(self, step_V: np.ndarray, place_V: np.ndarray) -> np.ndarray:
-        """Return which values belong to the branch that was abandoned."""
+        """Return which values belong to the abandoned branch."""
         return (place_V >= self.first) & (place_V < self.place) & (step_V >= self.step)
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Restart:
 
 
 def _superseded(restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.ndarray) -> np.ndarray:
-    """Return which values belong to branches that were abandoned."""
+    """Return which values belong to abandoned branches."""
     is_over_V = np.zeros(len(step_V), dtype=bool)
     for restart in restarts:
         is_over_V |= restart.supersedes(step_V, place_V)
@@ -161,13 +161,13 @@ def _superseded(restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.nda
 def arrange(
     rows: LogRows, cells: Mapping[str, Cells]
 ) -> tuple[dict[str, Series], dict[str, Uncounted], Sequence[Restart], bool]:
-    """Put the values of all metrics in order: by name those that count, and those that do not.
+    """Put the values of all metrics in order; return by name those that count, and those that do not.
 
-    Returns also the restarts in the order of arrival, and whether there were too many places to look at all.
+    Also returns the restarts in the order of arrival, and whether there were too many places to examine all.
     """
     is_step_R = is_step(rows.step_R)
     place_R, groups = _arrival(rows)
-    # The metric with the most values has seen any restart.
+    # The metric with the most values has seen every restart.
     trained = (one.row_V for name, one in cells.items() if is_of_training(name))
     restarts, is_cut = _restarts(rows, place_R, groups, max(trained, key=len, default=_NO_ROWS))
     made = [one.row_V[np.isfinite(one.value_V)] for name, one in cells.items() if is_of_evaluation(name)]
@@ -177,7 +177,7 @@ def arrange(
         is_over_E = np.zeros(len(row_E), dtype=bool)
         for n, restart in enumerate(restarts):
             is_over_E |= restart.supersedes(step_E, place_E)
-            if is_over_E.all():  # those before the one with which no evaluation at all is left
+            if is_over_E.all():  # keep the restarts before the one that leaves no evaluation
                 restarts = restarts[:n]
                 break
     is_over_R = _superseded(restarts, rows.step_R, place_R)  # once for all metrics: there may be 50,000
@@ -209,7 +209,7 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
 
 
 def _from_first_row(restart: Restart, step_P: np.ndarray, place_W: np.ndarray) -> Restart:
-    """Start a restart with all rows of its step: a loop may evaluate before it trains, in its own row."""
+    """Start a restart with all rows of its step, as a loop may evaluate in its own row before it trains."""
     n = int(np.searchsorted(place_W, restart.place))
     after = int(place_W[n - 1]) + 1 if n else 0
     others = np.flatnonzero(step_P[after : restart.place] != restart.step)
@@ -217,7 +217,7 @@ def _from_first_row(restart: Restart, step_P: np.ndarray, place_W: np.ndarray) -
 
 
 def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray) -> Restart:
-    """Start a restart one row earlier if that row holds training and evaluation of the step before."""
+    """Start a restart one row earlier if that row holds both training and evaluation of the step before."""
     before = step_P[restart.place - 1]
     n = int(np.searchsorted(trained_N, restart.step))
     if before < restart.step and (not n or before > trained_N[n - 1]):
@@ -226,7 +226,7 @@ def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray
 
 
 def is_step(step_R: np.ndarray) -> np.ndarray:
-    """Return which numbers can be steps: whole ones of 0 or more, up to 2**53, where float64 has gaps."""
+    """Return which numbers can be steps: whole, 0 or more, up to 2**53, beyond which float64 has gaps."""
     return (step_R >= 0) & (step_R <= 2**53) & (step_R == np.floor(step_R))
 
 
@@ -243,7 +243,7 @@ def _reasons(
     reason_V[np.isnan(cells.value_V)] = code_of(NAN)
     reason_V[np.isinf(cells.value_V)] = code_of(INFINITE)
     reason_V[cells.text_V] = code_of(NOT_A_NUMBER)
-    # In this order, as the last reason stays: NaN of an abandoned branch says nothing of the run.
+    # In this order, as the last reason stays: NaN of an abandoned branch says nothing about the run.
     reason_V[is_over_V] = code_of(SUPERSEDED)
     reason_V[~is_step_V] = code_of(NO_STEP)
     if (np.diff(step_V) > 0).all():  # most are
@@ -257,13 +257,13 @@ def _reasons(
 def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Return the place of every row in the order of arrival, and the bounds of each ordered group.
 
-    Without times nothing is known of the order of rows in different files.
+    Without times the order of rows in different files is not known.
     """
     n, time_R = len(rows.step_R), rows.time_R
     is_timed = n > 0 and not np.isnan(time_R).any()
     if is_timed and (len(rows.streams) > 1 or np.sum(np.diff(time_R) < 0) > _SHUFFLED * n):
         place_R = np.empty(n, dtype=np.intp)
-        # Several files, or a shuffled table: only the times tell what came first.
+        # Several files, or a shuffled table: only the times show what came first.
         place_R[np.argsort(time_R, kind="stable")] = np.arange(n)
         return place_R, [(0, n)]
     place_R = np.arange(n)
@@ -282,18 +282,18 @@ class _Witness:
     def __init__(self, rows: LogRows, row_W: np.ndarray, place_W: np.ndarray, first: int) -> None:
         self.first, self.place_W = first, place_W
         self.step_W, self.time_W, self.line_W = rows.step_R[row_W], rows.time_R[row_W], rows.line_R[row_W]
-        order_W = np.argsort(self.step_W, kind="stable")  # of one step by arrival
+        order_W = np.argsort(self.step_W, kind="stable")  # within a step by arrival
         self.is_again_W = np.zeros(len(order_W), dtype=bool)
-        """Whether there was this step before."""
+        """Whether the step occurred before."""
         self.is_again_W[order_W[1:][np.diff(self.step_W[order_W]) == 0]] = True
         self.earlier_W = np.sort(self.step_W[~self.is_again_W])
         self.latest_W = np.fmax.accumulate(self.time_W)
 
     def restarts(self, most: int) -> tuple[list[Restart], bool]:
-        """Return the restarts, and whether there were too many places to look at all.
+        """Return the restarts, and whether there were too many places to examine all.
 
-        A window reaches from a step that comes again, below the highest so far, to where that is passed; the
-        lowest one in it may be a restart. Windows do not overlap: each restart takes linear time.
+        A window reaches from a repeated step, below the highest so far, to where that highest step is passed;
+        the lowest step in it may be a restart. Windows do not overlap: each restart takes linear time.
         """
         found: list[Restart] = []
         base = windows = 0
@@ -314,12 +314,12 @@ class _Witness:
                 lowest = int(window_W[np.argmin(self.step_W[window_W])])
                 accepted = self._restart_at(lowest, after, highest)
             found.append(accepted)
-            # The branch that starts here may be abandoned in turn, so that the search goes on from its start.
+            # The branch that starts here may be abandoned in turn, so the search continues from its start.
             base = int(np.searchsorted(self.place_W, accepted.place))
 
     def _restart_at(self, at: int, after: int, highest: float) -> Restart | None:
-        """Return the restart that starts with a value, or None: time goes on, and old steps come again."""
-        # A row that is older than those before it was delivered late, and repeats nothing.
+        """Return the restart that starts with a value, or None; it needs later times and repeated steps."""
+        # A row older than those before it was delivered late, and repeats nothing.
         if at and self.time_W[at] < self.latest_W[at - 1]:
             return None
         step, step_W, is_again_W = self.step_W[at], self.step_W[at:after], self.is_again_W[at:after]
@@ -331,7 +331,7 @@ class _Witness:
         is_open = after == len(self.step_W)
         if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
             return None
-        # At one interval, which goes on beyond the highest step before: fewer rows are logged than before.
+        # Repeated at one interval up to beyond the highest step before: fewer rows are logged than before.
         gap_N = np.diff(np.concatenate([again_N, self.step_W[after : after + 1]]))
         is_regular = not is_open and len(again_N) >= _LEAST_REGULAR and (gap_N == gap_N[0]).all()
         if len(again_N) <= _LEAST_SHARE * before and not is_regular:
@@ -345,12 +345,12 @@ def _restarts(
 ) -> tuple[list[Restart], bool]:
     """Return the restarts that a metric with values in `row_W` shows, in the order of arrival.
 
-    Returns also whether there were too many places to look at all.
+    Also returns whether there were too many places to examine all.
     """
     row_W = row_W[is_step(rows.step_R[row_W])]
     found: list[Restart] = []
     if len(np.unique(rows.step_R[row_W])) == len(row_W):
-        return found, False  # no step comes again: rows sorted in any way
+        return found, False  # no step repeats: rows sorted in any way
     row_W = row_W[np.argsort(place_R[row_W], kind="stable")]
     place_W, step_P = place_R[row_W], rows.step_R[np.argsort(place_R)]
     for start, stop in groups:

@@ -1,4 +1,4 @@
-"""Runs on a server of MLflow, through MLflow's client: addresses, credentials and retries are its own."""
+"""Runs on a server of MLflow, read by MLflow's client with its own addresses, credentials and retries."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _EXPECTED = "expected mlflow:RUN_ID, mlflow:EXPERIMENT/RUN or mlflow:http://HOST
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _ADDRESS = re.compile(r"(https?://[^/?#]+)([^#]*)(#.*)?")
 _PAGE = re.compile(r"#/experiments/(\d+)(?:/runs/([0-9a-f]{32}))?(?:[/?].*)?")
-"""What follows the address of the server on MLflow's pages."""
+"""What follows the server's address on MLflow's pages."""
 _AT_ONCE, _SHOWN = 1000, 12
 _RETRIES = ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-"""Fewer retries than MLflow's client makes by default, which go on for four minutes."""
+"""Fewer retries than the default of MLflow's client, which take four minutes."""
 
 
 def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
-    """Read the runs of a name that were not deleted.
+    """Read the runs of this name, without deleted ones.
 
     Raises:
-        InputError: MLflow is not installed, no server is given, or it has no such run; and what MLflow raises
-            where the server cannot be reached, or refuses.
+        InputError: MLflow is not installed, no server is given, it cannot be reached, or it has no such run.
+        MlflowException: the server answers with another error.
     """
     uri, within, experiment = _parsed(name)
     try:
@@ -46,7 +46,7 @@ def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
         from mlflow.tracking import is_tracking_uri_set
     except ImportError as error:
         raise InputError(f"{name}: needs MLflow's client: pip install 'scalerl[mlflow]'") from error
-    if uri is None and not is_tracking_uri_set():  # MLflow would make a database here
+    if uri is None and not is_tracking_uri_set():  # MLflow would create a database here
         raise InputError(f"{name}: no server is given; set MLFLOW_TRACKING_URI, or {_EXPECTED}")
     try:
         with _few_retries():
@@ -63,7 +63,7 @@ def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
 
 
 def _unreached(error: BaseException) -> str | None:
-    """Return why a server could not be reached, from below all that three clients made of it; else None."""
+    """Return why a server could not be reached, from below the errors that clients made of it; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -75,7 +75,7 @@ def _unreached(error: BaseException) -> str | None:
 
 
 def _parsed(name: str) -> tuple[str | None, str, str]:
-    """Return the server (None: MLflow's own setting), what it is to look for, and the ID of an experiment."""
+    """Return the server (None: MLflow's own setting), what to look for on it, and the ID of an experiment."""
     rest = name.removeprefix("mlflow:")
     address = _ADDRESS.fullmatch(rest)
     if address is None:
@@ -99,7 +99,7 @@ def _parsed(name: str) -> tuple[str | None, str, str]:
 
 
 def _found(client: MlflowClient, name: str, within: str, experiment: str) -> Sequence[Run]:
-    """Return the runs that are asked for, of which there is at least one."""
+    """Return the runs that are asked for, at least one."""
     from mlflow.exceptions import MlflowException
 
     if _RUN_ID.fullmatch(within):
@@ -111,7 +111,7 @@ def _found(client: MlflowClient, name: str, within: str, experiment: str) -> Seq
             raise InputError(f"{name}: the server has no run of this ID") from error
     run = ""
     if not experiment:
-        # Either name may have slashes in it: the longest experiment that there is.
+        # Either name may contain slashes: the longest name of an experiment that exists counts.
         ends = [len(within), *(at.start() for at in re.finditer("/", within))]
         for end in sorted(ends, reverse=True):
             at = client.get_experiment_by_name(within[:end]) if end else None
@@ -136,9 +136,9 @@ def _found(client: MlflowClient, name: str, within: str, experiment: str) -> Seq
 
 
 def _searched(client: MlflowClient, experiment: str, run: str) -> Iterator[Run]:
-    """Yield the runs of an experiment that were not deleted, with this name if there is one."""
+    """Yield the runs of an experiment that were not deleted, with this name if one is given."""
     quote = '"' if "'" in run else "'"
-    # A name with both quotes cannot be written in a filter; then all are looked through.
+    # A name with both quotes cannot be written in a filter; then all runs are searched.
     filter = f"attributes.run_name = {quote}{run}{quote}" if run and quote not in run else ""
     token = None
     while True:
@@ -160,7 +160,7 @@ def _read_run(client: MlflowClient, wanted: Wanted, answered: Answered, run: Run
         builder.config[key.replace("/", ".")] = parameter(value)
     for key in run.data.metrics:
         if not wanted(key):
-            builder.add(0.0, math.nan, {key: 0.0})  # which keeps the name alone
+            builder.add(0.0, math.nan, {key: 0.0})  # only keeps the name
             continue
         history = client.get_metric_history(run.info.run_id, key)
         answered()
@@ -173,7 +173,7 @@ def _read_run(client: MlflowClient, wanted: Wanted, answered: Answered, run: Run
 
 @contextmanager
 def _few_retries() -> Iterator[None]:
-    """Have MLflow's client give up sooner, unless the user has set how often it tries."""
+    """Make MLflow's client give up sooner, unless the user has set its number of retries."""
     # The client has no argument for it: it reads the environment at every request.
     key, value = _RETRIES
     if key in os.environ:

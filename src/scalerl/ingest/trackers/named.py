@@ -4,9 +4,9 @@
     wandb:ENTITY/PROJECT?group=NAME      all runs of a group; without `?group=` all runs of the project
     mlflow:RUN_ID                        a run at MLFLOW_TRACKING_URI
     mlflow:EXPERIMENT/RUN                a run, by its name or ID; without `/RUN` all runs of the experiment
-    mlflow:http://HOST:PORT/...          either of both at this server; or an address from its pages
+    mlflow:http://HOST:PORT/...          either of these at this server; or the address of one of its pages
 
-A file or folder of such a name is read instead.
+A file or folder of such a name takes precedence.
 """
 
 import os
@@ -26,21 +26,21 @@ from scalerl.ingest.trackers.runs import Answered
 
 T = TypeVar("T")
 ANSWER_SECONDS = 60.0
-"""The longest wait for an answer of a server, in which a client may have tried several times."""
+"""The longest wait for an answer of a server, in which a client may have retried several times."""
 _TRACKERS = {"wandb": "runs of W&B, by name", "mlflow": "runs of a server of MLflow, by name"}
 
 
 def tracker_of(path: str | Path) -> str:
-    """Return the tracker whose server has the run of this name; empty where it is the name of a file."""
+    """Return the tracker whose server has the run of this name; empty if it names a file."""
     name, colon, _ = str(path).partition(":")
     return name if colon and name in _TRACKERS and not os.path.lexists(path) else ""
 
 
 def on_server(path: str | Path, format: str | None = None) -> Format | None:
-    """Return how the runs of this name are read from a tracker's server; None if it is no such name.
+    """Return the format that reads the runs of this name from a tracker's server; None for other names.
 
     Raises:
-        InputError: it is one, and a `format` is given, which only a file has.
+        InputError: it is such a name, and a `format` is given, which only a file has.
     """
     tracker = tracker_of(path)
     if not tracker:
@@ -51,7 +51,7 @@ def on_server(path: str | Path, format: str | None = None) -> Format | None:
 
 
 def _read(tracker: str, path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
-    name = re.sub(r"^(mlflow:https?:)/+", r"\1//", str(path))  # a path has no two slashes
+    name = re.sub(r"^(mlflow:https?:)/+", r"\1//", str(path))  # a path has no double slash
     if tracker == "wandb":
         from scalerl.ingest.trackers.wandb import read
     else:
@@ -60,9 +60,9 @@ def _read(tracker: str, path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
 
 
 def _within(seconds: float, read: Callable[[Answered], T], name: str) -> T:
-    """Return what `read` does in a thread of its own, which is left behind if it does not answer in time.
+    """Return the result of `read`, run in a thread that is abandoned if it does not answer in time.
 
-    Clients try again for minutes, and W&B's waits for its own process without limit.
+    Clients retry for minutes, and W&B's waits for its own process without limit.
     """
     answers: queue.SimpleQueue[None] = queue.SimpleQueue()
     result: Future[T] = Future()

@@ -1,4 +1,4 @@
-"""What the readers of trackers share: the runs of a name, read one by one."""
+"""What the readers of trackers share: they read the runs of a name one by one."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from scalerl.ingest.logs.log import Log, LogBuilder, Room
 
 T = TypeVar("T")
 Answered = Callable[[], None]
-"""What a tracker's reader calls whenever the server has answered."""
+"""A function that a tracker's reader calls whenever the server has answered."""
 
 
 def each_run(
@@ -20,7 +20,7 @@ def each_run(
     wanted: Wanted,
     read: Callable[[T, LogBuilder], Log],
 ) -> list[Log | Unread]:
-    """Read every run, given with its name and ID; one of several may be unreadable."""
+    """Read every run, given with its name and ID; if there are several, some may be unreadable."""
     named, room = Counter(own or id for own, id, _ in runs), Room(name)
     found: list[Log | Unread] = []
     for own, id, run in runs:

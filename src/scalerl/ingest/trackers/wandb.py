@@ -1,9 +1,9 @@
-"""Runs on a server of W&B, through `wandb.Api`: its address and credentials are those of W&B's own settings.
+"""Runs on a server of W&B, read by `wandb.Api` with the address and credentials of W&B's own settings.
 
-The client reads history in its own process, from Parquet files where the server has exported the rows, and by
-GraphQL where it has not yet. Of rows that are not exported it returns those that have all of the metrics that
-are asked for (`Run.scan_history`, wandb 0.31), so that metrics are asked for together only if they come in
-equally many rows, and again one by one if fewer come than the server counts.
+The client reads history in its own process: from Parquet files where the server has exported the rows, by
+GraphQL where it has not yet. Of rows that are not exported it returns only those with all requested metrics
+(`Run.scan_history`, wandb 0.31). So metrics are requested together only if they have equally many rows, and
+again one by one if fewer arrive than the server counts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _TIME = "_timestamp"
 _PAGE = 1000
-"""Steps, or rows where the steps are wider, that are asked for at once: the client's own default."""
+"""Steps, or rows where the steps are wider, that are requested at once: the client's own default."""
 _TOGETHER = 100
-"""Metrics that are asked for at once."""
+"""Metrics that are requested at once."""
 _SHOWN = 12
 _SECONDS = 20
 """The longest wait for a request, while W&B's process tries again."""
@@ -63,7 +63,7 @@ def read(name: str, wanted: Wanted, answered: Answered) -> list[Log | Unread]:
     except InputError:
         raise
     except Exception as error:  # of many kinds, whatever the client makes of what a server sends
-        if _LATE in str(error):  # so it says of a server that is down, and of one that answers by 5xx
+        if _LATE in str(error):  # it says so of a server that is down, and of one that answers with 5xx
             raise InputError(f"{name}: {host} gave no answer within {_SECONDS} s, or errors") from error
         key = os.environ.get("WANDB_API_KEY")
         text = brief_error(error)
@@ -83,7 +83,7 @@ def _parsed(name: str) -> tuple[str, str, str]:
 
 
 def _host(name: str) -> str:
-    """Return the address of the server, for which there is a key."""
+    """Return the address of the server, after checking that there is a key for it."""
     from wandb.errors import Error
     from wandb.sdk import wandb_setup
     from wandb.sdk.lib import wbauth
@@ -92,7 +92,7 @@ def _host(name: str) -> str:
     try:
         # `Api` would ask for a key in the terminal.
         auth = wbauth.authenticate_session(host=host, source="scalerl", prompt=False, update_session=False)
-    except Error as error:  # of a key that is none
+    except Error as error:  # for a malformed key
         raise InputError(f"{name}: {brief_error(error)}") from error
     if auth is None:
         raise InputError(f"{name}: no key for {host}; set WANDB_API_KEY, or run: wandb login")
@@ -100,10 +100,10 @@ def _host(name: str) -> str:
 
 
 def _found(api: Api, name: str, place: str, within: str, group: str) -> list[Run]:
-    """Return the runs that are asked for, of which there is at least one."""
+    """Return the runs that are asked for, at least one."""
     filters: dict[str, Any] = {"group": group} if group else {}
     if within:
-        filters = {"$or": [{"name": within}, {"displayName": within}]}  # the name of a run is its ID
+        filters = {"$or": [{"name": within}, {"displayName": within}]}  # the API's name of a run is its ID
     found = list(islice(api.runs(place, filters=filters), limits.RUNS.most + 1))
     limits.RUNS.check(len(found), name)
     if within:
@@ -130,7 +130,7 @@ def _read_run(name: str, wanted: Wanted, answered: Answered, run: Run, builder: 
         if len(key) <= limits.NAME.most and (wanted(key) or is_own_step(key)):
             kept[key] = n
         elif not key.startswith("_"):
-            builder.add(0.0, math.nan, {key: 0.0})  # which keeps the name alone
+            builder.add(0.0, math.nan, {key: 0.0})  # only keeps the name
     history = _History(run, name, answered)
     history.fetch(kept, builder)
     rows = history.rows
@@ -146,14 +146,14 @@ def _read_run(name: str, wanted: Wanted, answered: Answered, run: Run, builder: 
 
 
 def _counts(run: Run) -> dict[str, int]:
-    """Return the metrics of a run, and how many values the server counts of each (0: it does not say)."""
+    """Return the metrics of a run, with the number of values that the server counts (0: it does not say)."""
     keys = _mapping(_mapping(run.history_keys).get("keys"))
     if not keys:
         return dict.fromkeys(flat(run.summary_metrics, where=str(run.id)), 0)
     counts = {}
     for key, about in keys.items():
         kinds = [_mapping(one) for one in _mapping(about).get("typeCounts") or ()]
-        # NaN and infinities are texts.
+        # NaN and infinities are logged as text.
         numbers = [finite(one.get("count")) for one in kinds if one.get("type") in ("number", "string")]
         if numbers or not kinds:
             counts[key] = int(sum(n for n in numbers if n > 0))
@@ -172,11 +172,11 @@ class _History:
         self.rows: dict[float, dict[str, Any]] = defaultdict(dict)
         self._found: Counter[str] = Counter()
         last, lines = finite(_mapping(run.history_keys).get("lastStep")), finite(run.history_line_count)
-        # The steps may be wide, as where samples are counted.
+        # Steps may be far apart, as where samples are counted.
         self._page = max(_PAGE, int(_PAGE * (last + 1) / lines)) if lines > 0 and last > 0 else _PAGE
 
     def fetch(self, counts: Mapping[str, int], builder: LogBuilder) -> None:
-        """Add the rows of these metrics, each with the number of values that the server counts."""
+        """Add the rows of these metrics; `counts` has the number of values that the server counts of each."""
         groups: dict[int, list[str]] = defaultdict(list)
         for key, n in counts.items():
             groups[n].append(key)
@@ -197,7 +197,7 @@ class _History:
         """Add the rows that have all of some metrics, or some of them, and count the values of each."""
         for key in keys:
             self._found[key] = 0
-        # The client would keep exported files, and read those of a run that has gone on since.
+        # With its cache the client would keep exported files, and read stale ones of a run that has gone on.
         scan = self._run.scan_history(keys=[*keys, _TIME], page_size=self._page, use_cache=False)
         for n, row in enumerate(scan):
             if n % _PAGE == 0:

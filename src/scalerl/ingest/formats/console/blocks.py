@@ -1,6 +1,6 @@
-"""Rows that are lines and panels of their own: of verl, NeMo RL, prime-rl and open-instruct.
+"""Rows that are lines and panels with a form of their own: of verl, NeMo RL, prime-rl and open-instruct.
 
-All but verl print a few of the metrics that they log to trackers, which get the names that they have there.
+All but verl print only some of the metrics that they log to trackers; these get the names they have there.
 """
 
 import math
@@ -12,9 +12,9 @@ from scalerl.ingest.formats.console.dicts import parse_dict
 from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, ConsoleForm, ConsoleLine, ConsoleRow
 
 _LONGEST = 500
-"""Lines of a panel."""
+"""Most lines of a panel."""
 _COLUMNS = 50
-"""Columns of a line that are looked at; there are up to 12."""
+"""Columns of a line that are examined; there are up to 12."""
 _OF_NEMO_RL = {
     ("Validation", "Accuracy"): "validation/accuracy",
     ("Validation", "Average response length"): "validation/avg_length",
@@ -40,20 +40,20 @@ _OF_EVALUATION = {"Reward": "reward/mean", "Truncation": "is_truncated/mean"}
 
 
 class VerlRows(ConsoleForm):
-    """`step:1 - actor/entropy:0.3 - ...`: a step is the number of updates before the evaluation in its row.
+    """`step:1 - actor/entropy:0.3 - ...`: the step is the number of updates before the evaluation in its row.
 
     From verl 0.1 to 0.9.1: verl/utils/logger/aggregate_logger.py (`concat_dict_to_str`: three decimals up to
     0.4, all digits since), verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py.
     Up to January 2025 (before 0.2) the first update had the step 0, and its evaluation came after the update:
-    rows of these versions, which call timings `timing/...` and not `timing_s/...`, get a step more. Some of
-    them print the evaluation before training in words alone, `Initial validation metrics: {...}`.
+    rows of these versions, which call timings `timing/...` and not `timing_s/...`, get one step more. Some of
+    them print the evaluation before training only in words, `Initial validation metrics: {...}`.
     """
 
     _start = re.compile(r"(?:^|[\s)\]])step:(\d{1,15}) - (?=\S+:)")
     _cell = re.compile(
         rf"(?P<name>\S.{{0,500}}?):\s{{0,9}}(?:[\w.]{{1,40}}\()?(?P<number>{NUMBER})\)?\s{{0,9}}"
     )
-    """A number as it is, or as NumPy 2 shows its own."""
+    """A number as it is, or as NumPy 2 prints its own."""
     _torn = re.compile(r"(?P<name>[^\s:]{1,500}):.{0,100}")
     _initial = re.compile(r"Initial validation metrics: (?=\{)")
 
@@ -72,11 +72,11 @@ class VerlRows(ConsoleForm):
         text = line.text[found.end() :]
         # Counted before the split: a line of 16 MB of separators would become millions of texts.
         limits.KEYS.check(text.count(" - ") + 1, line.where)
-        # The expression tries every colon as the end of the name, so that what is no metric costs it most.
+        # The expression tries every colon as the end of the name: text that is no metric costs it most.
         cells = text.split(" - ")
         matches = [self._cell.fullmatch(cell) if len(cell) < 1000 else None for cell in cells]
         values: dict[str, object] = {cell["name"]: float(cell["number"]) for cell in matches if cell}
-        if values:  # verl prints numbers alone: another cell is damaged, and counts as an evaluation left out
+        if values:  # verl prints only numbers: another cell is damaged, and counts as an evaluation left out
             torn = (self._torn.match(cell) for cell, match in zip(cells, matches, strict=True) if not match)
             values |= {cell["name"]: cell[0] for cell in torn if cell and cell["name"] not in values}
         names = [name.partition("/")[0] for name in values]
@@ -86,12 +86,12 @@ class VerlRows(ConsoleForm):
         step = float(found[1]) + (self._counts_from_0 and not is_validation)
         row = ConsoleRow("verl", step, self._named(values), line, is_closed=False)
         before, self._before = self._before, None
-        # A run that is resumed is evaluated before it goes on, too: its first row is not that of step 0.
+        # A resumed run is evaluated before it continues, too: its first row is not that of step 0.
         return (before, row) if before and found[1] == "0" and not is_validation else (row,)
 
     @staticmethod
     def _named(values: Mapping[str, object]) -> dict[str, object]:
-        """Return the values by their names; up to 0.2 the first validation lacks the `val/` of all others."""
+        """Return the values by name; up to 0.2 the first validation lacks the prefix `val/` of all others."""
         return {f"val/{k}" if k.startswith("test_score/") else k: value for k, value in values.items()}
 
 
@@ -99,7 +99,7 @@ class NemoRLRows(ConsoleForm):
     """`Step 1/100`, then `Training Results:` and `Validation Results:` with lines as `• Accuracy: 0.4`.
 
     From NeMo RL 0.3 to the main branch of August 2026: nemo_rl/algorithms/grpo.py, grpo_sync.py, ppo.py.
-    The step in its headings is that of the epoch; the step of a validation is that of the run.
+    The step in its headings is counted within the epoch; the step of a validation is that of the run.
     """
 
     _epoch_of = re.compile(r"={5,} Epoch (\d{1,9})/")
@@ -112,7 +112,7 @@ class NemoRLRows(ConsoleForm):
     def __init__(self) -> None:
         self._epoch, self._in_epoch = 1, 0
         self._before_epoch: int | None = 0
-        """Steps of all epochs before, where they are known."""
+        """Steps of all epochs before, if known."""
         self._step = self._trained = self._validated = math.nan
         self._block = ""
 
@@ -136,7 +136,7 @@ class NemoRLRows(ConsoleForm):
         elif "Validation Results" in text:
             self._block = "Validation"
         elif "Training Results" in text:
-            # Each step has one block: another is that of a step whose heading is damaged.
+            # Each step has one block: a further one belongs to a step whose heading is damaged.
             self._block, self._trained = "Training", self._step
             self._step = self._validated = math.nan
         return ()
@@ -206,17 +206,17 @@ class PrimeRLRows(ConsoleForm):
 
 
 def _seconds(time: str) -> float:
-    """Return the seconds in 850ms, 9.5s, 1m 5s or 2h 3m."""
+    """Return the seconds in a text such as 850ms, 9.5s, 1m 5s or 2h 3m."""
     parts = re.findall(r"([\d.]+)(ms|[dhms])", time)
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 class OpenInstructRows(ConsoleForm):
-    """A panel named Metrics: a category, and `name: 0.42 | name: 3` beside it, with two decimals.
+    """A panel titled Metrics: a category, and `name: 0.42 | name: 3` beside it, with two decimals.
 
     From open-instruct 0.2 to the main branch of August 2026: `print_rich_single_line_metrics` in
-    open_instruct/model_utils.py, for grpo_fast.py. The panel of an evaluation has no step: it is that of the
-    panel of training before it, which grpo_fast.py logs it at.
+    open_instruct/model_utils.py, for grpo_fast.py. The panel of an evaluation has no step: its step is that
+    of the training panel before it, at which grpo_fast.py logs it.
     """
 
     _top = re.compile(r"╭─+ Metrics ─+╮")
@@ -227,7 +227,7 @@ class OpenInstructRows(ConsoleForm):
         self._step = math.nan
 
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
-        """Take the next line; return the row that it ends."""
+        """Take the next line; return the row that ends with it."""
         text = line.text.strip()
         if text.startswith("╭") and self._top.match(text):
             if len(self._panels) < MOST_PROCESSES:
@@ -244,7 +244,7 @@ class OpenInstructRows(ConsoleForm):
         return ()
 
     def end(self) -> Sequence[ConsoleRow]:
-        """Return the panels that did not end."""
+        """Return the unfinished panels."""
         return tuple(
             ConsoleRow("open-instruct", math.nan, None, line, is_closed=False)
             for line, _ in self._panels.values()
@@ -263,7 +263,7 @@ class OpenInstructRows(ConsoleForm):
         for name, text in texts.items():
             before = "" if name == "other" else f"{name}/"
             for cell in filter(None, map(self._cell.fullmatch, map(str.strip, text.split(" | ")))):
-                # A name that is wider than the panel goes on in the next line.
+                # A name that is wider than the panel continues on the next line.
                 values[f"{before}{cell['name'].replace(' ', '')}"] = float(cell["number"])
         if not any(name.startswith("eval/") for name in values):
             self._step = values.pop("training_step", math.nan)

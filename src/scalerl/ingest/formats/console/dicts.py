@@ -11,20 +11,20 @@ from scalerl.ingest.formats.console.lines import MOST_PROCESSES, NUMBER, Console
 from scalerl.jsonl import flat
 
 _LONGEST = 2**18
-"""Characters of one dict; the largest of a real run had 20,000. To parse it takes 500 times the memory."""
+"""Most characters of a dict; the largest of a real run had 20,000. Parsing takes 500 times the memory."""
 _MOST_LINES = 5000
-"""Lines within which a dict over several lines has to end."""
+"""Lines within which a dict that spans several has to end."""
 _NUMBER = re.compile(NUMBER)
 _WRAPPED = re.compile(r"\b[A-Za-z][\w.]{0,30}\(\s{0,9}([^()'\",]{1,60})(?:,[^()]{0,60})?\)")
-"""np.float64(0.3), tensor(0.3, device='cuda:0')."""
+"""A number in np.float64(0.3) or tensor(0.3, device='cuda:0')."""
 _NOT_FINITE = re.compile(r"(?<=[ :\[,])([-+]?(?:nan|inf))(?=[,\]}\s])")
 
 
 def parse_dict(text: str, where: str) -> dict[str, object] | None:
-    """Parse a dict literal up to its last brace; None where it is no dict of metrics.
+    """Parse a dict literal up to its last brace; None if it is not a dict of metrics.
 
     Nested names are joined by `/`. A text that is a number becomes one, as SkyRL and Transformers 5 print
-    theirs.
+    numbers as text.
 
     Raises:
         InputError: it has more values, levels or characters of names than the limits allow.
@@ -34,7 +34,7 @@ def parse_dict(text: str, where: str) -> dict[str, object] | None:
         return None
     text = _NOT_FINITE.sub(r"'\1'", _WRAPPED.sub(r"\1", text))
     with warnings.catch_warnings():
-        # Python warns of `1in`, of a damaged row, on the terminal of the user.
+        # For `1in`, in a damaged row, Python would print a warning on the user's terminal.
         warnings.simplefilter("ignore")
         try:
             found = ast.literal_eval(text)
@@ -47,19 +47,19 @@ def parse_dict(text: str, where: str) -> dict[str, object] | None:
 
 
 class DictRows(ConsoleForm):
-    """Dicts on one line, told by the words before them.
+    """Dicts on one line, recognised by the words before them.
 
     OpenRLHF 0.8 to 0.11 (openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py): `Global step 1: {...}`,
     `Evaluation completed in 0:00:09, global_step 1, eval_metrics: {...}`, `Eval at step 1: {...}`.
 
     slime 0.1 to 0.3 (slime/ray/rollout.py, slime/backends/megatron_utils, slime/observability since):
     `rollout 0: {...}`, `perf 0: {...}`, `step 0: {...}`, `eval 0: {...}`. It counts rollouts from 0, and
-    evaluates after the training on one, so that all get a step more; before the first rollout there is an
-    `eval 0`, too, which is at step 0. Its `step` counts updates, of which a rollout may have several: the
-    last of them is at the step of the rollout.
+    evaluates after the training on one, so that all get one step more; an `eval 0` before the first rollout
+    is at step 0. Its `step` counts updates, of which a rollout may have several: the last of them is at the
+    step of the rollout.
 
     The Trainer of Transformers (trainer_callback.py: `ProgressCallback`, `PrinterCallback`) prints bare
-    dicts, since 5.0 with numbers as texts of four digits; every one of them has its `epoch`.
+    dicts, since 5.0 with numbers as text of four digits; each of them has its `epoch`.
     """
 
     _dict = re.compile(r"\{['\"]")
@@ -99,16 +99,16 @@ class DictRows(ConsoleForm):
         self._has_rolled = True
         if what.endswith("step"):
             return self._rollout + 1
-        if what == "rollout":  # of the trainer; those of the generators may be ahead
+        if what == "rollout":  # the trainer's; those of the generators may be ahead
             self._rollout = n
-        elif what == "perf" and n == self._rollout:  # the trainer has ended it
+        elif what == "perf" and n == self._rollout:  # the trainer has finished it
             self._rollout = math.nan
         return n + 1
 
 
 @dataclass
 class _Open:
-    """A dict that goes on in the next lines of its process."""
+    """A dict that continues in the next lines of its process."""
 
     step: float
     line: ConsoleLine
@@ -118,10 +118,10 @@ class _Open:
 
 
 class SkyRLRows(ConsoleForm):
-    """`Step 1: ` on a line, and in the next ones the dict as pprint prints it.
+    """`Step 1: ` on one line, and on the next ones the dict as pprint prints it.
 
     From SkyRL 0.1 to the main branch of August 2026: `ConsoleLogger` in skyrl/train/utils/tracking.py
-    (skyrl_train/utils/tracking.py before), numbers as texts of four decimals.
+    (skyrl_train/utils/tracking.py before), numbers as text with four decimals.
     """
 
     _start = re.compile(r"(?:^| - )Step (\d{1,15}): ?$")
@@ -131,7 +131,7 @@ class SkyRLRows(ConsoleForm):
         self._open: dict[str, _Open] = {}
 
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
-        """Take the next line; return the row that it ends."""
+        """Take the next line; return the row that ends with it."""
         text = line.text
         if text.rstrip().endswith(":") and (found := self._start.search(text)):
             before = self._open.pop(line.process, None)
@@ -150,7 +150,7 @@ class SkyRLRows(ConsoleForm):
         return (self._row(one, line),)
 
     def end(self) -> Sequence[ConsoleRow]:
-        """Return the rows that did not end."""
+        """Return the unfinished rows."""
         return tuple(self._row(one, None) for one in self._open.values())
 
     def _row(self, one: _Open, last: ConsoleLine | None) -> ConsoleRow:

@@ -1,4 +1,4 @@
-"""A console line by line, as a person reads it; what a row of metrics is, and a form of rows."""
+"""A console line by line, as a person sees it; what a row of metrics is, and a form of rows."""
 
 import math
 import re
@@ -14,20 +14,20 @@ from scalerl.ingest.formats.rows import unix_seconds
 NUMBER = r"[-+]?(?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:[eE][-+]?\d{1,9})?|[-+]?(?:nan|inf)"
 """A number as Python prints it."""
 MOST_PROCESSES = 100
-"""Processes of which a row is open at one time."""
-# Ray colours what it puts before the lines of its workers, and loggers what they print, also in files.
+"""Most processes that may have an open row at one time."""
+# Ray colours its prefix of workers' lines, and loggers colour what they print, also in files.
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\s*\((?P<name>[^()]{1,200}? pid=\d{1,9}[^()]{0,60})\) ?")
-"""What Ray puts before every line of a worker."""
+"""Ray's prefix of every line of a worker."""
 _REPEATED = re.compile(r"\s{0,9}\[repeated \d{1,9}x across cluster\].*")
-"""What Ray puts behind a line that several workers print."""
+"""Ray's suffix of a line that several workers print."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _LEAST_DRAWN = 8
 """Characters of the shortest row, or part of one."""
 _SIGNS = re.compile(rb"[sS]tep|[{'\"]|\xe2| \| |%\||alidation|Results|Epoch|Running evals|[\0\x1b]")
-"""What a part of a row has in it, a bar, or what only a careful look can tell; most other lines have none.
+"""Signs of a part of a row, of a bar, or of a line that needs a closer look; most other lines have none.
 
-The byte E2 is the first of the signs with which blocks and panels begin.
+The byte E2 is the first of the characters with which blocks and panels begin.
 """
 _STAMPED = 60
 """Characters at the start of a line within which loggers put the time."""
@@ -35,24 +35,24 @@ _STAMPED = 60
 
 @dataclass(frozen=True)
 class ConsoleLine:
-    """One line; of what a progress bar drew over, every state is one."""
+    """One line; every state of a progress bar that was drawn over is a line of its own."""
 
     source: str
     number: int
     text: str
-    """The line without colours, NUL bytes, and what Ray puts before and behind it."""
+    """The line without colours, NUL bytes, and Ray's prefix and suffix."""
     process: str
-    """Name of the process, by Ray; empty without one."""
+    """Name of the process, as Ray gives it; empty without one."""
     whole: bool
-    """Whether it ended: the last line of a run that was killed may not."""
+    """Whether the line ended: the last line of a killed run may not."""
 
     @property
     def where(self) -> str:
-        """The line, for messages."""
+        """The place of the line, for messages."""
         return f"{self.source}, line {self.number}"
 
     def time(self) -> float:
-        """Return the Unix seconds that a logger put at its start, NaN without; clocks are taken for UTC."""
+        """Return the Unix seconds that a logger put at its start, or NaN; clocks are assumed to be in UTC."""
         stamp = _TIME.search(self.text, 0, _STAMPED)
         return unix_seconds(stamp[0]) if stamp else math.nan
 
@@ -62,9 +62,9 @@ class ConsoleRow:
     """Metrics of one step."""
 
     trainer: str
-    """Whose form it has, as vocabularies name it."""
+    """The trainer that uses this form, by its name in the vocabularies."""
     step: float
-    """NaN where the form has none."""
+    """NaN if the form has none."""
     values: Mapping[str, object] | None
     """Values by metric; None for a row that cannot be parsed."""
     line: ConsoleLine
@@ -74,23 +74,23 @@ class ConsoleRow:
 
 
 class ConsoleForm(ABC):
-    """One form of rows. It has a state, as a row may go on over several lines."""
+    """One form of rows. It has a state, as a row may continue over several lines."""
 
     @abstractmethod
     def take(self, line: ConsoleLine) -> Sequence[ConsoleRow]:
-        """Take the next line; return the rows that it ends.
+        """Take the next line; return the rows that end with it.
 
         Raises:
-            InputError: it has more values than a row may have.
+            InputError: a row has more values than it may have.
         """
 
     def end(self) -> Sequence[ConsoleRow]:
-        """Return the rows that the end of the console ends; none where every row ends with its line."""
+        """Return the rows that are open at the end of the console; none if every row ends with its line."""
         return ()
 
 
 def read_lines(path: Path, most: float = math.inf) -> Iterator[ConsoleLine]:
-    """Yield those lines of the first `most` bytes of a console that may be of a row.
+    """Yield the lines in the first `most` bytes of a console that may be part of a row.
 
     Raises:
         InputError: it is in UTF-16, or compressed.
@@ -115,7 +115,7 @@ def read_lines(path: Path, most: float = math.inf) -> Iterator[ConsoleLine]:
 
 
 def _drawn(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield what was drawn over each other in a line, and whether it is the last."""
+    """Yield the texts that were drawn over each other in a line, and whether each is the last."""
     # One by one: a line of 16 MB of returns would become millions of texts at once.
     start = 0
     while (end := text.find("\r", start)) >= 0:

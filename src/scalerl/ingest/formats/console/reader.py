@@ -1,4 +1,4 @@
-"""The format `console`: the rows of all forms in what a trainer prints."""
+"""The format `console`: the rows of all forms that trainers print."""
 
 import codecs
 import math
@@ -22,20 +22,20 @@ from scalerl.ingest.vocabularies import BY_TRAINER, CONSOLES, console_of
 from scalerl.jsonl import check_not_compressed
 
 _HEAD = 2**24
-"""Bytes in which the first row is looked for: models and engines print much before that."""
+"""Bytes in which the first row is searched: models and engines print a lot before it."""
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-"""Suffixes of what is no console, whatever texts are in its cells."""
+"""Suffixes of files that are not consoles, whatever text is in their cells."""
 CONSOLE_SUFFIXES = (".log", ".out", ".err", ".txt")
 _MOST_BARS = 16
-"""Bars that are followed, by their totals: those of training, of an evaluation, and a few more."""
+"""Most bars that are followed, by their totals: those of training, of an evaluation, and a few more."""
 _LEAST_TOLD = 0.8
-"""Share of the rows after which a bar has to be drawn, of a console that may be damaged."""
+"""Share of the rows after which a bar must be drawn, as a console may be damaged."""
 _MOST_ASTRAY = 0.02
-"""Share of the rows of training whose step may not be above that before."""
+"""Largest share of the rows of training whose step is not above the one before."""
 _ROUNDED = 1.1e-3
-"""How far the ratio of two epochs of four digits may be off."""
+"""Relative error that the ratio of two epochs of four digits may have."""
 _ASTRAY = 0.02
-"""Rows of training by which an evaluation may be elsewhere than where it stands."""
+"""Rows of training by which an evaluation may be off its place."""
 
 
 def _rows(lines: Iterable[ConsoleLine]) -> Iterator[ConsoleRow]:
@@ -49,7 +49,7 @@ def _rows(lines: Iterable[ConsoleLine]) -> Iterator[ConsoleRow]:
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is a console: a row, or else the name of a trainer or of a log, in its first 16 MiB."""
+    """Return whether a file is a console: by a row or a trainer's signs in its first 16 MiB, or suffix."""
     if path.suffix.lower() in _TABLES or not path.is_file():
         return False
     start = first_bytes(path, 2**16)
@@ -66,7 +66,7 @@ def recognises(path: Path) -> bool:
 
 
 def has_rows(path: Path, most: int) -> bool:
-    """Whether a row of a console, with values, is in the first bytes of a text."""
+    """Return whether the first bytes of a text contain a row of a console, with values."""
     try:
         return any(row.values for row in _rows(read_lines(path, most)))
     except InputError:  # a row beyond the limits, which the reader names
@@ -74,7 +74,7 @@ def has_rows(path: Path, most: int) -> bool:
 
 
 def _is_table(start: bytes) -> bool:
-    """Whether the first two lines are JSON, or have as many cells and the second one a number."""
+    """Return whether the first line is JSON, or two lines have as many cells and the second one a number."""
     found = [line for line in start.lstrip(codecs.BOM_UTF8).splitlines() if line.strip()][:2]
     if re.match(rb"\s*(?:\{|\[\s*(?:[{\[\]]|$))", found[0]):  # a message may begin with [INFO]
         return True
@@ -89,7 +89,7 @@ class _DrawnBar:
     def __init__(self) -> None:
         self.row, self.state = array("q"), array("q")
         self.restarted = array("q")
-        """Rows after which it stood at 0."""
+        """Rows after which the bar stood at 0."""
 
     def draw(self, row: int, state: int) -> None:
         if not self.row or self.row[-1] != row:
@@ -100,11 +100,11 @@ class _DrawnBar:
 
 
 class _ProgressBars:
-    """Follows rows and bars of the Hugging Face Trainer, and tells the steps of the rows, which have none.
+    """Follows rows and bars of the Hugging Face Trainer, and finds the steps of the rows, which have none.
 
-    tqdm draws its bars again after every text that it prints, and the bar of the training is at the step that
-    the text is of. Where the text went through a buffer that the bars did not, or no bars were printed, rows
-    of training are counted instead, if their epochs grow as the counts do.
+    tqdm draws its bars again after every text that it prints, and the bar of the training is then at the
+    step of that text. If the text was buffered and the bars were not, or no bars were printed, rows of
+    training are counted instead, provided that their epochs grow in proportion.
     """
 
     _bar = re.compile(r"\d{1,3}%\|[^|]{0,400}\|\s{0,9}(\d{1,15})/(\d{1,15})\s\[")
@@ -131,7 +131,7 @@ class _ProgressBars:
         self._epoch.append(epoch)
 
     def steps(self) -> np.ndarray | None:
-        """Return the step of every row, (R,), as a bar says, NaN without; None where no bar tells most."""
+        """Return the step of every row, (R,), by a bar, NaN if unknown; None if no bar covers most rows."""
         is_training_R = self._is_training()
         for _, bar in sorted(self._bars.items(), reverse=True):
             if len(bar.row) < _LEAST_TOLD * len(is_training_R):
@@ -150,9 +150,9 @@ class _ProgressBars:
         return None
 
     def counts(self) -> np.ndarray | None:
-        """Return the rows of training up to every row, (R,); None where these are not in proportion to steps.
+        """Return the rows of training up to every row, (R,); None if these are not in proportion to steps.
 
-        Those are in proportion to epochs, which have four digits.
+        The proportion is checked by the epochs, which have four digits.
         """
         is_training_R = self._is_training()
         count_R = np.cumsum(is_training_R).astype(float)
@@ -170,7 +170,7 @@ class _ProgressBars:
 
 
 class _Gathered:
-    """The rows of a console with steps, and those without, which are taken where there are no others."""
+    """The rows of a console with steps, and those without, which are used only if there are no others."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path = path
@@ -207,7 +207,7 @@ class _Gathered:
         """Return the log of all rows.
 
         Raises:
-            InputError: their steps are not known.
+            InputError: their steps cannot be determined.
         """
         is_bare = not self._with.n_rows and len(self._bars) > 0
         trainer = next((one for one, _ in self.trainers.most_common() if is_bare or one != "trl"), "")
@@ -254,7 +254,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     """Read one run.
 
     Raises:
-        InputError: no line is a row of metrics; it names the setting that prints them, if it is known.
+        InputError: no line is a row of metrics; the message names the setting that prints them, if known.
     """
     gathered = _Gathered(path, wanted)
     for row in _rows(map(gathered.look, read_lines(path))):
