@@ -71,7 +71,7 @@ class _Table:
             there = [axis for axis in AXES if axis in names or (axis == "steps" and _STEP in names)]
             # A run's counters are objects in every row, from which the hours are computed.
             x = "gpu_hours" if "device_seconds" in names or not there else there[0]
-        elif x == _STEP and "steps" not in names:
+        elif x == _STEP and _STEP in names and "steps" not in names:
             x = "steps"
         y = _meant(y, names, source)
         if x == y:
