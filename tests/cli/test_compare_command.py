@@ -118,6 +118,15 @@ def test_tables_are_recipes_unless_grouped(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"] == {"both": 2, "c": 1}
 
 
+def test_tables_of_one_name_have_those_of_their_folders(tmp_path, capsys):
+    for seed, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        write_table(tmp_path / folder / "evals.csv", seed)
+    tables = [str(tmp_path / folder / "evals.csv") for folder in "ab"]
+    assert main(["compare", *tables, "--x", "hours", "--y", "accuracy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == {"a/evals": 1, "b/evals": 1}
+
+
 def test_runs_of_a_group_are_given_by_patterns_and_may_have_commas_in_their_names(tmp_path, capsys):
     names = ("new-0", "new-1", "old,0", "old,1", "old[2]", "o" * 200, "p" * 200)
     paths = {name: write_table(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(names)}

@@ -157,6 +157,8 @@ def test_names_are_told_apart_by_as_much_of_the_path_as_it_takes():
     names = distinct(["n", "n", "other", "twice", "twice"], paths)
     assert names == ["n (x/a/run)", "n (y/a/run)", "other", "twice (1)", "twice (2)"]
     assert distinct(["n", "n", "n (a)"], ["a", "b", "c"]) == ["n (1)", "n (2)", "n (a) (3)"]
+    # Tables that all runs call alike are named after their folders.
+    assert distinct(["evals", "evals"], ["x/a/evals.csv", "x/b/evals.csv"]) == ["a/evals", "b/evals"]
 
 
 def test_the_page_is_one_file_that_loads_nothing_and_runs_no_name(runs, tmp_path):

@@ -40,8 +40,10 @@ def by_recipe(
     for place, one in enumerate(records):
         groups.setdefault(recipe_key(one, apart[place]), []).append(place)
     recipes = dict(named or {})
-    for places in groups.values():
-        name = names[places[0]]
+    for key, places in groups.items():
+        name = apart[places[0]]
+        if key != name:  # it is not by itself
+            name = names[places[0]]
         if named and name in named:
             raise InputError(f"--group {name} has the name of a run that is not in it: call it otherwise")
         if name in recipes:
@@ -80,7 +82,10 @@ def run_name(record: RunRecord | None, path: str) -> str:
 
 
 def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Return the names, adding to equal ones as much of the path as makes them distinct."""
+    """Return the names, equal ones with as much of their paths as makes them distinct: a/evals, or name (a).
+
+    A run that is named after its file is named after its folder as well.
+    """
     found = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         places = [place for place, other in enumerate(names) if other == name]
@@ -93,7 +98,8 @@ def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
         else:
             ends = [f"{number}" for number in range(1, len(places) + 1)]
         for place, end in zip(places, ends, strict=True):
-            found[place] = f"{name} ({end})"
+            stem = Path(end).with_suffix("").as_posix()
+            found[place] = stem if stem.endswith(f"/{name}") else f"{name} ({end})"
     if len(set(found)) < len(found):  # a name made distinct is already that of another run
         return [f"{name} ({number})" for number, name in enumerate(names, 1)]
     return found
