@@ -84,7 +84,7 @@ def run_name(record: RunRecord | None, path: str) -> str:
 def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the names, equal ones with as much of their paths as makes them distinct: a/evals, or name (a).
 
-    A run that is named after its file is named after its folder as well.
+    One that is named after its file or folder has the names of those above it before its own.
     """
     found = list(names)
     for name in {name for name in names if names.count(name) > 1}:
@@ -98,8 +98,8 @@ def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
         else:
             ends = [f"{number}" for number in range(1, len(places) + 1)]
         for place, end in zip(places, ends, strict=True):
-            stem = Path(end).with_suffix("").as_posix()
-            found[place] = stem if stem.endswith(f"/{name}") else f"{name} ({end})"
+            named = (one for one in (end, end.rpartition(".")[0]) if one.endswith(f"/{name}"))
+            found[place] = next(named, f"{name} ({end})")
     if len(set(found)) < len(found):  # a name made distinct is already that of another run
         return [f"{name} ({number})" for number, name in enumerate(names, 1)]
     return found
