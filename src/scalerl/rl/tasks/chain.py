@@ -90,7 +90,7 @@ class Chain(Task):
 
     @property
     def heldout_hash(self) -> str:
-        """Hash of the held-out set without messages (unlike `Task.heldout_hash`): existing records have it."""
+        """Hash of the held-out set without messages (unlike `Task.heldout_hash`), as in old records."""
         lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}" for p in self.prompts("heldout"))
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
